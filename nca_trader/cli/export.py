@@ -67,7 +67,8 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     coding = Coding(
         bits=args.bits, codebook=args.codebook, group=group, activations=args.activations
     )
-    run = Run(args.run_dir, seed=args.seed, force_agent=args.force_agent, allow_code=args.allow_code)
+    how = {"force_agent": args.force_agent, "allow_code": args.allow_code}
+    run = Run(args.run_dir, seed=args.seed, **how)
     if run.replacement is not None:
         raise ConfigError(
             f"{run.path}: its agent is not deployed, {run.replacement.name} is; give --force-agent "

@@ -119,7 +119,8 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
         rules.pop("order", None)  # and its sleeves have theirs
         if args.env is None and args.commission is None and args.slippage is None:
             costs = None  # those of the sleeves' runs
-        return sleeves_of(args.sleeves, args.allow_code), {"force_agent": args.force_agent, "costs": costs, **rules}
+        sleeves = sleeves_of(args.sleeves, args.allow_code)
+        return sleeves, {"force_agent": args.force_agent, "costs": costs, **rules}
     what = args.run_dir or subject_of(args.strategy, params_of(args))
     return what, {"seed": args.seed, "force_agent": args.force_agent, "costs": costs, **rules}
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from nca_trader.agents.policy import Params, Policy, decide, read_out
+from nca_trader.config.extensions import is_source
 from nca_trader.data.bars import read_bars, sample_bars
 from nca_trader.data.synthetic import Task, seed_of, task_of
 from nca_trader.envs.account.state import open_account
@@ -99,6 +100,9 @@ def training_bars(run: Run) -> Bars | Task:
     if config.market:
         return task_of(config, seed_of(record.source))
     try:
+        # The run may be a stranger's: what it says of its bars runs no code and calls no host.
+        if is_source(record.source) or "//" in record.source:
+            raise BarError(f"{record.source} is no file.")
         sample = record.source.startswith("sample bars ")
         bars = sample_bars("sp500") if sample else read_bars(record.source)
         # The run may have been trained on one of the two indexes.

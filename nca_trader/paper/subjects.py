@@ -46,9 +46,7 @@ def refuse_subject(run: Any, name: str = "run") -> None:
         expect(name, run, str | os.PathLike | CloudPath, accepted)
 
 
-def opened(
-    run: Any, seed: int | None, force_agent: bool, allow_code: bool = False
-) -> Run | None:
+def opened(run: Any, seed: int | None, force_agent: bool, allow_code: bool = False) -> Run | None:
     """Return the run at a path; None for a strategy or a function of bars."""
     if is_own(run):
         return None

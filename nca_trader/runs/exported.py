@@ -269,7 +269,7 @@ class Exported(Run):
             content, signed = _signed(tensors, about), texts.get(SIGNED, "").encode()
             made = admit(names, self.manifest.code, content, signed, allow_code, str(path))
             # Where it cannot be written, this process remembers it.
-            if made:
+            if made and isinstance(self.path, pathlib.Path):
                 with contextlib.suppress(StateError):
                     write_tensors(self.path, tensors, about | {SIGNED: made}, KIND, VERSION)
         self._refuse_barred()  # the spec is derived, which takes the code

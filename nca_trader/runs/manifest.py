@@ -276,7 +276,7 @@ class Run:
 
     def _refuse_barred(self) -> None:
         if self._barred:
-            raise RunError(f"{self.path}: names own code, {self._barred}, which is not loaded here.")
+            raise RunError(f"{self.path}: names own code {self._barred}, which is not loaded here.")
 
     def _refuse_unsealed(self, file: Place, checked: bool) -> None:
         # A sealed run with an unsealed file was edited by someone who also took out the checksum.

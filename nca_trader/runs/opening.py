@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from nca_trader.cloud import CloudPath, Place
-from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config import AgentConfig
 from nca_trader.config.extensions import codes_of
 from nca_trader.config.records import difference, plain, sealed
 from nca_trader.config.toml import to_toml

@@ -164,7 +164,7 @@ def test_a_run_refuses_changed_missing_and_planted_code(own, tmp_path):
     refuse_changed(codes, "runs/a")
     for name in ("run.json", "env.toml"):
         (tmp_path / name).touch()
-    with pytest.raises(ConfigError, match="is code inside the run folder .*, which is never run"):
+    with pytest.raises(ConfigError, match=r"is code inside the run folder .*, which is never run"):
         load("features", "ext_run:momentum(period=3)")
     file.write_text(CODE.replace("LIMIT = 3", "LIMIT = 4"))
     with pytest.raises(RunError, match=r"^runs/a: ext_run:momentum\(period=3\) was changed in"):

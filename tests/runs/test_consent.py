@@ -47,7 +47,8 @@ KEYS = [
 SEVERAL = ("features", "own")
 SMALL = (
     "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
-    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] policy.steps=1 policy.neighbours=none"
+    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] "
+    "policy.steps=1 policy.neighbours=none"
 ).split()
 
 
@@ -246,6 +247,17 @@ def test_a_run_that_is_trained_with_own_code_is_signed_and_so_is_its_export(here
     assert "not signed" in opened("runs/own")
     assert main(["train", *words.split(), *(x for s in SMALL for x in ("--set", s))]) == 0
     assert opened("runs/own") == ""
+
+
+@pytest.mark.parametrize("source", ["evil:run", "evil.py:run()", "http://127.0.0.1:9/bars.csv"])
+def test_what_a_run_says_of_its_bars_runs_no_code_and_calls_no_host(here, capsys, source):
+    about, _ = unsealed((here / "runs/plain/run.json").read_bytes(), "run.json")
+    about["data"]["source"] = source
+    (here / "runs/plain/run.json").write_text(sealed(about))
+    capsys.readouterr()
+    assert main("export --run runs/plain --out other.nca --min-agreement 0".split()) == 2
+    assert "give them by --data" in capsys.readouterr().err
+    assert not (here / "marker").exists()
 
 
 def test_what_a_session_saw_is_not_computed_with_own_code(here):
