@@ -7,6 +7,9 @@ import re
 import pytest
 from sources import parsed
 
+from nca_trader.config import EnvConfig, LearnerConfig, PolicyConfig
+from nca_trader.config.env import Costs
+
 PACKAGE = "nca_trader"
 FOUNDATION = {"errors", "types", "cloud", "machine", "numerics", "progress", "config"}
 ENVS = FOUNDATION | {"data", "envs"}
@@ -172,9 +175,14 @@ def test_security_says_what_runs_code(root):
                     running.add(path.relative_to(root / PACKAGE).as_posix())
     assert running == {"config/extensions.py"}
     text = (root / "SECURITY.md").read_text()
-    assert "`paper --feed module:name`" in text
-    assert "`call:package.module:function`" in text and "`leakcheck FILE.py:NAME`" in text
-    assert "`features`, `reward`, `policy.kind` and `learner.advantages`" in text
+    options = ("`--strategy`", "`--data`", "`--feed`", "`--broker`", "`call:`", "`--workers`")
+    assert [option for option in options if option not in text] == []
+    fields = {
+        "": EnvConfig.OWN, "costs.": Costs.OWN, "policy.": PolicyConfig.OWN,
+        "learner.": LearnerConfig.OWN,
+    }  # fmt: skip
+    keys = [f"`{table}{key}`" for table, own in fields.items() for key in own]
+    assert len(keys) == 6 and [key for key in keys if key not in text] == []
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def called(value: Any, text: str, values: str = "") -> Any:
     """Call what a name stands for with the values in its parentheses.
 
     Raises:
-      ConfigError: it cannot be called, the values cannot be read, or are no numbers, texts, truth
+      ConfigError: it cannot be called, the values cannot be read, or are other than numbers, texts, truth
         values or lists of these, or the call fails.
     """
     try:
@@ -178,7 +178,9 @@ def called(value: Any, text: str, values: str = "") -> Any:
     for name, one in given.items():
         # As fields of a config: tables and dates are none.
         if not all(isinstance(x, bool | int | float | str) for x in _flat(one)):
-            raise ConfigError(f"{text}: {name} is no number, text, truth value or list; give one.")
+            raise ConfigError(
+                f"{text}: {name} is not a number, text, truth value or list; give one."
+            )
     if not callable(value):
         raise ConfigError(f"{text}: {described(value)} cannot be called; leave the values out.")
     with own_code(text):

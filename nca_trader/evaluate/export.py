@@ -102,7 +102,7 @@ def training_bars(run: Run) -> Bars | Task:
     try:
         # The run may be a stranger's: what it says of its bars runs no code and calls no host.
         if is_source(record.source) or "//" in record.source:
-            raise BarError(f"{record.source} is no file.")
+            raise BarError(f"{record.source} is not a file.")
         sample = record.source.startswith("sample bars ")
         bars = sample_bars("sp500") if sample else read_bars(record.source)
         # The run may have been trained on one of the two indexes.

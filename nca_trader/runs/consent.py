@@ -91,7 +91,7 @@ def signature_of(content: bytes, make: bool = False) -> str:
 
 
 def _read_key(file: pathlib.Path) -> bytes:
-    # A link could lead to a file of another user, and a pipe would wait for ever.
+    # A link could lead to a file of another user, and a pipe would wait without end.
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as opened:
         status = os.fstat(descriptor)
@@ -128,7 +128,7 @@ def admit(
       The signature to write into the file; "" where nothing is to be written.
 
     Raises:
-      RunError: in one line, which name, of which module, and what to do.
+      RunError: in one line, the name, its module, and what to do.
     """
     if not names:
         return ""

@@ -1,5 +1,6 @@
 """Own code that a file names loads by consent alone: a corpus of forged files, and a marker."""
 
+import contextlib
 import dataclasses
 import hashlib
 import io
@@ -22,10 +23,12 @@ from nca_trader import ConfigError, RunError
 from nca_trader.cli import main
 from nca_trader.config.extensions import codes_of, load
 from nca_trader.config.records import sealed, unsealed
+from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.runs.consent import key_file
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
 from nca_trader.runs.listing import compare_runs, runs_in
 from nca_trader.watch.dashboard.sight import Sight
+from nca_trader.watch.dashboard.sources import JournalSource
 
 # A module that leaves a marker when it is imported, and again when one of its members is called.
 EVIL = """
@@ -44,6 +47,7 @@ KEYS = [
     ("agent.toml", "policy", "kind"),
     ("agent.toml", "learner", "advantages"),
 ]
+SYMBOLS = nca.sample_bars("sp500").symbols
 SEVERAL = ("features", "own")
 SMALL = (
     "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
@@ -283,7 +287,7 @@ def test_python_itself_and_installed_packages_never_load(here):
     for member in ("system(command='touch marker')", "Popen(args=['touch', 'marker'])"):
         with pytest.raises(ConfigError, match=r"a module of Python itself"):
             load("rewards", f"mine:{member}")
-    with pytest.raises(ConfigError, match="x is no number, text, truth value or list"):
+    with pytest.raises(ConfigError, match="x is not a number, text, truth value or list"):
         load("rewards", "good:paid(x={a=1})")
     sys.modules.pop("mine", None)
     assert not (here / "marker").exists()
@@ -324,6 +328,61 @@ def test_a_folder_that_cannot_be_signed_is_remembered_by_this_process(here, monk
     nca.Run("runs/plain", allow_code=True)
     nca.Run("runs/plain")
     assert "not signed" in opened("runs/plain")
+
+
+def evil(value):
+    """The value with every text in it replaced by a name of own code."""
+    if isinstance(value, dict):
+        return {key: evil(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [evil(inner) for inner in value]
+    return "evil:run(x=1)" if isinstance(value, str) and value not in SYMBOLS else value
+
+
+def test_a_forged_journal_runs_no_code(here):
+    paper = "paper --run runs/plain --feed replay:bars.csv --journal good.db"
+    assert main(paper.split()) == 0
+    with contextlib.closing(Journal(here / "evil.db", clock=lambda: 0)) as journal:
+        for event in read_events(here / "good.db"):
+            journal.record(event.run, event.kind, event.key, evil(event.body), event.ts_event)
+    verify(here / "evil.db")  # the chain is right: whoever writes it can compute it
+    for words in (
+        "journal replay evil.db --run runs/plain",
+        "watch --journal evil.db --once",
+        paper.replace("good", "evil"),
+    ):
+        main(words.split())
+    source = JournalSource(here / "evil.db", "evil", lambda: [here / "runs/plain"], Now())
+    with contextlib.suppress(nca.NcaTraderError):
+        source.view()
+    assert not (here / "marker").exists() and "evil" not in sys.modules
+
+
+class Now:
+    """A pool that does its work at once."""
+
+    def submit(self, function, *args):
+        function(*args)
+
+
+def test_a_forged_walk_forward_runs_no_code(here):
+    bars = nca.read_bars("bars.csv")
+
+    def walk():
+        return nca.walk_forward(
+            bars, nca.rules.sma_cross, train=60, test=30, grid={"fast": [2, 5], "slow": [10]},
+            folder="walk", check=False,
+        )  # fmt: skip
+
+    walk()
+    for file in (here / "walk").glob("*.npz"):
+        with np.load(file, allow_pickle=False) as arrays:
+            held = dict(arrays)
+        held["facts"] = np.array(json.dumps(evil(json.loads(str(held["facts"])))))
+        np.savez(file, **held)
+    with contextlib.suppress(nca.NcaTraderError):
+        walk()
+    assert not (here / "marker").exists() and "evil" not in sys.modules
 
 
 def test_arrays_of_a_store_are_never_unpickled(here):

@@ -104,6 +104,8 @@ def read_fold(folder: pathlib.Path, number: int) -> Fitted | None:
         for key, leaf in found.items():
             # At most twice: a parameter's own name may hold spaces.
             _, seed, name = key.split(" ", 2)
+            if not 0 <= int(seed) < len(found):  # the seeds are numbered from 0
+                raise ValueError(f"{key!r} is of no seed")
             while len(leaves) <= int(seed):
                 leaves.append({})
             leaves[int(seed)][name] = leaf
