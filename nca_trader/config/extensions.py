@@ -168,8 +168,8 @@ def called(value: Any, text: str, values: str = "") -> Any:
     """Call what a name stands for with the values in its parentheses.
 
     Raises:
-      ConfigError: it cannot be called, the values cannot be read, or are other than numbers, texts, truth
-        values or lists of these, or the call fails.
+      ConfigError: it cannot be called, the values cannot be read, or are other than numbers,
+        texts, truth values or lists of these, or the call fails.
     """
     try:
         given = read_toml(f"values = {{{values}}}", text)["values"]
