@@ -53,6 +53,11 @@ def pytest_addoption(parser):
         metavar="N",
         help="run N of the tests that are chosen, drawn by the tree of files or by SAMPLE_SEED",
     )
+    parser.addoption(
+        "--rewrite-golden",
+        action="store_true",
+        help="write the figures of tests/test_golden.py again in place of comparing them",
+    )
 
 
 def pytest_configure(config):
