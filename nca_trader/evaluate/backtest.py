@@ -17,7 +17,6 @@ from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
     cut_of,
-    function_targets,
     in_force,
     late,
     needs_account,
@@ -29,6 +28,7 @@ from nca_trader.data.bars import earlier_looks
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
+from nca_trader.evaluate.leakcheck import function_targets
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.simulate import (
     simulate_agent,

@@ -13,7 +13,6 @@ from jax import Array
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
     as_targets,
-    function_targets,
     refuse_no_targets,
     strategy_faults,
 )
@@ -21,6 +20,7 @@ from nca_trader.config.ranges import expect
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.state import equity, legs_of, open_account, rules_of
 from nca_trader.envs.gym.environment import GymEnv
+from nca_trader.evaluate.leakcheck import function_targets
 from nca_trader.evaluate.simulate import strategy_step
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar
@@ -62,7 +62,7 @@ class WithBaseline(gymnasium.Wrapper):
         bars, config = trading.bars, trading.config
         if not isinstance(targets, Strategy):
             refuse_no_targets(targets)
-            decided = function_targets(bars, targets, True) if callable(targets) else targets
+            decided = function_targets(bars, targets) if callable(targets) else targets
             targets = _written(as_targets(decided, bars))
         strategy, costs, rules = targets, config.costs, rules_of(config)
         num_assets = bars.num_assets

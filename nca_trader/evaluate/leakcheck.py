@@ -1,32 +1,108 @@
-"""Checks whether a strategy or a feature looks ahead, by running it on other futures.
+"""Checks whether targets or features look ahead, by running what decides them on other futures.
 
 A decision at row t may depend only on bars up to t. So the subject runs on the bars as they
 are and on bars that differ only after t, and every row up to t must be equal. A difference proves
-a leak, and the smallest one that was found is shown. No difference in many cases proves nothing.
+a leak. No difference in many cases proves nothing.
+
+`leakcheck` searches, and shows the smallest leak that it found; `function_targets` is
+what a backtest asks of every function of bars; a walk-forward checks a fold with the same parts.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Callable, Iterator
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pandas as pd
 
 from nca_trader.agents.strategy import Strategy
-from nca_trader.agents.targets import needs_account, strategy_targets
+from nca_trader.agents.targets import call_function, needs_account, strategy_targets
 from nca_trader.config.ranges import expect
 from nca_trader.data.features import Feature, feature_set
 from nca_trader.envs.account.state import Rules
-from nca_trader.errors import BarError, ConfigError
-from nca_trader.evaluate.leaksearch import LENGTH, Example, Search, Subject, listed
+from nca_trader.errors import BarError, ConfigError, user_line
+from nca_trader.evaluate.futures import Case, Cases, arrays_of, equal, holed
 from nca_trader.evaluate.simulate import simulate_strategy
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.progress import tracked
 from nca_trader.types import Bars, Costs
 
 LEAST_BARS = 20
+# Stands among the columns: the number of bars, or the times of the later ones, changed the past.
+LENGTH = "length"
+SHRUNK = 3  # leaking cases whose change is made smaller
+ROUNDING = 1e-9  # of weights that a backtest compares, as sums of other lengths may differ
+
+
+def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool = True) -> Any:
+    """Return the targets of a function of bars; call it again on three truncated histories.
+
+    Args:
+      bars: that it decides on.
+      function: `(bars) -> targets`, `[N]` or `[N, A]`, row t decided with bars up to t.
+      check: False leaves the second part out.
+
+    Raises:
+      ConfigError: a target changes when later bars are removed, and the message names its bar; or
+        the function raises where it has decided before.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    found = call_function(bars, function)
+    if not check or len(bars) < 4:
+        return found
+    try:
+        whole = rows_of(found, bars)
+    except _NotRows:
+        return found  # refused by `as_targets`, in words of a backtest
+    lengths = _history_lengths(whole)
+    for number, length in enumerate(lengths):
+        short = bars[:length]
+        try:
+            # Warnings of windows that a short history does not fill.
+            with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
+                rows = rows_of(call_function(short, function), short, whole)
+        except _NotRows as error:
+            raise ConfigError(f"{name}: with {length} of {len(bars)} bars {error}.") from None
+        except ConfigError as error:
+            # A history that is too short to decide anything may be refused. That of the first
+            # decision may have too little for code that needs some, and that is not a leak.
+            if error.__cause__ is None or (number and np.nan_to_num(whole[:length]).any()):
+                raise
+            if not number:
+                lengths.append(len(bars) // 3)
+            continue
+        change = compare(whole, rows, length - 1, ROUNDING)
+        if change is not None:
+            refuse_chance(name, whole, rows_of(call_function(bars, function), bars))
+            row = change.where[0]
+            raise ConfigError(
+                f"{name}: looks ahead: its target at bar {row} ({bars.index[row]}) is "
+                f"{change.before:g} with all bars and {change.after:g} with the first {length} of "
+                f"{len(bars)}; decide each row with bars up to it. nca.leakcheck shows which "
+                "column leaks; check=False skips this."
+            )
+    return found
+
+
+def _history_lengths(whole: np.ndarray) -> list[int]:
+    """Return three numbers of bars, each less than all, after which targets `whole` are compared.
+
+    A decision that used later bars shows best where these are missing: right after it. So the
+    histories end with the first order, with a change of the target near two thirds, and one bar
+    before the end.
+    """
+    rows = np.nan_to_num(whole).reshape(len(whole), -1)
+    changed = (rows != 0.0) & (np.diff(rows, axis=0, prepend=0.0) != 0.0)
+    ends, n = np.maximum(np.flatnonzero(changed.any(axis=1)) + 1, 2), len(whole)
+    wanted = [n - 1, 2 * n // 3, n // 3]
+    if ends.size:
+        wanted = [ends[0], ends[np.abs(ends - 2 * n / 3).argmin()], *wanted]
+    return sorted([*dict.fromkeys(int(length) for length in wanted if length < n)][:3])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,7 +250,7 @@ def leakcheck(
     for number in tracked(range(cases), "leakcheck", "cases"):
         search.run(drawn.draw(number))
     # Once more on the bars as they are: this shows what a subject keeps from call to call.
-    search.refuse_other(search.values(bars), "changes from call to call")
+    refuse_chance(search.subject.name, search.outputs[False], search.values(bars))
     if search.early:
         search.notes.append(f"refused too short a history in {search.early} cases")
     # After all cases, as the smallest leak needs some runs of its own.
@@ -236,3 +312,324 @@ def as_subject(subject: Any) -> Subject:
         f"{subject!r} can't be checked; give a function of bars, a Strategy, or a feature or its "
         "name."
     )
+
+
+class Subject(NamedTuple):
+    """A strategy or a feature as a function of bars.
+
+    Attributes:
+      name: for the report.
+      run: from bars to output.
+      compiled: whether each number of bars costs a compilation.
+    """
+
+    name: str
+    run: Callable[[Bars], Any]
+    compiled: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """A change of the future that changed the past.
+
+    Attributes:
+      t: bars up to this row (with `decided="open"`: up to its open) are unchanged.
+      change: the change of later bars, in words.
+      columns: columns of the bars that differ, or "length".
+      assets: symbols that differ.
+      rows: first and last row that differ; None where bars were removed or added.
+      row: the first row of the output that changed.
+      where: the asset or column of the output; "" where there is one.
+      before: the output there on the bars as they are.
+      after: the output there on the changed bars.
+      from_value: the one cell of the bars that differs, before; None where several differ.
+      to_value: the same cell after the change.
+    """
+
+    t: int
+    change: str
+    columns: tuple[str, ...]
+    assets: tuple[str, ...]
+    rows: tuple[int, int] | None
+    row: int
+    where: str
+    before: float
+    after: float
+    from_value: float | None = None
+    to_value: float | None = None
+
+    def __str__(self) -> str:
+        of = f" of {self.where}" if self.where else ""
+        before, after = distinct(self.before, self.after)
+        return f"{self.change}: row {self.row}{of} goes from {before} to {after}"
+
+
+class Found(NamedTuple):
+    """A change of the output up to row t.
+
+    Attributes:
+      rows: that changed, ascending.
+      largest: the largest finite change; NaN where every change is to or from NaN.
+      where: index into the output of the first change.
+      before: the value there on the bars as they are.
+      after: the value there on the changed bars.
+    """
+
+    rows: np.ndarray
+    largest: float
+    where: tuple[int, ...]
+    before: float
+    after: float
+
+
+class Search:
+    """Runs one subject on cases, and collects what its outputs show.
+
+    Attributes:
+      leaking: cases in which the past changed, and how.
+      through: columns that leaked.
+      early: cases in which the subject refused a history in which it had not decided anything.
+    """
+
+    def __init__(self, subject: Subject, tolerance: float, at_open: bool):
+        self.subject, self.tolerance, self.at_open = subject, tolerance, at_open
+        self.outputs: dict[bool, np.ndarray] = {}
+        self.leaking: list[tuple[Case, Found]] = []
+        self.through: set[str] = set()
+        self.raised, self.reacted, self.early, self.error = 0, 0, 0, ""
+        self.notes: list[str] = []
+
+    def begin(self, rng: np.random.Generator, bars: Bars) -> Cases:
+        """Run the bars as they are, and bars with holes added; return the cases."""
+        try:
+            output, again = (self.values(bars) for _ in range(2))
+        except Exception as error:
+            raise ConfigError(
+                f"{self.subject.name}: {described(error)}; it must return one row per bar on the "
+                "bars as they are, so repair that first."
+            ) from None
+        # One that draws random numbers differs from itself, and every case would look like a leak.
+        bases, self.outputs[False] = {False: bars}, output
+        refuse_chance(self.subject.name, output, again)
+        # Code that fills holes backwards leaks only where there are holes. Some code refuses them.
+        try:
+            bases[True] = holed(rng, bars)
+            self.outputs[True] = self.values(bases[True])
+        except Exception as error:
+            # It was set before the subject refused it.
+            del bases[True]
+            self.notes.append(f"not tried on bars with holes added: {described(error)}")
+        return Cases(rng, bases, output, self.at_open, self.subject.compiled)
+
+    def values(self, bars: Bars, before: np.ndarray | None = None) -> np.ndarray:
+        """Return the subject's output as float64 `[N, ...]`; raise what the subject raises."""
+        return rows_of(self.subject.run(dataclasses.replace(bars)), bars, before)
+
+    def run(self, case: Case) -> None:
+        """Run the subject on the case's other future, and record what that shows."""
+        before = self.outputs[case.holed]
+        try:
+            after = self.values(case.after, before)
+        except Exception as error:
+            past = before[: case.t + 1]
+            if equal(past, past[:1]).all():
+                self.early += 1  # it had decided nothing by then, so it may refuse
+                return
+            self.raised += 1
+            what = case.change or f"Changing bars after row {case.t}"
+            self.error = self.error or f"{what}: {described(error)}"
+            return
+        found = compare(before, after, case.t, self.tolerance)
+        if found is not None:
+            self.leaking.append((case, found))
+        # An output that never reacts was not tested: it may read its data elsewhere.
+        later = slice(case.t + 1 - self.at_open, min(len(before), len(after)))
+        self.reacted += bool((~equal(before[later], after[later])).any())
+
+    def smallest(self) -> Example | None:
+        """Return the smallest change that was found to leak: few columns, one asset, one row."""
+        values = [leak for leak in self.leaking if leak[0].same_length]
+        shrunk = [self._shrink(*leak) for leak in values[:SHRUNK]]
+        if shrunk:
+            return example(*min(shrunk, key=lambda leak: len(np.concatenate(cells_of(leak[0])))))
+        # A leak through values shows in removed bars as well, so "length" is named only alone.
+        if not self.leaking:
+            return None
+        self.through.add(LENGTH)
+        return example(*self.leaking[0])
+
+    def _shrink(self, case: Case, found: Found) -> tuple[Case, Found]:
+        """Remove from the change what the leak does not need; note the columns that leak."""
+        # Each column alone: a leak may need one of several that changed together.
+        alone = {name: self._leak(case, mixed(case, name)) for name in case.cells}
+        leaking = {name: leak for name, leak in alone.items() if leak is not None}
+        self.through |= set(leaking or alone)
+        # The close if it leaks: an example with it is the easiest to follow.
+        best = leaking.get("close") or next(iter(leaking.values()), (case, found))
+        # Then one asset, and ever shorter halves of the rows, the earlier one first.
+        while True:
+            smaller = (self._leak(best[0], part) for part in parts(best[0]))
+            leak = next((leak for leak in smaller if leak is not None), None)
+            if leak is None:
+                return best
+            best = leak
+
+    def _leak(self, case: Case, after: Bars) -> tuple[Case, Found] | None:
+        """Return the case with a smaller change, if that leaks as well."""
+        try:
+            output = self.values(after)
+            found = compare(self.outputs[case.holed], output, case.t, self.tolerance)
+        except Exception:  # a subject may refuse invalid bars; these show nothing then
+            return None
+        return None if found is None else (case._replace(after=after), found)
+
+
+class _NotRows(Exception):
+    """The output is not one row per bar."""
+
+
+def rows_of(output: Any, bars: Bars, before: np.ndarray | None = None) -> np.ndarray:
+    """Return an output as float64 `[N, ...]`; `before` is another, whose rows it is compared with.
+
+    Raises:
+      _NotRows: it is not one row per bar.
+    """
+    # Rows of other times would be compared with the wrong bars.
+    index = getattr(output, "index", None)
+    if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
+        # An index without a zone is taken as UTC, as that of bars is.
+        there = index.tz_localize("UTC") if index.tz is None else index.tz_convert("UTC")
+        if (there != bars.index).any():
+            raise _NotRows("its rows are not at the times of the bars; reindex by bars.index")
+    try:
+        values = np.asarray(output, np.float64)
+    except (TypeError, ValueError):
+        kind = type(output).__name__
+        raise _NotRows(f"it gives {kind}, not numbers, one row per bar") from None
+    if not values.ndim or len(values) != len(bars):
+        raise _NotRows(f"it gives shape {values.shape}, not one row for each of {len(bars)} bars")
+    if before is not None and values.shape[1:] != before.shape[1:]:
+        raise _NotRows(f"it gives shape {values.shape} there and {before.shape} before")
+    return values
+
+
+def refuse_chance(name: str, output: np.ndarray, again: np.ndarray) -> None:
+    """Refuse a subject whose second output on the same bars is not the first one.
+
+    Raises:
+      ConfigError: it draws random numbers, or keeps something from call to call.
+    """
+    if output.shape != again.shape or not equal(output, again).all():
+        raise ConfigError(
+            f"{name}: gives other values when it is called again with the same bars, so nothing "
+            "can be said of its past; give its random numbers a fixed seed, and keep nothing from "
+            "one call to the next."
+        )
+
+
+def compare(before: np.ndarray, after: np.ndarray, t: int, tolerance: float) -> Found | None:
+    """Compare the rows up to t of two outputs `[N, ...]`; None where they are equal."""
+    before, after = before[: t + 1], after[: t + 1]
+    with np.errstate(invalid="ignore"):
+        change = np.abs(after - before)
+        # False for NaN: from a number to NaN is a change, whatever the tolerance.
+        rounding = change <= tolerance * np.maximum(1.0, np.abs(before))
+    differs = ~(equal(before, after) | rounding)
+    if not differs.any():
+        return None
+    # `argwhere` goes row by row, so this is in the earliest row that changed.
+    where = tuple(int(i) for i in np.argwhere(differs)[0])
+    largest = float(np.fmax.reduce(change[differs]))
+    rows = np.unique(np.nonzero(differs)[0])
+    return Found(rows, largest, where, float(before[where]), float(after[where]))
+
+
+def cells_of(case: Case) -> list[np.ndarray]:
+    """Return the rows and assets that differ, `[cells, 2]` of each column."""
+    return list(case.cells.values())
+
+
+def mixed(
+    case: Case, column: str | None = None, asset: int | None = None, rows: slice = slice(None)
+) -> Bars:
+    """Return the bars before, with those after in this column, asset and rows; None: all."""
+    arrays = arrays_of(case.before)
+    assets = slice(None) if asset is None else slice(asset, asset + 1)
+    for name in case.before.fields if column is None else (column,):
+        arrays[name][rows, assets] = getattr(case.after, name)[rows, assets]
+    return dataclasses.replace(case.before, **arrays)
+
+
+def parts(case: Case) -> Iterator[Bars]:
+    """Yield the bars with a part of what the case changes: an asset, then half of the rows."""
+    both = np.concatenate(cells_of(case))
+    assets = np.unique(both[:, 1])
+    yield from (mixed(case, asset=int(asset)) for asset in assets if len(assets) > 1)
+    first, stop = int(both[:, 0].min()), int(both[:, 0].max()) + 1
+    middle = (first + stop) // 2
+    if first < middle:
+        yield from (mixed(case, rows=half) for half in (slice(middle), slice(middle, None)))
+
+
+def described(error: Exception) -> str:
+    """Describe an exception of the subject in one line, with the line of code it came from."""
+    if isinstance(error, _NotRows):
+        return str(error)
+    # Arrays of bars are read-only, so that code which changes them fails at its own line.
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        return f"it writes into the bars at {user_line(error)}; let it copy them first"
+    said = " ".join(str(error).split()) or "no message"
+    if isinstance(error, ConfigError) and not user_line(error):
+        return said.rstrip(".")  # of this package, which says what and where
+    return f"it raises {type(error).__name__} at {user_line(error)}: {said[:200].rstrip('.')}"
+
+
+def example(case: Case, found: Found) -> Example:
+    """Describe the case in words."""
+    bars, symbols = case.before, case.before.symbols
+    holes = ", on bars with holes added" if case.holed else ""
+    row, *place = found.where
+    # The output may have other columns than an asset each, e.g. features.
+    names = [f"column {i}" for i in place]
+    if place and place[0] < len(symbols):
+        names[0] = symbols[place[0]]
+    effect: dict[str, Any] = {
+        "t": case.t,
+        "row": row,
+        "where": "" if place == [0] and len(symbols) == 1 else ", ".join(names),
+        "before": found.before,
+        "after": found.after,
+    }
+    if not case.same_length:
+        change = case.change + holes
+        return Example(change=change, columns=(LENGTH,), assets=symbols, rows=None, **effect)
+    cells = case.cells
+    both = np.concatenate(list(cells.values()))
+    rows = (int(both[:, 0].min()), int(both[:, 0].max()))
+    assets = tuple(symbols[i] for i in np.unique(both[:, 1]))
+    at = f"rows {rows[0]} to {rows[1]}"
+    if rows[0] == rows[1]:
+        when = pd.Timestamp(bars.time[rows[0]])
+        at = f"row {rows[0]} ({when.date() if when == when.normalize() else when})"
+    change = f"Changing {listed(tuple(cells))} of {listed(assets)} in {at}"
+    if len(both) == 1:
+        (name,), cell = cells, tuple(both[0])
+        old, new = (float(getattr(b, name)[cell]) for b in (bars, case.after))
+        effect |= {"from_value": old, "to_value": new}
+        change += " from {} to {}".format(*distinct(old, new))
+    change += " and nothing else" + holes
+    return Example(change=change, columns=tuple(cells), assets=assets, rows=rows, **effect)
+
+
+def distinct(a: float, b: float) -> tuple[str, str]:
+    """Write two numbers with as many digits as they need to differ."""
+    for digits in (6, 9, 12, 17):
+        pair = f"{a:.{digits}g}", f"{b:.{digits}g}"
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def listed(names: tuple[str, ...]) -> str:
+    """Join names as `"a, b and c"`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

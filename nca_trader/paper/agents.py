@@ -20,7 +20,7 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
-    function_targets,
+    call_function,
     has_exits,
     in_force,
     strategy_faults,
@@ -300,7 +300,7 @@ def function_agent(
         if account is None:
             return History(known, memory.targets), None, None
         try:
-            found = function_targets(known, function, check=False)
+            found = call_function(known, function)
         except ConfigError as error:
             raise ConfigError(
                 f"{str(error).rstrip('.')}. It was called on the {len(known)} bars up to "

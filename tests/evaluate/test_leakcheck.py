@@ -11,7 +11,7 @@ from ledger import random_bars
 
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
 from nca_trader.data.features import FEATURES, Feature
-from nca_trader.evaluate.perturb import (
+from nca_trader.evaluate.futures import (
     Cases,
     Future,
     changed,
@@ -383,7 +383,7 @@ def fails(bars):
 @pytest.mark.parametrize(
     ("subject", "says"),
     [
-        (noise, "noise: gives other values on the same bars the second time, so nothing can"),
+        (noise, "noise: gives other values when it is called again with the same bars, so nothing"),
         (
             writes,
             r"writes: it writes into the bars at test_leakcheck.py line \d+ \(.*\); let it copy",
@@ -413,7 +413,7 @@ def test_what_is_kept_between_calls_is_refused():
         calls.append(1)
         return np.full(len(bars), float(len(calls) > 10))
 
-    with pytest.raises(ConfigError, match="changes from call to call"):
+    with pytest.raises(ConfigError, match="when it is called again with the same bars"):
         leakcheck(counts, BARS)
 
 
@@ -468,8 +468,8 @@ def test_another_future_leaves_the_past_alone_and_keeps_the_conventions(kind, at
     bars = full_bars()
     for t in (0, 5, 80, 157):
         rng = np.random.default_rng(t)
-        one = np.array([True, False])
-        other = changed(rng, bars, kind, Future(t + 1, one, at_open))
+        future = Future.after(bars.close.shape, t, 0, at_open)
+        other = changed(rng, bars, kind, future)
         differs = {
             name: getattr(other, name) != np.nan_to_num(getattr(bars, name), nan=-1.0)
             for name in bars.fields

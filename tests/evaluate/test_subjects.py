@@ -153,7 +153,7 @@ def test_a_function_of_chance_is_not_said_to_look_ahead():
     def tossed(bars):
         return rng.integers(0, 2, len(bars)).astype(float)
 
-    with pytest.raises(ConfigError, match="called again with the same bars; give its random"):
+    with pytest.raises(ConfigError, match="called again with the same bars"):
         backtest(BARS, tossed)
 
 

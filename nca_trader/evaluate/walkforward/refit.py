@@ -21,12 +21,14 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.futures import Future, changed
+from nca_trader.evaluate.leakcheck import compare
 from nca_trader.evaluate.sweep import METRICS, run_combinations
 from nca_trader.evaluate.walkforward.folds import Fold, Span
 from nca_trader.learner.train import train
 from nca_trader.machine import cores, scratch
 from nca_trader.parallel.mesh import use_cores
-from nca_trader.types import PRICES, Bars, Costs
+from nca_trader.types import Bars, Costs
 
 Grid = Mapping[str, Sequence[Any]]
 FACTORS = (30.0, 1 / 30.0)  # on prices that a fold must not see, where it is checked
@@ -274,9 +276,16 @@ def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
     middle = (begin + end) // 2
     # Rows before the middle of the last test span, whose bars stay as they are.
     kept = len(fitted.targets) - (end - middle)
+
+    def altered(rows: np.ndarray, factor: float) -> Bars:
+        # The same noise at each call: a check that is repeated must find the same.
+        cells = np.broadcast_to(rows[:, None], bars.close.shape)
+        rng, future = np.random.default_rng(0), Future(cells, cells)
+        return changed(rng, bars, "values", future, factor)
+
     subject: Any = None
     for factor in FACTORS:
-        subject, chosen, score, _ = fit(setup, altered(bars, ~own, factor), fold.train)
+        subject, chosen, score, _ = fit(setup, altered(~own, factor), fold.train)
         same = chosen == fitted.chosen and np.array_equal(score, fitted.score, equal_nan=True)
         # Its decisions are not in the file, and are made by the account later.
         if same and not fitted.with_account:
@@ -290,29 +299,10 @@ def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
             break  # fits of a grid are this package's own, and take longer
     # A `Strategy` gets one bar after the other, so only a function can look ahead.
     for factor in () if isinstance(subject, Strategy) else FACTORS:
-        later = altered(bars, np.arange(len(bars)) >= middle, factor)
-        again = act(subject, later, fold)
-        if not np.array_equal(again[:kept], fitted.targets[:kept], equal_nan=True):
+        again = act(subject, altered(np.arange(len(bars)) >= middle, factor), fold)
+        if compare(fitted.targets, again, kept - 1, tolerance=0.0):
             return "its decisions depend on later bars"
     return ""
-
-
-def altered(bars: Bars, rows: np.ndarray, factor: float) -> Bars:
-    """Return bars whose prices and volumes in some rows, `[N]` bool, are others, still valid.
-
-    Args:
-      bars: the true ones.
-      rows: those to alter.
-      factor: on their prices, next to noise; far from 1, so that a mean over many bars moves.
-    """
-    # The same noise at each call: a check that is repeated must say the same.
-    rng = np.random.default_rng(0)
-    noise = np.exp(rng.normal(0.0, 0.03, (len(bars), bars.num_assets)))
-    # One factor for all prices of a bar, so that its high stays the highest.
-    scale = np.where(rows[:, None], factor * noise, 1.0)
-    arrays = {name: getattr(bars, name) * scale for name in PRICES}
-    volume = np.where(rows[:, None], bars.volume * factor, bars.volume)
-    return dataclasses.replace(bars, **arrays, volume=volume)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

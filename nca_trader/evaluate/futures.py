@@ -1,4 +1,4 @@
-"""Other futures for `leakcheck`: bars that agree with the given ones up to a row."""
+"""Other futures for the look-ahead checker: bars that agree with the given ones up to a row."""
 
 from __future__ import annotations
 
@@ -25,25 +25,29 @@ Arrays = dict[str, np.ndarray]
 
 
 class Future(NamedTuple):
-    """The part of the bars that a perturbation may write.
+    """The cells `[N, A]` bool of the bars that a perturbation may write.
 
     Attributes:
-      first: the first row that may change.
-      assets: `[A]` bool, the assets that may change.
-      at_open: whether row `first - 1` is known only as of its open. Its other columns may then
-        change too.
+      early: of the columns in `KNOWN_AT_OPEN`.
+      late: of the others: as of its open a bar has no range, close or volume yet.
     """
 
-    first: int
-    assets: np.ndarray
-    at_open: bool = False
+    early: np.ndarray
+    late: np.ndarray
+
+    @classmethod
+    def after(
+        cls, shape: tuple[int, ...], t: int, asset: int | None = None, at_open: bool = False
+    ) -> Future:
+        """Return what follows row `t`, of one asset or all; `at_open`: the open of row t."""
+        rows, assets = np.arange(shape[0])[:, None], np.arange(shape[1])
+        free = np.full(len(assets), True) if asset is None else assets == asset
+        return cls((rows > t) & free, (rows > t - at_open) & free)
 
     def write(self, arrays: Arrays, name: str, new: np.ndarray) -> None:
         """Copy `new` `[N, A]` into column `name` of `arrays`, but only in the future."""
-        # As of its open a bar has no range, close or volume yet: they belong to the future.
-        early = self.at_open and name not in KNOWN_AT_OPEN
-        rows = slice(self.first - early, None)
-        arrays[name][rows, self.assets] = new[rows][:, self.assets]
+        cells = self.early if name in KNOWN_AT_OPEN else self.late
+        arrays[name][cells] = new[cells]
 
     def carry(self, arrays: Arrays) -> None:
         """Give missing bars of the future the last close as prices and a volume of 0."""
@@ -58,9 +62,11 @@ class Future(NamedTuple):
             self.write(arrays, name, np.where(present, arrays[name], fill))
 
 
-def price_factors(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+def price_factors(
+    rng: np.random.Generator, shape: tuple[int, ...], jump: float | None = None
+) -> np.ndarray:
     """Draw factors of a price: one jump for all, which moves levels, and noise for returns."""
-    return rng.choice(JUMPS) * np.exp(rng.choice(NOISE) * rng.normal(size=shape))
+    return (jump or rng.choice(JUMPS)) * np.exp(rng.choice(NOISE) * rng.normal(size=shape))
 
 
 def other_values(rng: np.random.Generator, arrays: Arrays, name: str) -> np.ndarray:
@@ -80,24 +86,27 @@ def other_values(rng: np.random.Generator, arrays: Arrays, name: str) -> np.ndar
     return size * np.exp(rng.normal(size=old.shape)) * (rng.random(old.shape) > 0.05)
 
 
-def changed(rng: np.random.Generator, bars: Bars, kind: str, future: Future) -> Bars:
+def changed(
+    rng: np.random.Generator, bars: Bars, kind: str, future: Future, jump: float | None = None
+) -> Bars:
     """Return `bars` with another future.
 
     Args:
       rng: draws the future.
       bars: `[N, A]`.
-      kind: "all" changes every column, "order" shuffles the rows, a name of `bars.fields`
-        changes that column alone.
+      kind: "all" changes every column, "values" all but what is present, "order" shuffles the
+        rows, a name of `bars.fields` changes that column alone.
       future: where to write.
+      jump: of "all" and "values", the factor that moves prices; None draws it.
     """
     arrays = arrays_of(bars)
     if kind == "order":  # a sum or a mean over all bars does not change
-        order = np.arange(len(bars))
-        order[future.first :] = rng.permutation(order[future.first :])
+        order, rows = np.arange(len(bars)), np.flatnonzero(future.early.any(axis=1))
+        order[rows] = rng.permutation(rows)
         for name in arrays:
             future.write(arrays, name, arrays[name][order])
-    elif kind == "all":
-        factor = price_factors(rng, arrays["close"].shape)
+    elif kind in ("all", "values"):
+        factor = price_factors(rng, arrays["close"].shape, jump)
         for name in PRICES:
             future.write(arrays, name, arrays[name] * factor)
         for name in sorted(arrays.keys() - {*PRICES, "present"}):
@@ -106,7 +115,7 @@ def changed(rng: np.random.Generator, bars: Bars, kind: str, future: Future) -> 
         prices = np.stack([arrays[name] for name in PRICES])
         future.write(arrays, "high", prices[[0, 1, 3]].max(axis=0))
         future.write(arrays, "low", prices[[0, 2, 3]].min(axis=0))
-        if rng.random() < 0.25:
+        if kind == "all" and rng.random() < 0.25:
             future.write(arrays, "present", other_values(rng, arrays, "present"))
     else:
         future.write(arrays, kind, other_values(rng, arrays, kind))
@@ -139,7 +148,7 @@ def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
     scale = np.where(np.isfinite(scale), scale, 1.0)
     for name in PRICES:
         arrays[name][len(bars) :] *= scale[len(bars) :]
-    Future(len(bars), np.ones(bars.num_assets, bool)).carry(arrays)
+    Future.after(scale.shape, len(bars) - 1).carry(arrays)
     return dataclasses.replace(bars, time=time, **arrays)
 
 
@@ -151,7 +160,7 @@ def holed(rng: np.random.Generator, bars: Bars, rate: float = 0.05) -> Bars:
     arrays = arrays_of(bars)
     arrays["present"] &= rng.random(bars.present.shape) >= rate
     arrays["present"][0] = bars.present[0]  # nothing before it could be carried
-    Future(1, np.ones(bars.num_assets, bool)).carry(arrays)
+    Future.after(bars.present.shape, 0).carry(arrays)
     return dataclasses.replace(bars, **arrays)
 
 
@@ -251,10 +260,8 @@ class Cases:
             kind = str(rng.choice(bars.fields))
         elif kind != "order":
             kind = "all"
-        assets = np.ones(bars.num_assets, bool)
-        if rng.random() >= 0.5:
-            assets = np.arange(bars.num_assets) == rng.integers(bars.num_assets)
-        future = Future(t + 1, assets, self.at_open)
+        asset = None if rng.random() < 0.5 else int(rng.integers(bars.num_assets))
+        future = Future.after(bars.present.shape, t, asset, self.at_open)
         case = Case(t, holed, bars, changed(rng, bars, kind, future))
         if not case.cells:  # e.g. another close, where high equals low
             case = case._replace(after=changed(rng, bars, "all", future))
