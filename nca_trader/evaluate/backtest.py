@@ -29,7 +29,7 @@ from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
 from nca_trader.evaluate.leakcheck import function_targets
-from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.result import Result, columns_of
 from nca_trader.evaluate.simulate import (
     simulate_agent,
     simulate_strategy,
@@ -154,20 +154,10 @@ def backtest(
         # Of what was ordered, so that a strategy of another name is not a new trial.
         digest = hashlib.sha256(np.asarray(trace.target).tobytes()).hexdigest()
         tried = counted(trials, name, bars, [digest], kind="backtest")
-    index, symbols = bars.index[first:last], list(bars.symbols)
-    # Not copied: a result is frozen, and so are the arrays of its trace.
-    table = functools.partial(pd.DataFrame, index=index, copy=False)
-    column = functools.partial(pd.Series, index=index, copy=False)
+    index, symbols = bars.index[first:last], pd.Index(bars.symbols)
     result = Result(
         name=name,
-        equity=column(np.exp(trace.log_equity), name="equity"),
-        # Kept as well: its exponential loses digits where equity is large.
-        log_equity=np.asarray(trace.log_equity),
-        targets=table(trace.target, columns=symbols),
-        weights=table(trace.weight, columns=symbols),
-        turnover=column(trace.turnover, name="turnover"),
-        cost=column(trace.cost, name="cost"),
-        flows=table(trace.flows.named(costs)),
+        **columns_of(trace, index, symbols, costs),
         logits=done.logits,
         charged=costs,
         rules=rules,
@@ -177,7 +167,6 @@ def backtest(
         looks=done.looks,
         cut=cut_of(np.asarray(trace.target), rules),
         bars=bars,
-        trace=trace,
         run=run,
         unchecked=done.unchecked,
         tried=tried,

@@ -10,13 +10,17 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike
 
+from nca_trader.agents.rules import buy_and_hold
+from nca_trader.agents.targets import in_force, strategy_targets
+from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.metrics import NO_VOLATILITY
-from nca_trader.numerics import row_sums
-from nca_trader.types import Bars
+from nca_trader.evaluate.simulate import Trace, simulate_targets
+from nca_trader.types import Bars, Costs
+
+HOLD = buy_and_hold()  # one object, so that its program is compiled once
 
 
 class Relative(NamedTuple):
@@ -51,9 +55,9 @@ def relative(returns: ArrayLike, benchmark: ArrayLike, bars_per_year: float) -> 
     """Regress returns on those of a benchmark, bar by bar.
 
     Args:
-      returns: `[T]` simple returns of the strategy.
-      benchmark: `[T]` simple returns of the benchmark on the same bars. A bar that is NaN in
-        either is left out.
+      returns: `[T]` simple returns of the strategy, in excess of the interest on cash.
+      benchmark: `[T]` likewise of the benchmark on the same bars. A bar that is NaN in either is
+        left out.
       bars_per_year: P.
 
     Raises:
@@ -80,22 +84,13 @@ def relative(returns: ArrayLike, benchmark: ArrayLike, bars_per_year: float) -> 
     alpha = beta = alpha_error = beta_error = math.nan
     # Two parameters need three bars, and a benchmark that never moves has no slope.
     if r.size > 2 and b.std() >= NO_VOLATILITY:
-        mean = b.mean()
-        # One array for all products: to ask the system for memory takes longer than they do.
-        centred, product = b - mean, np.empty(r.size)
-        scatter = float(np.multiply(centred, centred, out=product).sum())
-        beta = float(np.multiply(centred, r, out=product).sum()) / scatter
-        alpha = float(r.mean() - beta * mean)
-        left = r - alpha
-        left -= np.multiply(b, beta, out=product)
-        # Both estimates are weighted sums of the residuals; these are the weights.
-        slope = np.divide(centred, scatter, out=centred)
-        level = np.multiply(slope, -mean, out=product)
-        level += 1.0 / r.size
-        lags = lags_of(r.size)
-        alpha_error, beta_error = (
-            _long_run_error(np.multiply(w, left, out=w), lags) for w in (level, slope)
-        )
+        centred = b - b.mean()
+        slope = centred / (centred @ centred)
+        # Both estimates are weighted sums of returns; these are the weights.
+        level = 1.0 / r.size - slope * b.mean()
+        beta, alpha = float(slope @ r), float(level @ r)
+        left = r - alpha - beta * b
+        alpha_error, beta_error = _long_run_error(level * left), _long_run_error(slope * left)
     ratio, ratio_error = _information_ratio(r - b)
     annual = math.sqrt(bars_per_year)
     return Relative(
@@ -114,54 +109,30 @@ def _information_ratio(difference: np.ndarray) -> tuple[float, float]:
         return math.nan, math.nan
     mean = difference.mean()
     ratio = float(mean / deviation)
-    z = difference - mean
-    z /= deviation
+    z = (difference - mean) / deviation
     # The delta method: the mean and the deviation are both estimated.
-    influence = z * z
-    influence -= 1.0
-    influence *= -0.5 * ratio
-    influence += z
-    influence /= difference.size
-    return ratio, _long_run_error(influence, lags_of(difference.size))
+    return ratio, _long_run_error((z - 0.5 * ratio * (z * z - 1.0)) / difference.size)
 
 
-def _long_run_error(terms: np.ndarray, lags: int) -> float:
+def _long_run_error(terms: np.ndarray) -> float:
     """Compute the standard error of a sum of terms `[T]` that may be autocorrelated.
 
     Its variance has Bartlett's weights, `sum_t x_t^2 + 2 sum_l (1 - l / (L + 1)) sum_t x_t x_(t-l)`
-    for L lags. That is the mean square of the sums of L + 1 terms in a row. These are sums of sums
-    of 1, 2, 4, ... terms in a row: a few additions and not a product per lag.
+    for L lags.
     """
-    window = lags + 1
-    some = np.zeros(terms.size + 2 * lags)
-    some[lags : lags + terms.size] = terms
-    sums, width, done = np.zeros(terms.size + lags), 1, 0
-    while True:
-        # The binary digits of L + 1 say which sums of powers of two it is made of.
-        if window & width:
-            sums += some[done : done + sums.size]
-            done += width
-        if done == window:
-            return math.sqrt(float(np.square(sums, out=sums).sum()) / window)
-        some = some[:-width] + some[width:]
-        width *= 2
+    lags = lags_of(terms.size)
+    variance = float(terms @ terms)
+    for lag in range(1, min(lags, terms.size - 1) + 1):
+        variance += 2.0 * (1.0 - lag / (lags + 1.0)) * float(terms[lag:] @ terms[:-lag])
+    # Bartlett's weights make it 0 or above, but for rounding.
+    return math.sqrt(max(variance, 0.0))
 
 
-def buy_and_hold(bars: Bars) -> pd.Series:
-    """Compute the equity `[N]` of buying every asset at its first close and holding it.
+def hold(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Trace:
+    """Run `rules.buy_and_hold()` in an account over rows first .. last - 1.
 
-    Each asset gets an equal share of the capital, 1. There are no costs, and no rebalancing. An
-    asset's share is cash until its first bar.
-
-    Example:
-      >>> import nca_trader as nca
-      >>> bars = nca.sample_bars("sp500")[-250:].select("SP500")
-      >>> held = buy_and_hold(bars)
-      >>> bool(abs(held.iloc[-1] - bars.close[-1, 0] / bars.close[0, 0]) < 1e-12)
-      True
+    It trades, pays and earns as every account with these costs and rules does, so that a strategy
+    which does the same has an alpha of 0.
     """
-    known = ~np.isnan(bars.close)
-    first = known.argmax(axis=0)  # 0 where there is none
-    start = bars.close[first, np.arange(bars.num_assets)]
-    growth = np.where(known, bars.close / start, 1.0)
-    return pd.Series(row_sums(growth) / bars.num_assets, bars.index, name="buy and hold")
+    targets = in_force(strategy_targets(bars, HOLD), first)
+    return simulate_targets(bars, targets, costs, rules, first, last)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -49,7 +50,8 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
 class Returns:
     """The returns of one account, with what several metrics need of them, each computed once.
 
-    Every metric below takes it in place of an array. `summary` makes one for all of them.
+    Every metric below takes it in place of an array. Those of sums alone also take `Sums`, whose
+    fields have the same names.
 
     Attributes:
       by_bar: `[T]` float64, NaN included.
@@ -62,67 +64,89 @@ class Returns:
         if self.by_bar.ndim != 1:
             shape = self.by_bar.shape
             raise ConfigError(f"returns have shape {shape}; metrics take one account's, [T].")
-        unknown = np.isnan(self.by_bar)
-        self.known = self.by_bar[~unknown] if unknown.any() else self.by_bar
+        self.known = self.by_bar[~np.isnan(self.by_bar)]
+        # NaN bars are counted in `bars` as well, because their time has passed.
+        self.bars, self.count = float(self.by_bar.size), np.float64(self.known.size)
 
     @functools.cached_property
-    def growth(self) -> float:
+    def growth(self) -> np.floating:
         """`prod(1 + r)`."""
-        return float(np.prod(1.0 + self.known))
+        return np.prod(1.0 + self.known)
 
     @functools.cached_property
-    def mean(self) -> float:
-        """The mean; it needs a bar."""
-        return float(self.known.mean())
+    def depth(self) -> np.floating:
+        """The deepest drawdown, 0 or below."""
+        return drawdown_series(self.known).min(initial=0.0)
 
     @functools.cached_property
-    def centred(self) -> np.ndarray:
-        """Returns less their mean."""
-        return self.known - self.mean
+    def mean(self) -> np.floating:
+        """The mean."""
+        return self.known.sum() / self.count
 
     @functools.cached_property
-    def scatter(self) -> float:
-        """The sum of squares of `centred`."""
-        return float((self.centred * self.centred).sum())
-
-    @property
-    def deviation(self) -> float:
-        """The standard deviation with ddof=1; 0 for fewer than two bars."""
-        size = self.known.size
-        return math.sqrt(self.scatter / (size - 1)) if size > 1 else 0.0
+    def variance(self) -> np.floating:
+        """The second central moment."""
+        return ((self.known - self.mean) ** 2).sum() / self.count
 
     @functools.cached_property
-    def standardised(self) -> np.ndarray | None:
-        """`centred / std(ddof=0)`; None where there is no volatility."""
-        size = self.known.size
-        deviation = math.sqrt(self.scatter / size) if size else 0.0
-        return None if deviation < NO_VOLATILITY else self.centred / deviation
+    def third(self) -> np.floating:
+        """The third central moment."""
+        return ((self.known - self.mean) ** 2 * (self.known - self.mean)).sum() / self.count
 
     @functools.cached_property
-    def drawdown(self) -> np.ndarray:
-        """The `drawdown_series` of the known returns."""
-        return drawdown_series(self.known)
+    def fourth(self) -> np.floating:
+        """The fourth central moment."""
+        return ((self.known - self.mean) ** 2 * (self.known - self.mean) ** 2).sum() / self.count
 
     @functools.cached_property
-    def tails(self) -> tuple[float, float]:
-        """The quantiles at 5% and 95%; they need a bar."""
-        return _quantile(self.known, TAIL), _quantile(self.known, 1.0 - TAIL)
+    def downside(self) -> np.floating:
+        """The mean of `min(r, 0)^2`."""
+        return (np.minimum(self.known, 0.0) ** 2).sum() / self.count
+
+    @functools.cached_property
+    def won(self) -> np.floating:
+        """The number of bars with a gain."""
+        return (self.known > NO_RETURN).sum(dtype=np.float64)
+
+    @functools.cached_property
+    def moved(self) -> np.floating:
+        """The number of bars with a gain or a loss."""
+        return (np.abs(self.known) > NO_RETURN).sum(dtype=np.float64)
 
 
-def _quantile(values: np.ndarray, share: float) -> float:
-    """Return `np.quantile(values, share)`, bit for bit and in a quarter of the time."""
-    place = share * (values.size - 1)
-    k = int(place)
-    # numpy partitions at four places at once, which is far slower than at one.
-    parted = np.partition(values, k)
-    low = float(parted[k])
-    high = float(parted[k + 1 :].min(initial=math.inf)) if k + 1 < values.size else low
-    part = place - k
-    return low + (high - low) * part if part < 0.5 else high - (high - low) * (1.0 - part)
+class Sums(NamedTuple):
+    """What `Returns` computes of one account, of M accounts whose returns were summed bar by bar.
+
+    bars, count: of bars. growth: `prod(1 + r)`. depth: the deepest drawdown. mean, variance, third,
+    fourth: central moments, all divided by `count`. downside: mean of `min(r, 0)^2`. won, moved:
+    bars with a gain, and with a return. All are `[M]` float64 or one number.
+    """
+
+    bars: Any
+    count: Any
+    growth: Any
+    depth: Any
+    mean: Any
+    variance: Any
+    third: Any
+    fourth: Any
+    downside: Any
+    won: Any
+    moved: Any
 
 
-def _shared(returns: ArrayLike | Returns) -> Returns:
-    return returns if isinstance(returns, Returns) else Returns(returns)
+def _shared(returns: Any) -> Any:
+    return returns if isinstance(returns, Returns | Sums) else Returns(returns)
+
+
+def _defined(condition: Any, value: Any) -> Any:
+    """Return `value` where `condition` holds and NaN elsewhere, a float of one account."""
+    found = np.where(condition, value, np.nan)
+    return found if found.ndim else float(found)
+
+
+# An undefined quotient is NaN by `_defined`, and no reason to warn.
+_quiet = np.errstate(all="ignore")
 
 
 def known(returns: ArrayLike | Returns) -> np.ndarray:
@@ -171,31 +195,37 @@ def excess_returns(
     return r - earned / np.concatenate([[capital], equity[:-1]])
 
 
-def total_return(returns: ArrayLike | Returns) -> float:
+def total_return(returns: ArrayLike | Returns | Sums) -> Any:
     """Compute `prod(1 + r) - 1`. NaN for no bars."""
     r = _shared(returns)
-    return r.growth - 1.0 if r.known.size else math.nan
+    return _defined(r.count > 0, r.growth - 1.0)
 
 
-def cagr(returns: ArrayLike | Returns, bars_per_year: float) -> float:
+@_quiet
+def cagr(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
     """Compute the annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
 
     NaN for no bars, and for an account that lost more than its equity.
     """
     r = _shared(returns)
-    if not r.known.size or r.growth < 0.0:
-        return math.nan
-    # T counts the NaN bars as well, because their time has passed.
-    return r.growth ** (bars_per_year / r.by_bar.size) - 1.0
+    return _defined((r.count > 0) & (r.growth >= 0.0), r.growth ** (bars_per_year / r.bars) - 1.0)
 
 
-def annual_volatility(returns: ArrayLike | Returns, bars_per_year: float) -> float:
+@_quiet
+def annual_volatility(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
     """Compute `std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
     r = _shared(returns)
-    return r.deviation * math.sqrt(bars_per_year) if r.known.size > 1 else math.nan
+    return _defined(r.count > 1, _deviation(r) * math.sqrt(bars_per_year))
 
 
-def sharpe(returns: ArrayLike | Returns, bars_per_year: float, risk_free: float = 0.0) -> float:
+def _deviation(r: Returns | Sums) -> Any:
+    return np.sqrt(r.variance * r.count / (r.count - 1.0))
+
+
+@_quiet
+def sharpe(
+    returns: ArrayLike | Returns | Sums, bars_per_year: float, risk_free: float = 0.0
+) -> Any:
     """Compute the Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
 
     Args:
@@ -208,25 +238,24 @@ def sharpe(returns: ArrayLike | Returns, bars_per_year: float, risk_free: float 
       flat has no Sharpe ratio.
     """
     r = _shared(returns)
+    deviation, mean = _deviation(r), r.mean - risk_free / bars_per_year
     # NaN and not 0, which would rank an account that never trades above one that loses.
-    if r.deviation < NO_VOLATILITY:
-        return math.nan
-    return (r.mean - risk_free / bars_per_year) / r.deviation * math.sqrt(bars_per_year)
+    return _defined(deviation >= NO_VOLATILITY, mean / deviation * math.sqrt(bars_per_year))
 
 
-def downside_deviation(returns: ArrayLike | Returns, bars_per_year: float) -> float:
+@_quiet
+def downside_deviation(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
     """Compute `sqrt(mean(min(r, 0) ** 2) * P)`, the mean over all bars (Sortino 1994)."""
-    r = known(returns)
-    return float(np.sqrt(np.mean(np.minimum(r, 0) ** 2) * bars_per_year)) if r.size else math.nan
+    r = _shared(returns)
+    return _defined(r.count > 0, np.sqrt(r.downside * bars_per_year))
 
 
-def sortino(returns: ArrayLike | Returns, bars_per_year: float) -> float:
+@_quiet
+def sortino(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
     """Compute `mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
     r = _shared(returns)
     downside = downside_deviation(r, bars_per_year)
-    if not downside >= NO_VOLATILITY:  # written so that the NaN of no bars is undefined too
-        return math.nan
-    return r.mean * bars_per_year / downside
+    return _defined(downside >= NO_VOLATILITY, r.mean * bars_per_year / downside)
 
 
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
@@ -243,17 +272,18 @@ def drawdown_series(returns: ArrayLike) -> np.ndarray:
     return equity
 
 
-def max_drawdown(returns: ArrayLike | Returns) -> float:
+def max_drawdown(returns: ArrayLike | Returns | Sums) -> Any:
     """Compute the deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
     r = _shared(returns)
-    return float(r.drawdown.min()) if r.known.size else math.nan
+    return _defined(r.count > 0, r.depth)
 
 
-def calmar(returns: ArrayLike | Returns, bars_per_year: float) -> float:
+@_quiet
+def calmar(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
     """Compute `cagr / |max_drawdown|` (Young 1991) of the span. NaN where nothing was lost."""
     r = _shared(returns)
     deepest = max_drawdown(r)
-    return cagr(r, bars_per_year) / -deepest if deepest < 0 else math.nan
+    return _defined(deepest < 0.0, np.divide(cagr(r, bars_per_year), -deepest))
 
 
 def max_drawdown_duration(returns: ArrayLike | Returns) -> float:
@@ -265,7 +295,7 @@ def max_drawdown_duration(returns: ArrayLike | Returns) -> float:
     r = _shared(returns)
     if not r.known.size:
         return math.nan
-    below = (r.drawdown if r.known is r.by_bar else drawdown_series(r.by_bar)) < 0.0
+    below = drawdown_series(r.by_bar) < 0.0
     # The distance between two bars at a high, the start and the end included.
     edges = np.flatnonzero(np.concatenate([[True], ~below, [True]]))
     lengths = np.diff(edges)
@@ -277,8 +307,8 @@ def max_drawdown_duration(returns: ArrayLike | Returns) -> float:
 
 def ulcer_index(returns: ArrayLike | Returns) -> float:
     """Compute `sqrt(mean(drawdown ** 2))` (Martin and McCann 1989). NaN for no bars."""
-    r = _shared(returns)
-    return float(np.sqrt(np.mean(r.drawdown**2))) if r.known.size else math.nan
+    r = known(returns)
+    return float(np.sqrt(np.mean(drawdown_series(r) ** 2))) if r.size else math.nan
 
 
 def omega(returns: ArrayLike | Returns, threshold: float = 0.0) -> float:
@@ -298,23 +328,23 @@ def omega(returns: ArrayLike | Returns, threshold: float = 0.0) -> float:
 
 def tail_ratio(returns: ArrayLike | Returns) -> float:
     """Compute `|95% quantile| / |5% quantile|` of returns. NaN where the 5% quantile is 0."""
-    r = _shared(returns)
-    if not r.known.size:
+    r = known(returns)
+    if not r.size:
         return math.nan
-    low, high = (abs(tail) for tail in r.tails)
-    return high / low if low > 0 else math.nan
+    low, high = np.abs(np.quantile(r, [TAIL, 1.0 - TAIL]))
+    return float(high / low) if low > 0 else math.nan
 
 
 def value_at_risk(returns: ArrayLike | Returns) -> float:
     """Compute the 5% quantile of returns per bar, e.g. -0.02; NaN for no bars."""
-    r = _shared(returns)
-    return r.tails[0] if r.known.size else math.nan
+    r = known(returns)
+    return float(np.quantile(r, TAIL)) if r.size else math.nan
 
 
 def expected_shortfall(returns: ArrayLike | Returns) -> float:
     """Compute the mean of the returns at or below `value_at_risk` (CVaR); NaN for no bars."""
-    r = _shared(returns)
-    return float(r.known[r.known <= r.tails[0]].mean()) if r.known.size else math.nan
+    r = known(returns)
+    return float(r[r <= np.quantile(r, TAIL)].mean()) if r.size else math.nan
 
 
 def stability(returns: ArrayLike | Returns) -> float:
@@ -325,39 +355,35 @@ def stability(returns: ArrayLike | Returns) -> float:
     r = known(returns)
     if r.size < 2 or (r <= -1.0).any():
         return math.nan
-    path = np.log1p(r)
-    np.cumsum(path, out=path)
-    path -= path.mean()
-    n, squared = r.size, path * path
-    scatter = float(squared.sum())
-    if scatter < n * NO_VOLATILITY**2:
+    path = np.cumsum(np.log1p(r))
+    if path.std() < NO_VOLATILITY:
         return math.nan
-    time = np.arange(n) - 0.5 * (n - 1.0)
-    shared = float(np.multiply(time, path, out=squared).sum())
-    return shared * shared / (scatter * n * (n * n - 1.0) / 12.0)
+    return float(np.corrcoef(np.arange(r.size), path)[0, 1] ** 2)
 
 
-def hit_rate(returns: ArrayLike | Returns) -> float:
+@_quiet
+def hit_rate(returns: ArrayLike | Returns | Sums) -> Any:
     """Compute the share of winning bars among those with a return other than 0; NaN for none.
 
     A return within 1e-15 of 0 is rounding, e.g. of an account that holds cash.
     """
-    r = known(returns)
-    won, lost = np.count_nonzero(r > NO_RETURN), np.count_nonzero(r < -NO_RETURN)
-    # A bar without a position is neither won nor lost.
-    return won / (won + lost) if won + lost else math.nan
+    r = _shared(returns)
+    return _defined(r.moved > 0, r.won / r.moved)
 
 
-def skewness(returns: ArrayLike | Returns) -> float:
+@_quiet
+def skewness(returns: ArrayLike | Returns | Sums) -> Any:
     """Compute the third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`."""
-    z = _shared(returns).standardised
-    return math.nan if z is None else float(np.mean(z * z * z))  # numpy's power is slow
+    r = _shared(returns)
+    deviation = np.sqrt(r.variance)
+    return _defined(deviation >= NO_VOLATILITY, r.third / deviation**3)
 
 
-def kurtosis(returns: ArrayLike | Returns) -> float:
+@_quiet
+def kurtosis(returns: ArrayLike | Returns | Sums) -> Any:
     """Compute the fourth standardised moment, not in excess: a Gaussian has 3."""
-    z = _shared(returns).standardised
-    return math.nan if z is None else float(np.mean((z * z) ** 2))
+    r = _shared(returns)
+    return _defined(np.sqrt(r.variance) >= NO_VOLATILITY, r.fourth / r.variance**2)
 
 
 def positions(weights: ArrayLike) -> np.ndarray:
@@ -408,35 +434,72 @@ def summary(
 
     Returns:
       Floats; NaN where a metric is undefined or its input was not given. Where `turnover` is 0
-      throughout, sharpe, sortino, calmar, hit_rate, skewness and kurtosis are NaN. `interest` is
-      the sum of what cash earned, as a fraction of the capital.
+      throughout, sharpe, sortino, calmar, hit_rate, skewness, kurtosis, omega and tail_ratio are
+      NaN. `interest` is the sum of what cash earned, as a fraction of the capital.
     """
     plain = simple_returns(equity, capital)
-    earned = interest is not None and bool((np.asarray(interest) > 0.0).any())
-    excess = judged(excess_returns(equity, interest, capital) if earned else plain, turnover)
     r = Returns(plain)
-    # One object where nothing was earned on cash: what they share is then computed once.
-    ratios = r if excess is plain else Returns(excess)
+    grown = Returns(judged(plain, turnover))
+    ratios = Returns(judged(excess_returns(equity, interest, capital), turnover))
     return {
-        "bars": float(r.known.size),
+        "bars": float(r.count),
+        **of_sums(r, grown, ratios, bars_per_year),
+        "exposure": math.nan if weights is None else exposure(weights),
+        "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),
+        "interest": 0.0 if interest is None else float(np.maximum(interest, 0.0).sum()),
+        **of_tails(r, grown, ratios),
+        "stability": stability(r),
+        "max_drawdown_duration": max_drawdown_duration(r),
+        "ulcer_index": ulcer_index(r),
+    }
+
+
+def of_sums(r: Any, grown: Any, ratios: Any, bars_per_year: float) -> dict[str, Any]:
+    """Compute the metrics of sums over bars, of one account or of M.
+
+    Args:
+      r: `Returns` or `Sums` of all returns.
+      grown: of the same, `judged`.
+      ratios: of those in excess of the interest on cash, `judged`.
+      bars_per_year: P.
+    """
+    return {
         "total_return": total_return(r),
         "cagr": cagr(r, bars_per_year),
         "annual_volatility": annual_volatility(r, bars_per_year),
         "sharpe": sharpe(ratios, bars_per_year),
         "sortino": sortino(ratios, bars_per_year),
         "max_drawdown": max_drawdown(r),
-        "calmar": calmar(ratios, bars_per_year),
+        "calmar": calmar(grown, bars_per_year),
         "hit_rate": hit_rate(ratios),
         "skewness": skewness(ratios),
         "kurtosis": kurtosis(ratios),
-        "exposure": math.nan if weights is None else exposure(weights),
-        "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),
-        "interest": 0.0 if interest is None else float(np.maximum(interest, 0.0).sum()),
-        "omega": omega(ratios),
-        "tail_ratio": tail_ratio(ratios),
-        "stability": stability(r),
+    }
+
+
+def of_tails(r: Any, grown: Any, ratios: Any) -> dict[str, float]:
+    """Compute the metrics that need every return of an account; arguments as in `of_sums`."""
+    return {
         "value_at_risk": value_at_risk(r),
         "expected_shortfall": expected_shortfall(r),
-        "max_drawdown_duration": max_drawdown_duration(r),
-        "ulcer_index": ulcer_index(r),
+        "tail_ratio": tail_ratio(grown),
+        "omega": omega(ratios),
+    }
+
+
+@_quiet
+def of_trades(ended: Any, winners: Any, gains: Any, losses: Any) -> dict[str, Any]:
+    """Compute the metrics of sums over trades, of one account or of M.
+
+    Args:
+      ended: how many trades ended.
+      winners: how many of them gained.
+      gains: what these gained, a fraction of the capital.
+      losses: what the others lost, 0 or above.
+    """
+    ended, losses = np.asarray(ended, np.float64), np.asarray(losses, np.float64)
+    return {
+        "win_rate": _defined(ended > 0, winners / ended),
+        "profit_factor": _defined(losses > 0.0, gains / losses),
+        "expectancy": _defined(ended > 0, (gains - losses) / ended),
     }

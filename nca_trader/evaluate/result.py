@@ -85,10 +85,10 @@ class Result:
     turnover: pd.Series
     cost: pd.Series
     flows: pd.DataFrame
-    logits: np.ndarray | None
     charged: Costs
     rules: Rules
     bars_per_year: float
+    logits: np.ndarray | None = None
     note: str = ""
     in_sample: int | None = None
     looks: int | None = None
@@ -155,18 +155,25 @@ class Result:
 
     # A result is frozen, so nothing below can change once it is computed.
     @functools.cached_property
+    def account_metrics(self) -> dict[str, float]:
+        """The metrics of the account alone, those of `metrics.summary`."""
+        interest = self.flows.get("interest")
+        return metrics.summary(
+            self.equity, self.weights, self.turnover, self.bars_per_year, interest=interest
+        )
+
+    @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """The metrics of this result by name; NaN where one is undefined.
 
-        They are those of `metrics.summary`, `benchmark.relative` (against `benchmark`),
+        They are `account_metrics`, those of `benchmark.relative` (against `hold`),
         `trades.trade_metrics` and `trades.capacity`.
         """
-        interest = self.flows.get("interest")
-        found = metrics.summary(
-            self.equity, self.weights, self.turnover, self.bars_per_year, interest=interest
+        held = (
+            np.full(len(self.equity), math.nan) if self.hold is None else self.hold.judged_returns
         )
-        against = benchmark.relative(self.returns, self._benchmark_returns, self.bars_per_year)
-        found |= against._asdict() | trades.trade_metrics(self.trades)
+        against = benchmark.relative(self.judged_returns, held, self.bars_per_year)
+        found = self.account_metrics | against._asdict() | trades.trade_metrics(self.trades)
         known = self.bars is not None and self.trace is not None
         return found | {
             "capacity": trades.capacity(self.fills, self.traded_bars) if known else math.nan
@@ -195,15 +202,27 @@ class Result:
         return self.bars[first : first + len(self.equity)]
 
     @functools.cached_property
-    def benchmark(self) -> pd.Series | None:
-        """`[N]` equity of buying every asset at the first close and holding it, without costs."""
-        return None if self.bars is None else benchmark.buy_and_hold(self.traded_bars)
+    def hold(self) -> Result | None:
+        """`nca.rules.buy_and_hold()` in the same account: its costs, income, fills and rules."""
+        if self.bars is None:
+            return None
+        first = self.bars.row(self.equity.index[0])
+        last = first + len(self.equity)
+        trace = benchmark.hold(self.bars, self.charged, self.rules, first, last)
+        columns = columns_of(trace, self.equity.index, self.weights.columns, self.charged)
+        return Result(
+            name="buy and hold",
+            **columns,
+            charged=self.charged,
+            rules=self.rules,
+            bars_per_year=self.bars_per_year,
+            bars=self.bars,
+        )
 
     @property
-    def _benchmark_returns(self) -> np.ndarray:
-        if self.benchmark is None:
-            return np.full(len(self.equity), math.nan)
-        return metrics.simple_returns(self.benchmark)
+    def benchmark(self) -> pd.Series | None:
+        """`[N]` equity of `hold`."""
+        return None if self.hold is None else self.hold.equity
 
     @functools.cached_property
     def fills(self) -> Fills:
@@ -366,6 +385,24 @@ class Result:
             what = error.strerror or str(error)
             raise StateError(f"{path}: cannot be written ({what}); repair that.") from None
         return path
+
+
+def columns_of(trace: Trace, index: pd.Index, symbols: pd.Index, costs: Costs) -> dict[str, Any]:
+    """Return the fields of a `Result` that are made of its trace."""
+    # Not copied: a result is frozen, and so are the arrays of its trace.
+    table = functools.partial(pd.DataFrame, index=index, copy=False)
+    column = functools.partial(pd.Series, index=index, copy=False)
+    return {
+        "equity": column(np.exp(trace.log_equity), name="equity"),
+        # Kept as well: its exponential loses digits where equity is large.
+        "log_equity": np.asarray(trace.log_equity),
+        "targets": table(trace.target, columns=symbols),
+        "weights": table(trace.weight, columns=symbols),
+        "turnover": column(trace.turnover, name="turnover"),
+        "cost": column(trace.cost, name="cost"),
+        "flows": table(trace.flows.named(costs)),
+        "trace": trace,
+    }
 
 
 class Comparison:

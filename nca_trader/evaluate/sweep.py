@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.rules import buy_and_hold
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import TRACED
 from nca_trader.config.ranges import described, expect
@@ -22,6 +21,7 @@ from nca_trader.envs.account.state import Rules, with_limits
 from nca_trader.errors import BarError, ConfigError, NcaTraderError
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.benchmark import HOLD
 from nca_trader.evaluate.combinations import Combination, combinations_of, takes_bars, valid
 from nca_trader.evaluate.multiple import block_returns
 from nca_trader.evaluate.search import counted, judge
@@ -42,7 +42,6 @@ BLOCKS = 2000  # of bars, at most: returns are kept by block, for the verdict
 BLOCK_NUMBERS = 64_000_000  # block returns of all combinations, at most: 256 MB
 BLOCK_SUMS = "blocks"  # the name of block returns among the metrics
 LOOP_SECONDS = 10.0  # of a loop of backtests, above which processes are worth their start
-HOLD = buy_and_hold()  # one object, so that its program is compiled once
 # Metrics of each combination, next to its final `equity`.
 METRICS = (
     "total_return", "cagr", "annual_volatility", "sharpe", "sortino", "max_drawdown", "calmar",
@@ -223,7 +222,7 @@ def run_combinations(
         try:
             done = run_as_one_program(setting, resume)
             if tails:
-                done.metrics.update(tail_metrics(setting))
+                done.metrics.update(tail_metrics(setting, done.metrics["turnover"]))
         except ConfigError as error:
             if not isinstance(error.__cause__, TRACED):
                 raise

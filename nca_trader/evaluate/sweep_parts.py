@@ -43,13 +43,8 @@ from nca_trader.types import Bars, Costs
 
 STATE_BYTES = 200_000_000  # of one program
 RETURNS_BYTES = 400_000_000  # of the returns of one program, of every bar
-# Metrics that need every return of an account and not sums of them, and the kind of returns.
-TAILS = {
-    "value_at_risk": "return",
-    "expected_shortfall": "return",
-    "tail_ratio": "excess",
-    "omega": "excess",
-}
+# Metrics that need every return of an account and not sums of them.
+TAILS = ("value_at_risk", "expected_shortfall", "tail_ratio", "omega")
 
 
 class Done(NamedTuple):
@@ -189,8 +184,13 @@ def _given(setting: Setting, traced: list[str], rows: list[int], fixed: dict[str
     )
 
 
-def tail_metrics(setting: Setting) -> dict[str, np.ndarray]:
-    """Compute `TAILS` of every combination, `[M]` each, in programs that return every return."""
+def tail_metrics(setting: Setting, turnover: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute `TAILS` of every combination, `[M]` each, in programs that return every return.
+
+    Args:
+      setting: of the sweep.
+      turnover: `[M]` of the combinations; one that never traded has no ratios.
+    """
     bars, combinations = setting.bars, setting.combinations
     traced = traced_parameters(combinations)
     # 16 bytes: two returns of float64 for each bar.
@@ -207,9 +207,9 @@ def tail_metrics(setting: Setting) -> dict[str, np.ndarray]:
                 every = compiled(program_of_returns, given, values, blocks)(values, blocks)
             plain, excess = np.asarray(every, np.float64)[..., : len(bars)]
             for place, k in enumerate(rows):
-                for name, of in TAILS.items():
-                    returns = plain[place] if of == "return" else excess[place]
-                    found[name][k] = getattr(metrics, name)(returns)
+                grown, ratios = (metrics.judged(r[place], turnover[k]) for r in (plain, excess))
+                for name, value in metrics.of_tails(plain[place], grown, ratios).items():
+                    found[name][k] = value
                 shown.update()
     return found
 

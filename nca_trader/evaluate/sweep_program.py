@@ -237,7 +237,7 @@ def _step(
         target = (order.target * order.size).astype(before.weight.dtype)
         account, closed = place(account, target, legs.at_close, costs, rules)
     held_before, turnover = (tally.side != 0.0).any(), tally.turnover
-    tally = _add_trades(tally, before.held, bar, legs, fills, whole, left, closed, rules)
+    tally = _add_trades(tally, before.held, bar, legs, fills, whole, left, closed, costs, rules)
     held_after = real & (tally.side != 0.0).any()
     interest = None
     if legs.years is not None and (costs.interest_lend or costs.interest_borrow):
@@ -263,6 +263,7 @@ def _add_trades(
     whole: Fill,
     left: exits.Exit | None,
     closed: Fill,
+    costs: Costs,
     rules: Rules,
 ) -> Tally:
     """Count the gains and fills of one bar, moment by moment.
@@ -276,9 +277,12 @@ def _add_trades(
       whole: effects of the whole bar.
       left: what exits closed inside it.
       closed: effects of the order at its close.
+      costs: of trading.
       rules: of the account.
     """
     calls = rules.maintenance_margin is not None
+    worse = costs.slippage + costs.half_spread
+    paid = worse if legs.half_spread is None else worse + legs.half_spread, costs.commission
     gain = held * legs.gap
     tally, position = add_gain(tally, gain), held + gain
     growth = 1.0 + gain.sum()
@@ -291,7 +295,7 @@ def _add_trades(
     opened = sum((fill.traded for fill in fills[1:]), fills[0].traded)
     cost = sum((fill.cost for fill in fills[1:]), fills[0].cost)
     if rules.fill == "next_open" or calls:
-        tally, position, growth = add_fill(tally, position, growth, opened, cost)
+        tally, position, growth = add_fill(tally, position, growth, opened, cost, *paid)
     body, traded = legs.body, opened
     if left is not None:
         # An asset that left inside the bar earns up to its exit and no further.
@@ -303,13 +307,13 @@ def _add_trades(
     if left is not None:
         # A margin call at the close has a cost of its own, which is not separated here.
         inside = whole.cost - cost
-        tally, position, growth = add_fill(tally, position, growth, left.traded, inside)
+        tally, position, growth = add_fill(tally, position, growth, left.traded, inside, *paid)
         cost, traded = cost + inside, traded + left.traded
     if rules.fill == "close" or calls:
         if charged:
             growth = growth + (_carried([whole], tally, held.dtype) - at_open)
         traded, cost = whole.traded - traded + closed.traded, whole.cost - cost + closed.cost
-        tally, *_ = add_fill(tally, position, growth, traded, cost)
+        tally, *_ = add_fill(tally, position, growth, traded, cost, *paid)
     return tally
 
 

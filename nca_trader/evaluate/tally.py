@@ -16,12 +16,12 @@ import numpy as np
 from jax import Array
 
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.metrics import NO_VOLATILITY, NO_WEIGHT
+from nca_trader.evaluate.metrics import NO_WEIGHT
 
 # A weight that a closed position leaves by rounding.
 DUST = {"float32": 1e-6, "float64": NO_WEIGHT}
 # A return that rounding leaves of two that cancel, overnight and intraday.
-NO_RETURN = {"float32": 1e-9, "float64": metrics.NO_RETURN}
+NO_RETURN = {"float32": 1e-8, "float64": metrics.NO_RETURN}
 
 
 class Tally(NamedTuple):
@@ -112,12 +112,13 @@ def add_return(
 
 
 def add_fill(
-    tally: Tally, position: Array, growth: Array, traded: Array, cost: Array
+    tally: Tally, position: Array, growth: Array, traded: Array, cost: Array, worse: Any, fee: float
 ) -> tuple[Tally, Array, Array]:
     """Count what was traded at one moment of a bar.
 
     A trade is a round trip of one asset, from flat to flat or to the other side, as in `trades`.
-    The cost of a bar is divided among its assets in proportion to what they traded.
+    The cost of a bar is divided among its assets in proportion to what each pays by itself, without
+    impact, fixed fees and ticks.
 
     Args:
       tally: with `pnl` up to this moment.
@@ -125,6 +126,8 @@ def add_fill(
       growth: `[]` equity before, likewise.
       traded: `[A]` signed, as fractions of equity before the fill.
       cost: `[]` of trading, likewise.
+      worse: fraction of its price by which a fill is worse, a number or `[A]`.
+      fee: fraction of what is paid.
 
     Returns:
       The tally, and the position and the growth after.
@@ -133,7 +136,10 @@ def add_fill(
     dtype, dust = position.dtype, DUST[position.dtype.name]
     after, size = position + traded, jnp.abs(traded)
     # Where nothing is traded the cost is 0, whatever its share.
-    share = size / jnp.maximum(size.sum(), 1e-30) if size.shape[0] > 1 else 1.0
+    share = 1.0
+    if size.shape[0] > 1:
+        own = size * (1e-12 + worse + fee * (1.0 + jnp.sign(traded) * worse))
+        share = (own / jnp.maximum(own.sum(), 1e-30)).astype(dtype)
     paid = tally.equity.astype(dtype) * cost * share
     flat = jnp.abs(after) < dust
     # 1, -1, or 0 where flat, exactly.
@@ -172,47 +178,38 @@ def summaries(
       num_bars: T.
       bars_per_year: P.
     """
-    t, n, p = tally, float(num_bars), bars_per_year
-    with np.errstate(all="ignore"):
-        growth = np.exp(log_equity)
-        # Without a fill the ratios would be those of interest alone.
-        filled = t.turnover > 0.0
-        mean = np.where(filled, t.total / n, 0.0)
-        # Sums of squares lose digits to their mean; float64 keeps enough for returns of bars.
-        central = np.where(filled, t.squares / n - mean**2, 0.0)
-        deviation = np.sqrt(np.maximum(central, 0.0) * n / (n - 1.0))
-        moves = filled & (deviation >= NO_VOLATILITY)
-        downside = np.sqrt(t.downside / n * p)
-        third = t.cubes / n - 3.0 * mean * t.squares / n + 2.0 * mean**3
-        fourth = t.fourths / n - 4 * mean * t.cubes / n + 6 * mean**2 * t.squares / n - 3 * mean**4
-        # Without interest both kinds of returns are the same, and were summed once.
-        plain = t.earned != 0.0
-        of_all = np.where(plain, t.plain_total, t.total) / n
-        scatter = np.where(plain, t.plain_squares, t.squares) / n - of_all**2
-        cagr = growth ** (p / n) - 1.0
-        deepest = np.expm1(t.drawdown)
-        ended = t.trades - (t.side != 0.0).sum(-1)
-        none = np.full(growth.shape, np.nan)
+    t, n, filled = tally, float(num_bars), tally.turnover > 0.0
+    mean, square, cube, fourth = (x / n for x in (t.total, t.squares, t.cubes, t.fourths))
+    excess = metrics.Sums(
+        bars=n,
+        count=n,
+        growth=np.exp(log_equity),
+        depth=np.expm1(t.drawdown),
+        mean=mean,
+        variance=_variance(mean, square),
+        third=cube - 3.0 * mean * square + 2.0 * mean**3,
+        fourth=fourth - 4.0 * mean * cube + 6.0 * mean**2 * square - 3.0 * mean**4,
+        downside=t.downside / n,
+        won=t.won,
+        moved=t.moved,
+    )
+    # Without interest both kinds of returns are the same, and were summed once.
+    scatter = _variance(t.plain_total / n, t.plain_squares / n)
+    plain = excess._replace(variance=np.where(t.earned != 0.0, scatter, excess.variance))
+    # Without a fill the ratios would be those of interest alone: no bar counts for them.
+    grown, ratios = (metrics.Sums(*(np.where(filled, x, 0.0) for x in r)) for r in (plain, excess))
+    ended = t.trades - (t.side != 0.0).sum(-1)
+    return {
+        "equity": plain.growth,
+        **metrics.of_sums(plain, grown, ratios, bars_per_year),
+        "exposure": t.held / n,
+        "turnover": t.turnover * bars_per_year / n,
+        "trades": t.trades.astype(np.float64),
+        **metrics.of_trades(ended, t.winners, t.gains, t.losses),
+    }
 
-        def defined(condition: np.ndarray, value: np.ndarray) -> np.ndarray:
-            return np.where(condition, value, none)
 
-        return {
-            "equity": growth,
-            "total_return": growth - 1.0,
-            "cagr": cagr,
-            "annual_volatility": np.sqrt(np.maximum(scatter, 0.0) * n / (n - 1.0) * p),
-            "sharpe": defined(moves, mean / deviation * np.sqrt(p)),
-            "sortino": defined(filled & (downside >= NO_VOLATILITY), mean * p / downside),
-            "max_drawdown": deepest,
-            "calmar": defined(filled & (deepest < 0.0), cagr / -deepest),
-            "hit_rate": defined(filled & (t.moved > 0), t.won / t.moved),
-            "skewness": defined(moves, third / central**1.5),
-            "kurtosis": defined(moves, fourth / central**2),
-            "exposure": t.held / n,
-            "turnover": t.turnover * p / n,
-            "trades": t.trades.astype(np.float64),
-            "win_rate": defined(ended > 0, t.winners / ended),
-            "profit_factor": defined(t.losses > 0.0, t.gains / t.losses),
-            "expectancy": defined(ended > 0, (t.gains - t.losses) / ended),
-        }
+def _variance(mean: np.ndarray, square: np.ndarray) -> np.ndarray:
+    """Return the variance of returns from their means; what is left of rounding counts as 0."""
+    central = square - mean**2
+    return np.where(central > 1e-13 * square, central, 0.0)

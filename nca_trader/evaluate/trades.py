@@ -23,7 +23,7 @@ import pandas as pd
 
 from nca_trader.envs.account.costs import Trade, own_rates
 from nca_trader.envs.account.state import Flows, Quote, Rules, worsening
-from nca_trader.evaluate.metrics import positions
+from nca_trader.evaluate import metrics
 from nca_trader.evaluate.simulate import Trace
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars, Costs
@@ -82,7 +82,7 @@ def units_held(bars: Bars, equity: np.ndarray, weights: np.ndarray) -> np.ndarra
     with np.errstate(invalid="ignore", divide="ignore"):
         units = weights * equity[:, None] / bars.close
     # Before an asset's first bar its price is NaN, and nothing can be held.
-    return np.where(positions(weights) != 0, units, 0.0)
+    return np.where(metrics.positions(weights) != 0, units, 0.0)
 
 
 def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
@@ -405,13 +405,11 @@ def trade_metrics(trades: pd.DataFrame) -> dict[str, float]:
     ended = (trades["reason"] != OPEN).to_numpy()
     pnl, returns, held = (trades[x].to_numpy()[ended] for x in ("pnl", "return", "bars"))
     n = len(pnl)
-    lost = -pnl[pnl < 0].sum()
+    gains, losses = pnl[pnl > 0].sum(), -pnl[pnl < 0].sum()
     deviation = pnl.std(ddof=1) if n > 1 else 0.0
     return {
         "trades": float(len(trades)),
-        "win_rate": float((pnl > 0).mean()) if n else math.nan,
-        "profit_factor": float(pnl[pnl > 0].sum() / lost) if lost > 0 else math.nan,
-        "expectancy": float(pnl.mean()) if n else math.nan,
+        **metrics.of_trades(n, (pnl > 0).sum(), gains, losses),
         "sqn": float(math.sqrt(n) * pnl.mean() / deviation) if deviation > 0 else math.nan,
         "average_trade": float(returns.mean()) if n else math.nan,
         "best_trade": float(returns.max()) if n else math.nan,

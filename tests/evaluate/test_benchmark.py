@@ -1,5 +1,6 @@
 """Alpha, beta and the information ratio against statsmodels, and a coverage experiment."""
 
+import dataclasses
 import math
 
 import ledger
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
+import nca_trader as nca
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import benchmark, metrics
 
@@ -63,9 +65,61 @@ def test_a_bar_without_a_return_is_left_out_and_constants_have_no_beta():
         benchmark.relative(r, market[:10], 252.0)
 
 
-def test_buying_and_holding_is_the_mean_of_the_assets_growth():
-    bars = ledger.random_bars(np.random.default_rng(0), 50, 3)
-    held = benchmark.buy_and_hold(bars)
-    by_hand = sum(bars.close[:, i] / bars.close[0, i] for i in range(3)) / 3
-    np.testing.assert_allclose(held, by_hand)
-    assert held.index.equals(bars.index)
+EVERY = nca.Costs(
+    commission=5e-4,
+    slippage=2e-4,
+    half_spread=1e-4,
+    impact=0.1,
+    fixed_fee=1.0,
+    borrow_fee=0.02,
+    interest_lend=0.04,
+    interest_borrow=0.07,
+    funding=0.03,
+)
+RULES = {"capital": 1e5, "delist_after": 5, "delist_haircut": 0.2}
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+def test_the_benchmark_is_a_ledger_that_buys_each_asset_once(fill):
+    bars = ledger.rich_bars(np.random.default_rng(0), 120, 3)
+    result = nca.backtest(bars, nca.rules.always_flat(), EVERY, fill, **RULES)
+    listed = bars.present.cumsum(axis=0) * bars.present == 1
+    once = np.where(listed, 1 / 3, np.nan)
+    equity, _, book = ledger.live(bars, once, EVERY, result.rules)
+    np.testing.assert_allclose(result.benchmark, equity, rtol=1e-10)
+    assert all(book.went[name] for name in ("dividends", "funding", "interest", "delisting"))
+    assert result.benchmark.index.equals(bars.index)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_holder_has_no_alpha_whatever_is_paid_and_earned(seed):
+    rng = np.random.default_rng(seed)
+    bars = ledger.rich_bars(rng, 150, 3)
+    costs = nca.Costs(
+        **{field.name: getattr(EVERY, field.name) * rng.integers(0, 3)
+           for field in dataclasses.fields(EVERY) if getattr(EVERY, field.name)}
+    )  # fmt: skip
+    fill = ("next_open", "close")[seed % 2]
+    more = {**RULES, **({"start": str(bars.index[40])} if seed > 3 else {})}
+    held = np.where(np.arange(150)[:, None] == [[0, 0, 0]], 1 / 3, np.nan)
+    for holder in (nca.rules.buy_and_hold(), held):
+        result = nca.backtest(bars, holder, costs, fill, **more)
+        m = result.metrics
+        assert m["alpha"] == pytest.approx(0.0, abs=1e-12) and m["beta"] == pytest.approx(1.0)
+        assert np.isnan(m["information_ratio"])
+        assert result.hold.account_metrics == pytest.approx(result.account_metrics, nan_ok=True)
+    # The trader of the same bars has.
+    assert (
+        abs(nca.backtest(bars, nca.rules.momentum(5), costs, fill, **more).metrics["alpha"]) > 1e-3
+    )
+
+
+def test_interest_on_cash_is_no_alpha():
+    bars = ledger.random_bars(np.random.default_rng(1), 300, 1)
+    costs = nca.Costs(interest_lend=0.10)
+    m = nca.backtest(bars, np.full(300, 0.5), costs, "close", "rebalance").metrics
+    # Half of the benchmark and half cash at each close: r - i / E = r_b / 2 in each bar.
+    assert m["beta"] == pytest.approx(0.5) and m["alpha"] == pytest.approx(0.0, abs=1e-12)
+    assert m["interest"] > 0.03
+    flat = nca.backtest(bars, nca.rules.always_flat(), costs).metrics
+    assert flat["alpha"] == 0.0 and flat["total_return"] > 0.07

@@ -218,8 +218,21 @@ def test_returns_of_several_accounts_at_once_are_refused():
         metrics.sharpe(np.zeros((2, 3)), 252)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 20, 21, 1000])
-def test_the_tails_are_numpys_quantiles_bit_for_bit(size):
-    r = np.random.default_rng(size).normal(size=size)
-    low, high = np.quantile(r, [0.05, 0.95])
-    assert metrics.Returns(r).tails == (low, high)
+def test_a_calmar_ratio_and_a_tail_ratio_are_those_of_the_figures_next_to_them():
+    index = pd.date_range("2020-01-01", periods=400, tz="UTC")
+    equity = pd.Series(np.cumprod(1 + np.random.default_rng(1).normal(1e-3, 0.01, 400)), index)
+    found = metrics.summary(equity, turnover=equity, bars_per_year=252, interest=equity * 2e-4)
+    assert found["calmar"] == pytest.approx(found["cagr"] / -found["max_drawdown"], rel=1e-12)
+    high = np.quantile(metrics.simple_returns(equity), 0.95)
+    assert found["tail_ratio"] == pytest.approx(high / -found["value_at_risk"], rel=1e-12)
+
+
+def test_sums_of_several_accounts_have_the_metrics_of_each():
+    rows = np.random.default_rng(2).normal(0, 0.01, (3, 200))
+    rows[2] = 0.0
+    each = [metrics.Returns(r) for r in rows]
+    sums = metrics.Sums(*(np.array([getattr(r, f) for r in each]) for f in metrics.Sums._fields))
+    together = metrics.of_sums(sums, sums, sums, 252)
+    for k, r in enumerate(each):
+        for name, value in metrics.of_sums(r, r, r, 252).items():
+            np.testing.assert_allclose(together[name][k], value, rtol=1e-12, err_msg=name)

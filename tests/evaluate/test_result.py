@@ -132,7 +132,8 @@ def test_the_summary_has_twenty_lines_and_the_benchmark_beside_it():
     result = nca.backtest(bars, nca.rules.sma_cross(10, 30), nca.Costs(commission=5e-4))
     lines = str(result).splitlines()
     assert len(lines) == 20 and max(map(len, lines)) <= 120
-    growth = bars.close[-1, 0] / bars.close[0, 0] - 1.0
+    # Bought at the second open, with all cash and the commission.
+    growth = bars.close[-1, 0] / (bars.open[1, 0] * (1.0 + 5e-4)) - 1.0
     assert re.search(rf"total return +\S+ +{growth:.1%}", str(result))
     assert f"trades {len(result.trades)}," in str(result)
     html = result._repr_html_()

@@ -1,5 +1,6 @@
 """A sweep equals a loop of backtests, survives an interruption, and does not call luck a skill."""
 
+import dataclasses
 import functools
 import json
 import logging
@@ -33,6 +34,9 @@ def made(num_bars=700, assets=1, seed=0, missing=0.0, drift=0.0):
     low = np.minimum(open_, close) * np.exp(-np.abs(0.005 * rng.standard_normal(close.shape)))
     present = rng.random(close.shape) >= missing
     present[0] = True
+    for t in range(1, num_bars):  # a missing bar carries the last close
+        for values in (open_, high, low, close):
+            values[t] = np.where(present[t], values[t], close[t - 1])
     time = np.datetime64("2010-01-01") + np.arange(num_bars) * np.timedelta64(1, "D")
     return nca.Bars(
         time=time, symbols=tuple("ABC"[:assets]), open=open_, high=high, low=low, close=close,
@@ -87,25 +91,53 @@ CASES = {
 }
 
 
+def refuse_other_metrics(table, rule, bars, costs, precision, **options):
+    """Every column of metrics is the metric of the combination's own backtest."""
+    tight = {"f32": 1e-5, "f64": 1e-9}[precision]
+    parameters = table.attrs["parameters"]
+    assert set(table.columns) == {*parameters, "equity", *sweep_module.METRICS, *module.TAILS}
+    for _, row in table.iterrows():
+        values = {p: row[p] for p in parameters}
+        whole = {p: int(v) if float(v).is_integer() else v for p, v in values.items()}
+        result = nca.backtest(bars, rule(**whole), costs, **options)
+        assert row["equity"] == pytest.approx(result.equity.iloc[-1], rel=tight)
+        for key in (*sweep_module.METRICS, *module.TAILS):
+            expected = pytest.approx(result.metrics[key], rel=tight, abs=tight, nan_ok=True)
+            assert row[key] == expected, key
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ["f32", "f64"])
 @pytest.mark.few(4)
 def test_a_sweep_equals_a_loop_of_backtests(name, precision):
     rule, grid, assets, options = CASES[name]
     bars = made(assets=assets, missing=0.1 if name == "assets" else 0.0)
-    table = nca.sweep(bars, rule, grid, COSTS, precision=precision, trials=None, **options)
-    tight = {"f32": 1e-6, "f64": 1e-9}[precision]
-    for row, result in looped(bars, rule, table, **options):
-        assert row["equity"] == pytest.approx(result.equity.iloc[-1], rel=tight)
-        m = result.metrics
-        # Ratios of a mean close to 0 lose digits of it.
-        for key in ("annual_volatility", "max_drawdown", "turnover", "exposure", "kurtosis"):
-            assert row[key] == pytest.approx(m[key], rel=20 * tight), key
-        if assets == 1 and precision == "f64":
-            for key in ("trades", "win_rate", "profit_factor", "expectancy", "hit_rate"):
-                assert row[key] == pytest.approx(m[key], rel=1e-7, nan_ok=True), key
-        for key in ("total_return", "cagr", "sharpe", "sortino", "skewness", "calmar"):
-            assert row[key] == pytest.approx(m[key], rel=20 * tight, abs=50 * tight), key
+    table = nca.sweep(
+        bars, rule, grid, COSTS, precision=precision, trials=None, tails=True, **options
+    )
+    refuse_other_metrics(table, rule, bars, COSTS, precision, **options)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_a_sweep_equals_a_loop_of_backtests_whatever_is_paid_and_earned(seed):
+    rng = np.random.default_rng(seed)
+    bars = made(400, assets=1 + seed % 3, seed=seed)
+    shape = bars.close.shape
+    bars = dataclasses.replace(
+        bars,
+        dividend=np.where(rng.random(shape) < 0.05, 0.5, 0.0),
+        funding=None if seed % 2 else rng.normal(0, 1e-4, shape),
+        half_spread=rng.uniform(0, 1e-3, shape),
+    )
+    rates = dict.fromkeys(("interest_lend", "interest_borrow", "borrow_fee"), 0.05)
+    costs = nca.Costs(commission=5e-4, slippage=2e-4, funding=0.05 * (seed % 2), **rates)
+    options = {"fill": ("next_open", "close")[seed % 2]}
+    precision, rule = (("f64", nca.rules.sma_cross), ("f32", stopped))[seed // 2]
+    grid = {"fast": [3, 8], "slow": [25]} if seed < 2 else {"fast": [3], "loss": [0.02, 0.05]}
+    table = nca.sweep(
+        bars, rule, grid, costs, precision=precision, trials=None, tails=True, **options
+    )
+    refuse_other_metrics(table, rule, bars, costs, precision, **options)
 
 
 HELD = nca.Costs(commission=5e-4, borrow_fee=0.02, interest_lend=0.04, funding=1e-4)

@@ -57,11 +57,11 @@ def result_figure(results: Sequence[Result]) -> Figure:
             _draw(equity, result.equity, colour, result.name, style)
             fallen = metrics.drawdown_series(result.returns)
             _draw(drawdown, result.equity * 0.0 + fallen, colour, "", style)
-        if alone and alone.benchmark is not None:
-            held = alone.benchmark
-            _draw(equity, held, REFERENCE, "buy and hold", DASHES[0])
-            fallen = metrics.drawdown_series(metrics.simple_returns(held))
-            _draw(drawdown, held * 0.0 + fallen, REFERENCE, "", DASHES[0])
+        if alone and alone.hold is not None:
+            held = alone.hold
+            _draw(equity, held.equity, REFERENCE, "buy and hold", DASHES[0])
+            fallen = metrics.drawdown_series(held.returns)
+            _draw(drawdown, held.equity * 0.0 + fallen, REFERENCE, "", DASHES[0])
         if alone:
             _draw_exposure(panels[2], alone)
         shade_in_sample(panels, results, SHADE)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nca_trader.evaluate import metrics
 from nca_trader.evaluate.trades import TRADING_COSTS
 from nca_trader.evaluate.verdict import decimal, in_sample_sentence, percent
 from nca_trader.runs.universe import others_sentence
@@ -80,7 +79,7 @@ def caveats(result: Result) -> list[str]:
 def summary_lines(result: Result) -> list[str]:
     """Return the summary of a result: 20 lines, caveats cut to the width of the rest."""
     m = result.metrics
-    other = benchmark_metrics(result)
+    other = result.hold and result.hold.account_metrics
     lines = [title_of(result)]
     fill = "next open" if result.fill == "next_open" else "close"
     lines.append(
@@ -112,13 +111,6 @@ def summary_lines(result: Result) -> list[str]:
     ]
     said = " ".join(caveats(result))
     return [*lines, said if len(said) <= WIDTH else said[: WIDTH - 3].rstrip() + "..."]
-
-
-def benchmark_metrics(result: Result) -> dict[str, float] | None:
-    """Compute the metrics of the benchmark's equity; None where there is none."""
-    if result.benchmark is None:
-        return None
-    return metrics.summary(result.benchmark, bars_per_year=result.bars_per_year)
 
 
 def comparison_lines(results: Sequence[Result]) -> list[str]:
@@ -168,7 +160,7 @@ def comparison_html(results: Sequence[Result]) -> str:
 
 def summary_html(result: Result) -> str:
     """Return the summary of a result as an HTML table with a plot."""
-    other = benchmark_metrics(result)
+    other = result.hold and result.hold.account_metrics
     rows = [
         (name, [write(result.metrics[key]), *([write(other[key])] if other else [])])
         for key, name, write in SHOWN
