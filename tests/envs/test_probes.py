@@ -3,10 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
-
-from nca_trader.envs import probes
-from nca_trader.errors import ConfigError
 
 NUM_BARS, PERIOD = 182, 6  # a period of all probes; 182 - 60 rows of warm-up leave 120 steps and 1
 NUM_STEPS = 120
@@ -99,10 +97,3 @@ def test_the_market_is_read_from_the_last_return(probe):
         assert (features > 0).all()
     elif probe.name != "delayed":
         assert (np.sign(features[1:]) == -np.sign(features[:-1])).all() and features.all()
-
-
-def test_an_unknown_probe_is_refused_with_the_nearest():
-    with pytest.raises(ConfigError, match=r"no probe 'risin'; .*rising"):
-        probes.make("risin")
-    with pytest.raises(ConfigError, match="num_bars=50"):
-        probes.make("rising", 50)

@@ -2,11 +2,11 @@
 
 import jax
 import numpy as np
+import probes
 import pytest
 
 from nca_trader import AgentConfig, make_learner, make_policy
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig
-from nca_trader.envs import probes
 
 LENGTH = 24
 

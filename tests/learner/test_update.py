@@ -7,6 +7,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import probes
 import pytest
 import tiny
 from ledger import random_bars
@@ -14,7 +15,6 @@ from recording import distance
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.config import AgentConfig, CurriculumConfig, LearnerConfig
-from nca_trader.envs import probes
 from nca_trader.learner.ppo import reward_scale, setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
