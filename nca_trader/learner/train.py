@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import time
@@ -181,7 +180,7 @@ def train(
             if scored := stopping.due(done):
                 stopping.score(state, done, row)
             if hosts.first():
-                run.lines.append(json.dumps(row))
+                run.append(row)
             # A metric that is not finite is None.
             known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
             shown.update(learner.steps_per_update, **known)
@@ -352,7 +351,7 @@ def _resume(
         state = _begun_with(state, params)
     done = int(np.asarray(state.update).flat[0])
     # Only process 0 writes, and the others wait until the file is cut.
-    hosts.on_first(lambda: run.lines.cut(done))
+    hosts.on_first(lambda: run.cut(done))
     return state, done
 
 

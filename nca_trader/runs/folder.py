@@ -19,23 +19,42 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
-from nca_trader.config.records import RESTORE, difference, sealed, unsealed
-from nca_trader.errors import RunError, StateError, argument
+from nca_trader.config.records import (
+    CHECKSUM,
+    RESTORE,
+    difference,
+    read_json,
+    record,
+    sealed,
+    unsealed,
+)
+from nca_trader.errors import RunError, StateError, StoreError, argument
 from nca_trader.machine import HeldError, make_directory, take_lock, write_atomically
 from nca_trader.parallel import hosts
 
 RETURNS = "selection.parquet"  # on the selection span, a column for each number of updates
 RUN, LOCK, SHARED = "run.json", "train.lock", ".shared-"
+CHECKED = 5  # the format of run.json from which each row of metrics.jsonl has a checksum
+# What a row of metrics.jsonl holds in addition to numbers by name.
+ROW = {
+    "update": int,
+    "steps": int,
+    "seeds": dict[str, list[float | None]],
+    "fitness_correlation": dict[str, float | None],
+}
+NAMED = 10  # damaged rows that warnings name one by one
+log = logging.getLogger(__name__)
 
 
 def make_folder(path: Place, texts: Mapping[str, str]) -> None:
@@ -230,6 +249,10 @@ class Lines:
         except FileNotFoundError:
             return b""
 
+    def split(self) -> list[bytes]:
+        """Return all lines with their ends; the last one may have none."""
+        return _split(self.read())
+
     def modified(self) -> float | None:
         """Return when it was last stored, in seconds since 1970; None if it does not exist."""
         if isinstance(self.path, CloudPath):
@@ -241,14 +264,14 @@ class Lines:
 
     def cut(self, count: int) -> None:
         """Keep the first `count` lines and delete the rest."""
-        lines = self.read().splitlines(keepends=True)
+        lines = self.split()
         if isinstance(self.path, pathlib.Path):
             if len(lines) > count:
                 write_atomically(self.path, b"".join(lines[:count]))
             return
         # From the end, so that a cut that is killed leaves a beginning of the text.
         for name, part in reversed(self._parts(self.path).items()):
-            own = part.splitlines(keepends=True)
+            own = _split(part)
             first = len(lines) - len(own)
             lines = lines[:first]
             if first + len(own) <= count:
@@ -274,6 +297,73 @@ class Lines:
             self._known[name] = (version, content)
         self._known = {name: self._known[name] for name in versions}
         return {name: content for name, (_, content) in self._known.items()}
+
+
+def _split(text: bytes) -> list[bytes]:
+    # Not `splitlines`, to which a damaged byte may be another end.
+    return io.BytesIO(text).readlines()
+
+
+def rows_checked(folder: Place) -> bool:
+    """Whether each row of metrics.jsonl must have a checksum, by a run.json that can be read."""
+    try:
+        return read_json((folder / RUN).read_bytes(), RUN)["format"] >= CHECKED
+    except (OSError, StateError, StoreError, LookupError, TypeError):
+        return False
+
+
+def read_rows(
+    lines: Sequence[bytes],
+    path: Place,
+    *,
+    checked: bool,
+    first: int = 1,
+    keys: Sequence[str] = (),
+) -> list[dict[str, Any] | None]:
+    """Parse lines of metrics.jsonl; a warning names each that is damaged.
+
+    Args:
+      lines: with their ends.
+      path: of the file, for messages.
+      checked: whether each must have a checksum, see `rows_checked`.
+      first: the number of the first line.
+      keys: that each must have.
+
+    Returns:
+      A row per line, without its checksum; None for a damaged one.
+
+    Raises:
+      StateError: the last line is damaged and has no end, as a crash leaves it.
+    """
+    rows: list[dict[str, Any] | None] = []
+    faults = []
+    for number, line in enumerate(lines, first):
+        try:
+            rows.append(_read_row(line, f"{path} line {number}", checked, keys))
+        except StateError as fault:
+            if not line.endswith(b"\n"):
+                raise
+            rows.append(None)
+            faults.append(fault)
+    for fault in faults[:NAMED]:
+        log.warning("%s The row is left out.", fault)
+    if len(faults) > NAMED:
+        log.warning("%s: %d more damaged rows are left out", path, len(faults) - NAMED)
+    return rows
+
+
+def _read_row(line: bytes, where: str, checked: bool, keys: Sequence[str]) -> dict[str, Any]:
+    # The checksum covers the end, which may not be written yet.
+    value, sealed_row = unsealed(line.removesuffix(b"\n") + b"\n", where)
+    row = record(dict[str, Any], value, where)
+    for name, number in row.items():
+        if name in ROW or type(number) is not float:  # most are, and `record` takes its time
+            record(dict[str, ROW.get(name, float | None)], {name: number}, where)
+    wanted = [*keys, CHECKSUM] if checked and not sealed_row else keys
+    missing = [name for name in wanted if name not in row]
+    if missing:
+        raise StateError(f"{where}: has no {missing[0]!r}; {RESTORE}.")
+    return row
 
 
 def read_returns(run: Any) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 run.json          format, name, seed, command, data, versions, commit, device
 env.toml agent.toml    the resolved configuration, every field
-metrics.jsonl     one object per update
+metrics.jsonl     one object per update, each with the checksum of its own text
 checkpoints/      Orbax, by number of updates
 selected/         the states of the update that was selected, and of the one before
 selection.json    the scores of the agents on the selection span
@@ -27,7 +27,7 @@ import os
 import pathlib
 import platform
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -43,7 +43,6 @@ from nca_trader.config.extensions import Code, refuse_uninstalled
 from nca_trader.config.records import (
     RESTORE,
     plain,
-    read_json,
     record,
     sealed,
     shown,
@@ -55,7 +54,7 @@ from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.consent import SIGNATURE, admit, own_code
-from nca_trader.runs.folder import Lines
+from nca_trader.runs.folder import CHECKED, Lines, read_rows
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference
 from nca_trader.runs.trials import DataRecord
@@ -63,15 +62,8 @@ from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
-FORMAT = 4
+FORMAT = 5
 UNSEALED = 3  # the format before run.json and selection.json had a checksum
-# What a row of metrics.jsonl holds in addition to numbers by name.
-ROW = {
-    "update": int,
-    "steps": int,
-    "seeds": dict[str, list[float | None]],
-    "fitness_correlation": dict[str, float | None],
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,18 +135,6 @@ class Deployment:
     sentence: str
     data: DataRecord
     targets: tuple[float, ...] = ()
-
-
-def row_of(value: Any, source: str) -> dict[str, Any]:
-    """Return parsed JSON as a row of metrics.
-
-    Raises:
-      StateError: it is not an object, or a value has another type.
-    """
-    row = record(dict[str, Any], value, source)
-    for name, number in row.items():
-        record(dict[str, ROW.get(name, float | None)], {name: number}, source)
-    return row
 
 
 def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool) -> EnvSpec:
@@ -233,15 +213,15 @@ class Run:
         content = file.read_bytes()
         manifest, checked = unsealed(content, str(file))
         # What is not an object passes here, and `record` below reports it.
-        known = manifest.get("format") if isinstance(manifest, dict) else FORMAT
-        if known not in (UNSEALED, FORMAT):
+        known: Any = manifest.get("format") if isinstance(manifest, dict) else FORMAT
+        if known not in range(UNSEALED, FORMAT + 1):
             raise RunError(
                 f"{file}: format {shown(known)}, this version reads {FORMAT}; "
                 "use the version that wrote it."
             )
         # After the format: another one may lack fields, which is not damage.
         self.manifest: Manifest = record(RunManifest, manifest, str(file))
-        self._sealed = known == FORMAT
+        self._sealed, self._checked = known > UNSEALED, known >= CHECKED
         self._refuse_unsealed(file, checked)
         refuse_uninstalled(self.manifest.code, str(self.path))
         self.env_config = self._config(EnvConfig, "env.toml")
@@ -465,16 +445,32 @@ class Run:
         return jax.tree_util.tree_map_with_path(pick, like)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl."""
-        rows = []
-        for number, line in enumerate(self.lines.read().splitlines(), 1):
-            where = f"{self.lines.path} line {number}"
-            row = row_of(read_json(line, where), where)
-            missing = [name for name in ("update", "steps") if name not in row]
-            if missing:
-                raise StateError(f"{where}: has no {missing[0]!r}; {RESTORE}.")
-            rows.append(row)
-        return rows
+        """Return the rows of metrics.jsonl; a damaged one is left out, and a warning names it.
+
+        Raises:
+          StateError: the last row was not written whole.
+        """
+        return [row for row in self._rows(self.lines.split()) if row is not None]
+
+    def _rows(self, lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
+        keys = ("update", "steps")
+        return read_rows(lines, self.lines.path, checked=self._checked, keys=keys)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row to metrics.jsonl, with its checksum."""
+        self.lines.append(sealed(row, indent=None).removesuffix("\n"))
+
+    def cut(self, done: int) -> None:
+        """Delete the rows after those of `done` updates, and a last one that has no end."""
+        kept = at = last = 0
+        for row in self._rows([line for line in self.lines.split() if line.endswith(b"\n")]):
+            # A damaged row may be a part of one, or two, so the next good one gives the number.
+            at = at + 1 if row is None else row["update"]
+            if at > done or (row is not None and at <= last):
+                break
+            last = last if row is None else at
+            kept += 1
+        self.lines.cut(kept)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a record as a JSON file of the run with its checksum, whole or not at all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import pathlib
@@ -13,11 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nca_trader.cloud import Place
-from nca_trader.config.records import read_json, record
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, printable
 from nca_trader.paper.chain import writing
 from nca_trader.paper.journal import read_events
-from nca_trader.runs.folder import Lines
+from nca_trader.runs.folder import Lines, read_rows, rows_checked
 from nca_trader.watch.alerts import LABEL
 
 TAIL = 256  # bytes before the position that was read to; they must not have changed
@@ -35,7 +35,7 @@ class Rows:
 
     Attributes:
       newest: the last row, {} before the first.
-      count: rows in the file.
+      count: rows in the file, without damaged ones.
       restarts: how often it was read again.
     """
 
@@ -46,6 +46,7 @@ class Rows:
         self.newest: dict[str, Any] = {}
         self.count = self.restarts = 0
         self._at, self._tail = 0, b""
+        self._checked = False
 
     def poll(self) -> list[dict[str, Any]]:
         """Return the rows since the last poll; after a restart, all rows."""
@@ -63,15 +64,12 @@ class Rows:
             self.restarts += 1
             self.newest, self.count, self._at, self._tail = {}, 0, 0, b""
         end = text.rfind(b"\n") + 1
-        rows = []
-        for line in text[self._at : end].splitlines():
-            try:
-                # Not `runs.manifest`'s stricter reader: it imports Orbax, which takes seconds, and
-                # absl, which takes over the log.
-                source = str(self.path)
-                rows.append(record(dict[str, Any], read_json(line, source), source))
-            except StateError:
-                log.warning("%s: a line that is not a JSON object is passed over", self.path)
+        lines = io.BytesIO(text[self._at : end]).readlines()
+        if lines and not self._at:  # run.json is there before the first row
+            self._checked = rows_checked(self.path.parent)
+        first = text.count(b"\n", 0, self._at) + 1
+        found = read_rows(lines, self.path, checked=self._checked, first=first)
+        rows = [row for row in found if row is not None]
         self._at, self._tail = end, text[max(end - TAIL, 0) : end]
         self.count += len(rows)
         self.newest = rows[-1] if rows else self.newest

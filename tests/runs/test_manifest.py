@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -25,10 +26,14 @@ from nca_trader.machine import write_atomically
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
-from nca_trader.runs.manifest import FORMAT, Run, Selection
+from nca_trader.runs.listing import compare_runs, runs_in
+from nca_trader.runs.manifest import UNSEALED, Run, Selection
 from nca_trader.runs.opening import open_run
 from nca_trader.runs.trials import data_record
 from nca_trader.types import EnvSpec
+from nca_trader.watch.dashboard.session import Vitals
+from nca_trader.watch.dashboard.training import training_view
+from nca_trader.watch.metrics import Rows
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +203,7 @@ def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
         ("run.json", "{", StateError, "run.json: not JSON"),
         ("run.json", "[]", StateError, r"run.json: \[\] where an object is expected"),
         ("run.json", '{"format": 3}', StateError, "run.json: has no 'name'"),
-        ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 4"),
+        ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 5"),
         ("run.json", b"\xff\xfe", StateError, "run.json: not JSON"),
         ("selection.json", "nonsense", StateError, "selection.json: not JSON"),
         ("selection.json", '{"selected": 0}', StateError, "selection.json: has no 'checksum'"),
@@ -231,6 +236,122 @@ def test_a_damaged_row_of_metrics_is_named(tiny, tmp_path):
         file.write('{"update": 3, "st')
     with pytest.raises(StateError, match=r"metrics.jsonl line 3: not JSON"):
         run.metrics()
+
+
+@pytest.fixture
+def four(tiny, tmp_path):
+    """A run of four rows, the third a short one with seeds and a null."""
+    run = tiny.copy(tmp_path / "four").run
+    rows = run.metrics()
+    assert [row["update"] for row in rows] == [1, 2]
+    run.append({"update": 3, "steps": 384, "loss": None, "seeds": {"reward": [0.25, None]}})
+    run.append(rows[1] | {"update": 4, "steps": 512})
+    return run
+
+
+def test_a_row_is_json_for_any_reader_and_shows_no_checksum_to_ours(four):
+    lines = four.lines.path.read_text().splitlines()
+    raw = [json.loads(line) for line in lines]
+    assert [row["update"] for row in raw] == [1, 2, 3, 4] and all("loss" in row for row in raw)
+    for line, row in zip(lines, raw, strict=True):
+        blank = line.replace(row["checksum"], "0" * 64) + "\n"
+        assert hashlib.sha256(blank.encode()).hexdigest() == row.pop("checksum")
+    assert four.metrics() == raw == Rows(four.lines.path).poll()
+
+
+@pytest.mark.parametrize(("number", "every"), [(2, 13), (3, 1)])
+def test_a_flipped_bit_of_a_row_is_named_and_only_that_row_is_left_out(four, number, every, caplog):
+    rows, path = four.metrics(), four.lines.path
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    start, size = len(b"".join(lines[: number - 1])), len(lines[number - 1])
+    for at in [*range(start, start + size, every), start + size - 1]:
+        # Without its end, a row and the next are one line.
+        lost = {number, number + 1} if at == start + size - 1 else {number}
+        wanted = [row for row in rows if row["update"] not in lost]
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[at] ^= 1 << bit
+            path.write_bytes(changed)
+            for read in (four.metrics, Rows(path).poll) if at % 5 == 0 else (four.metrics,):
+                caplog.clear()
+                assert read() == wanted, (at, bit)
+                assert f"{path} line {number}: " in caplog.messages[0], (at, bit)
+
+
+def test_a_row_without_its_checksum_is_damaged_unless_an_older_version_wrote_the_run(four, caplog):
+    rows, path, manifest = four.metrics(), four.lines.path, four.path / "run.json"
+    content = path.read_text()
+    stripped = [json.dumps(row) + "\n" for row in rows]
+    path.write_text("".join([stripped[0], *content.splitlines(keepends=True)[1:]]))
+    assert Run(four.path).metrics() == rows[1:] == Rows(path).poll()
+    named = f"{path} line 1: has no 'checksum'; restore it from a copy. The row is left out."
+    assert caplog.messages == [named, named]
+    path.write_text("".join(stripped))
+    assert Run(four.path).metrics() == [] == Rows(path).poll()
+    caplog.clear()
+    for format in (4, 3):
+        rewrite(manifest, format, lambda manifest: None)
+        older = Run(four.path)
+        assert older.metrics() == rows == Rows(path).poll() and not caplog.messages
+        older.append(rows[-1] | {"update": 5})  # a run that this version resumes
+        changed = path.read_bytes().replace(b'"update": 5', b'"update": 6')
+        path.write_bytes(changed)
+        assert older.metrics() == rows and "line 5: changed since" in caplog.text
+        path.write_text("".join(stripped))
+        caplog.clear()
+
+
+def test_what_compares_lists_and_draws_runs_works_on_the_rows_that_are_whole(four, tiny, caplog):
+    path = four.lines.path
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"1", b"2", 1)
+    path.write_bytes(b"".join(lines))
+    table = compare_runs([tiny.path, four.path])
+    assert list(table.loc["last update"]) == [2, 4] and "last checksum" not in table.index
+    listed = runs_in(four.path.parent).loc[four.path.name]
+    assert listed["fault"] == "" and listed["steps"] == 512
+    view = training_view(Rows(path).poll(), {}, Vitals("x", 0.0, 0.0, ""))
+    assert view["charts"]["reward"]["x"] == [1, 3, 4]
+    assert not any("checksum" in str(row) for row in view["tables"]["metrics"]["rows"])
+    assert len(caplog.messages) == 3 and len({*caplog.messages}) == 1
+
+
+def in_two(line):
+    """A row in which a byte became an end."""
+    return line[:40] + b"\n" + line[41:]
+
+
+DAMAGE = {
+    "none": lambda lines: lines,
+    "a digit": lambda lines: [*lines[:2], lines[2].replace(b": ", b": 1", 1), *lines[3:]],
+    "in two": lambda lines: [*lines[:2], in_two(lines[2]), *lines[3:]],
+    "a return": lambda lines: [*lines[:2], in_two(lines[2]).replace(b"\n", b"\r", 1), *lines[3:]],
+    "no end": lambda lines: [*lines[:2], lines[2][:-1] + b"J", *lines[3:]],
+    "no end of all": lambda lines: [*lines[:-1], lines[-1][:-1] + b"J"],
+    "torn": lambda lines: [*lines, lines[-1][:30]],
+    "torn at its end": lambda lines: [*lines[:-1], lines[-1][:-1]],
+}
+LOST = {"none": {}, "torn": {}, "no end": {3, 4}, "no end of all": {5}, "torn at its end": {5}}
+
+
+@pytest.mark.parametrize("done", range(6))
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_resumed_run_keeps_the_rows_of_its_updates_whatever_is_damaged(four, name, done):
+    four.append(four.metrics()[-1] | {"update": 5})
+    rows, path = four.metrics(), four.lines.path
+    path.write_bytes(b"".join(DAMAGE[name](path.read_bytes().splitlines(keepends=True))))
+    four.cut(done)
+    four.append(rows[-1] | {"update": done + 1})
+    kept = [n for n in range(1, done + 1) if n not in LOST.get(name, {3})]
+    assert [row["update"] for row in four.metrics()] == [*kept, done + 1]
+
+
+def test_rows_that_were_appended_out_of_order_are_cut(four):
+    rows = four.metrics()
+    four.append(rows[0])
+    four.cut(4)
+    assert four.metrics() == rows
 
 
 @pytest.mark.parametrize(
@@ -366,7 +487,7 @@ def rewrite(path, format, change):
     del manifest["checksum"]
     manifest["format"] = format
     change(manifest)
-    path.write_text(sealed(manifest) if format == FORMAT else json.dumps(manifest, indent=2))
+    path.write_text(sealed(manifest) if format > UNSEALED else json.dumps(manifest, indent=2))
 
 
 def test_an_older_run_without_a_field_of_the_spec_acts_as_its_environment_says(tmp_path, env):
@@ -397,7 +518,7 @@ SPECS = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("format", [3, 4])
+@pytest.mark.parametrize("format", [3, 4, 5])
 def test_a_spec_with_a_wrong_key_or_type_is_refused(tmp_path, env, name, format):
     run = open_run(env, AGENT, tmp_path / "r", seed=0)
     rewrite(run.path / "run.json", format, lambda manifest: SPECS[name](manifest["spec"]))

@@ -192,12 +192,25 @@ def test_whatever_is_done_to_the_file_the_newest_row_is_its_last_whole_one(path,
             assert rows.newest == json.loads(whole[-1])
 
 
-def test_a_damaged_line_is_passed_over_with_a_warning(path, caplog):
+def test_a_damaged_line_is_left_out_with_a_warning_that_names_it(path, caplog):
     rows = Rows(path)
-    append(path, line(1) + "{nothing\n[1]\n" + line(2))
+    append(path, line(1))
+    assert updates(rows.poll()) == [1]
+    append(path, "{nothing\n[1]\n" + line(2))
     with caplog.at_level(logging.WARNING):
-        assert updates(rows.poll()) == [1, 2]
-    assert sum("passed over" in record.getMessage() for record in caplog.records) == 2
+        assert updates(rows.poll()) == [2] and rows.count == 2
+    said = [record.getMessage() for record in caplog.records]
+    assert all(text.endswith("The row is left out.") for text in said)
+    assert [text.partition(": ")[0] for text in said] == [f"{path} line {n}" for n in (2, 3)]
+
+
+def test_of_many_damaged_rows_the_first_ten_are_named(path, caplog):
+    append(path, "{\n" * 35 + line(1))
+    assert updates(Rows(path).poll()) == [1]
+    assert [f"line {n}: " in said for n, said in enumerate(caplog.messages, 1)] == [True] * 10 + [
+        False
+    ]
+    assert caplog.messages[10] == f"{path}: 25 more damaged rows are left out"
 
 
 def test_a_journals_figures_are_those_of_its_events(tmp_path):
