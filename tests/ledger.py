@@ -1,275 +1,415 @@
-"""A plain ledger of cash and units in float64, and random bars: the second derivation.
+"""The judge: one account as a bank keeps it, in cash and units, in numpy and float64.
 
-It keeps money and shares, not weights, and shares no line with `nca_trader.envs.account.state`.
+It imports nothing of the package. It is written from docs/concepts (timing.md, costs.md,
+account.md) and docs/guides/strategies.md, and keeps money and units where the package keeps
+weights and a logarithm. `tests/evaluate/test_judge.py` holds every use of the account equal to it.
 """
 
-import collections
-import dataclasses
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nca_trader.envs.account.state import Rules
-from nca_trader.types import Bars
+YEAR = 365.2425 * 86_400  # seconds
+NAN = float("nan")
+COSTS = dict.fromkeys(
+    (
+        "commission", "slippage", "half_spread", "impact", "fixed_fee", "borrow_fee",
+        "interest_lend", "interest_borrow", "funding", "liquidation_fee",
+    ),
+    0.0,
+)  # fmt: skip
+RULES = dict(
+    fill="next_open", order="on_change", max_gross=None, max_net=None, borrow=False, floor=1e-9,
+    maintenance_margin=None, capital=None, lot=0.0, tick=0.0, min_notional=0.0,
+    max_participation=None, delist_after=None, delist_haircut=0.0, dead_band=0.0,
+)  # fmt: skip
+LEVELS = ("stop_price", "limit_price", "stop_loss", "take_profit", "trailing_stop")
+ITEMS = (
+    "market", "dividends", "delisting", "commission", "fixed_fee", "slippage", "spread", "impact",
+    "liquidation", "interest", "borrow_fee", "funding", "ruin",
+)  # fmt: skip
+ROUNDING = 1e-9  # of a lot or a tick
+NO_MORE = 1e-6  # of equity: a buy that lacks less is filled
 
 
-def random_bars(rng, length, num_assets, missing=0.0, spread=0.01, unit="D"):
-    """Bars of a random walk whose opens gap and whose bars are missing at a given rate."""
-    shape = (length, num_assets)
-    gap, body = rng.normal(0, spread, (2, *shape))
-    gap[0] = 0.0
-    close = 100.0 * np.exp(np.cumsum(gap + body, axis=0))
-    open_ = close / np.exp(body)
-    present = rng.random(shape) >= missing
-    present[0] = True
-    for t in range(1, length):  # a missing bar carries the last close
-        open_[t] = np.where(present[t], open_[t], close[t - 1])
-        close[t] = np.where(present[t], close[t], close[t - 1])
-    return Bars(
-        time=np.datetime64("2020-01-01", "ns") + np.arange(length) * np.timedelta64(1, unit),
-        symbols=tuple(f"S{i}" for i in range(num_assets)),
-        open=open_,
-        high=np.maximum(open_, close),
-        low=np.minimum(open_, close),
-        close=close,
-        volume=np.where(present, 1e6, 0.0),
-        present=present,
-        source="random",
-    )
+class Fill(NamedTuple):
+    """What was traded: `at` is "before", "open", "inside", "close" or "after" a bar's row."""
+
+    row: int
+    asset: int
+    at: str
+    units: float
+    price: float
+    reason: str
 
 
-def rich_bars(rng, length, num_assets, missing=0.1, spread=0.02):
-    """Random bars with volume that varies, quotes, dividends, funding, and an asset that goes."""
-    bars = random_bars(rng, length, num_assets, missing, spread)
-    shape, present = bars.close.shape, bars.present.copy()
-    fields = {name: getattr(bars, name).copy() for name in ("open", "high", "low", "close")}
-    gone = length * 2 // 3
-    present[gone:, -1] = False
-    present[(~present).all(axis=1), 0] = True  # a bar of no asset at all is no bar
-    for values in fields.values():
-        values[gone:, -1] = fields["close"][gone - 1, -1]
-    return dataclasses.replace(
-        bars,
-        **fields,
-        present=present,
-        volume=np.where(present, rng.lognormal(7.0, 1.5, shape) * (rng.random(shape) > 0.05), 0.0),
-        half_spread=rng.uniform(0, 1e-3, shape),
-        dividend=np.where(rng.random(shape) < 0.03, 0.5, 0.0),
-        funding=rng.normal(0, 1e-4, shape),
-    )
+class Outcome(NamedTuple):
+    """Equity `[N]` and weights `[N, A]` at each close, where equity went, and what was traded.
+
+    seen: `[N]` equity that a decision sees, before it fills at the same close.
+    went: `[N]` by item, as fractions of the start's equity. fills: delistings too.
+    """
+
+    equity: np.ndarray
+    seen: np.ndarray
+    weights: np.ndarray
+    went: dict[str, np.ndarray]
+    fills: list[Fill]
 
 
 class Ledger:
-    """Cash in money, units, and orders that wait: lines as a broker would write them.
+    """Cash, units, and orders that wait."""
 
-    `went` says where money went, item by item; gains are positive.
-    """
-
-    def __init__(self, num_assets, costs, rules):
-        self.start = 1.0 if rules.capital is None else rules.capital
-        self.cash, self.units = self.start, np.zeros(num_assets)
-        self.costs, self.rules = costs, rules
+    def __init__(self, num_assets: int, num_bars: int, costs: dict, rules: dict):
+        self.costs, self.rules = {**COSTS, **costs}, {**RULES, **rules}
+        self.money = self.rules["capital"] is not None
+        self.start = self.rules["capital"] if self.money else 1.0
+        self.cash, self.units = float(self.start), np.zeros(num_assets)
+        self.floor, self.ruined = self.rules["floor"] * self.start, False
         self.ordered = np.zeros(num_assets)
-        self.waiting = [None] * num_assets  # None, "whole", or "rest": buys only
-        self.ruined = False
-        self.went = collections.Counter()
-        self.traded = 0
+        self.waiting: list[str | None] = [None] * num_assets  # "whole", or "rest": buys alone
+        self.asked, self.out = np.full(num_assets, NAN), np.zeros(num_assets, bool)
+        self.entry, self.best = np.full((2, num_assets), NAN)
+        self.level = {name: np.full(num_assets, NAN) for name in LEVELS}
+        self.went = {item: np.zeros(num_bars) for item in ITEMS}
+        self.fills: list[Fill] = []
+        self.row = 0
 
-    def equity(self, price):
-        return self.cash + float(self.units @ price)
+    def note(self, item: str, amount: float) -> None:
+        self.went[item][self.row] += amount / self.start
 
-    def check_ruin(self, price):
-        if self.ruined or self.equity(price) <= self.rules.floor * self.start:
-            self.went["ruin"] += self.rules.floor * self.start - self.equity(price)
-            self.cash, self.units[:], self.ruined = self.rules.floor * self.start, 0.0, True
-            self.ordered[:] = 0.0
-            self.waiting = [None] * len(self.units)
+    def equity(self, price: np.ndarray) -> float:
+        return self.cash + sum(u * p for u, p in zip(self.units, price, strict=True) if u)
 
-    def move(self, old, new):
-        """The price of what is held changes."""
-        self.went["market"] += float(self.units @ (new - old))
+    def move(self, old: np.ndarray, new: np.ndarray, item: str = "market") -> None:
+        """The price of what is held changes; `check` at the new one follows."""
+        self.note(item, sum(u * (n - o) for u, o, n in zip(self.units, old, new, strict=True) if u))
 
-    def order(self, target):
-        if self.ruined:
+    def check(self, price: np.ndarray) -> None:
+        """An account at its floor, or below, is bankrupt: it owes nothing and trades no more."""
+        if self.ruined or self.equity(price) > self.floor:
             return
-        for i, weight in enumerate(target):
-            same = self.rules.order == "on_change" and weight == self.ordered[i]
-            if not (np.isnan(weight) or same):
-                self.ordered[i], self.waiting[i] = weight, "whole"
+        self.note("ruin", self.floor - self.equity(price))
+        for i in np.flatnonzero(self.units):
+            self.fills.append(Fill(self.row, i, "after", -self.units[i], price[i], "bankrupt"))
+        self.cash, self.ruined = self.floor, True
+        self.units[:] = self.ordered[:] = 0.0
+        self.entry[:] = NAN
+        self.waiting = [None] * len(self.units)
 
-    def wanted(self):
+    def order(self, target: np.ndarray, price: np.ndarray) -> None:
+        """Order targets at a close; NaN orders nothing."""
+        held = self.units * np.nan_to_num(price) / self.equity(price)
+        for i, weight in enumerate(target):
+            if self.ruined or np.isnan(weight):
+                continue
+            changes = self.rules["order"] == "on_change"
+            moved = abs(weight - (self.ordered[i] if changes else held[i]))
+            band = self.rules["dead_band"]
+            new = (changes and moved > 0.0) or not changes
+            if band and weight != 0.0:
+                new = moved > band
+            if new:
+                self.waiting[i] = "whole"
+            if new or not band:
+                self.ordered[i] = weight
+
+    def ask(self, target: np.ndarray, levels: dict[str, np.ndarray], price: np.ndarray) -> None:
+        """Order with levels: they belong to their target, and an exit waits for another one."""
+        given = ~np.isnan(target)
+        changed = given & (target != self.asked)
+        self.out &= ~changed
+        self.asked = np.where(given, target, self.asked)
+        for name, level in levels.items():
+            kept = np.isnan(level) & ~changed
+            self.level[name] = np.where(kept, self.level[name], level)
+        self.order(np.where(self.out, NAN, target), price)
+
+    def wanted(self) -> np.ndarray:
         """The ordered weights, scaled as a whole under both caps."""
         scale = 1.0
         for cap, size in (
-            (self.rules.max_gross, np.abs(self.ordered).sum()),
-            (self.rules.max_net, abs(self.ordered.sum())),
+            (self.rules["max_gross"], np.abs(self.ordered).sum()),
+            (self.rules["max_net"], abs(self.ordered.sum())),
         ):
             if cap is not None and size > cap:
                 scale = min(scale, cap / size)
         return self.ordered * scale
 
-    def accepted(self, units, price, volume):
+    def accepted(self, units: float, price: float, volume: float) -> float:
         """What a venue takes of an order for `units`."""
-        size, sign = abs(units), np.sign(units)
-        if self.rules.max_participation is not None:
-            size = min(size, self.rules.max_participation * volume)
-        if self.rules.lot:
-            size = math.floor(size / self.rules.lot + 1e-9) * self.rules.lot
-        if size * price < self.rules.min_notional * (1 - 1e-9):
+        size = abs(units)
+        if self.rules["max_participation"] is not None:
+            size = min(size, self.rules["max_participation"] * volume)
+        if self.rules["lot"]:
+            size = math.floor(size / self.rules["lot"] + ROUNDING) * self.rules["lot"]
+        if size * price < self.rules["min_notional"] * (1.0 - ROUNDING):
             size = 0.0
-        return sign * size
+        return math.copysign(size, units)
 
-    def fill_price(self, units, price, volume, quoted):
-        """What a unit is paid, and what of the difference is spread and impact."""
-        spread = price * (self.costs.half_spread + quoted)
-        impact = 0.0
-        if self.rules.capital is not None:
-            share = min(abs(units) / volume, 1.0) if volume > 0 else float(units != 0)
-            impact = price * self.costs.impact * math.sqrt(share)
-        off = price * self.costs.slippage + spread + impact
-        paid = price + off if units > 0 else max(price - off, 0.0)
-        if self.rules.tick:
-            ticks = paid / self.rules.tick
-            whole = math.ceil(ticks - 1e-9) if units > 0 else math.floor(ticks + 1e-9)
-            paid = max(whole, 0) * self.rules.tick
+    def terms(self, units: float, price: float, volume: float, quoted: float) -> tuple:
+        """The price that is paid for a unit, and what of the difference is spread and impact."""
+        spread, impact = price * (self.costs["half_spread"] + quoted), 0.0
+        if self.money:
+            share = min(abs(units) / volume, 1.0) if volume > 0.0 else float(units != 0.0)
+            impact = price * self.costs["impact"] * math.sqrt(share)
+        off = price * self.costs["slippage"] + spread + impact
+        paid = price + off if units > 0.0 else max(price - off, 0.0)
+        if self.rules["tick"]:
+            ticks = paid / self.rules["tick"]
+            whole = math.ceil(ticks - ROUNDING) if units > 0.0 else math.floor(ticks + ROUNDING)
+            paid = whole * self.rules["tick"]
         return paid, spread, impact
 
-    def book(self, i, units, price, paid, spread, impact, extra=0.0):
-        """Enters a trade of asset i that was priced and sized before."""
+    def book(self, i: int, units: float, price: float, terms: tuple, at: str, why: str) -> None:
+        """Enter a trade that was priced and sized before."""
         if not units:
             return
-        self.traded += 1
-        fee = self.costs.fixed_fee if self.rules.capital is not None else 0.0
-        commission = self.costs.commission * abs(units) * paid
-        liquidation = extra * abs(units) * price
-        self.cash -= units * paid + commission + fee + liquidation
-        self.units[i] += units
-        self.went["commission"] -= commission
-        self.went["fixed_fee"] -= fee
-        self.went["spread"] -= abs(units) * spread
-        self.went["impact"] -= abs(units) * impact
-        self.went["slippage"] -= abs(units) * (abs(paid - price) - spread - impact)
-        self.went["liquidation"] -= liquidation
+        (paid, spread, impact), size = terms, abs(units)
+        commission = self.costs["commission"] * size * paid
+        fee = self.costs["fixed_fee"] if self.money else 0.0
+        forced = self.costs["liquidation_fee"] * size * price if why == "liquidated" else 0.0
+        self.cash -= units * paid + commission + fee + forced
+        before, after = self.units[i], self.units[i] + units
+        after = 0.0 if abs(after) <= ROUNDING * size else after  # what is left is rounding
+        self.units[i] = after
+        for item, amount in (
+            ("commission", commission), ("fixed_fee", fee), ("liquidation", forced),
+            ("spread", size * spread), ("impact", size * impact),
+            ("slippage", size * (abs(paid - price) - spread - impact)),
+        ):  # fmt: skip
+            self.note(item, -amount)
+        self.fills.append(Fill(self.row, i, at, units, price, why))
+        if after == 0.0:
+            self.entry[i] = self.best[i] = NAN
+        elif before * after <= 0.0:
+            self.entry[i] = self.best[i] = price
+        elif abs(after) > abs(before):
+            self.entry[i] = (before * self.entry[i] + units * price) / after
 
-    def fill(self, price, present, volume, quoted):
-        """Trades what waits at `price`, sells first, all buys cut by one factor."""
+    def close(self, i: int, price: float, here: tuple, at: str, why: str) -> None:
+        """Close a whole position; neither lots nor volume stop it."""
+        units = -self.units[i]
+        self.book(i, units, price, self.terms(units, price, *(x[i] for x in here)), at, why)
+        self.units[i] = 0.0
+
+    def fill(self, price: np.ndarray, present: np.ndarray, here: tuple, at: str) -> None:
+        """Trade what waits: sizes are of equity before any of it, sells first, buys cut alike."""
         if self.ruined:
             return
         equity, wanted = self.equity(price), self.wanted()
-        open_ = [i for i, state in enumerate(self.waiting) if state is not None and present[i]]
-        size, terms, short_of_volume = {}, {}, set()
-        for i in open_:
+        trading = [i for i, state in enumerate(self.waiting) if state and present[i]]
+        size, terms, thin = {}, {}, set()
+        for i in trading:
+            volume, quoted = (x[i] for x in here)
             want = wanted[i] * equity / price[i] - self.units[i]
             if self.waiting[i] == "rest":
                 want = max(want, 0.0)
-            if self.rules.max_participation is not None:
-                if abs(want) > self.rules.max_participation * volume[i]:
-                    short_of_volume.add(i)
-            size[i] = self.accepted(want, price[i], volume[i])
-            terms[i] = self.fill_price(size[i], price[i], volume[i], quoted[i])
-        fee = self.costs.fixed_fee if self.rules.capital is not None else 0.0
-        cash = self.cash - fee * sum(units != 0 for units in size.values())
-        for i in open_:
-            if size[i] < 0:
-                cash -= size[i] * terms[i][0] * (1 - self.costs.commission)
-        bill = sum(
-            size[i] * terms[i][0] * (1 + self.costs.commission) for i in open_ if size[i] > 0
-        )
+            most = self.rules["max_participation"]
+            if most is not None and abs(want) > most * volume:
+                thin.add(i)
+            size[i] = self.accepted(want, price[i], volume)
+            # Of the whole order, also where cash then cuts it.
+            terms[i] = self.terms(size[i], price[i], volume, quoted)
+        f = self.costs["commission"]
+        fee = self.costs["fixed_fee"] if self.money else 0.0
+        cash = self.cash - fee * sum(units != 0.0 for units in size.values())
+        cash += sum(-n * terms[i][0] * (1.0 - f) for i, n in size.items() if n < 0.0)
+        bill = sum(n * terms[i][0] * (1.0 + f) for i, n in size.items() if n > 0.0)
         cash = max(cash, 0.0)
-        share = 1.0 if self.rules.borrow or bill <= cash else cash / bill
-        for i in sorted(open_, key=lambda i: size[i] > 0):
+        share = 1.0 if self.rules["borrow"] or bill <= cash else cash / bill
+        for i in sorted(trading, key=lambda i: size[i] > 0.0):
             units = size[i]
-            if units > 0 and share < 1.0:
-                units = self.accepted(share * units, price[i], volume[i])
-            self.book(i, units, price[i], *terms[i])
-            if i not in short_of_volume:
-                left = self.accepted(max(size[i], 0.0) - max(units, 0.0), price[i], volume[i])
-                lacks = (1.0 - share) * max(size[i], 0.0) * price[i] > 1e-6 * equity
-                self.waiting[i] = "rest" if left > 0 and lacks else None
+            if units > 0.0 and share < 1.0:
+                units = self.accepted(share * units, price[i], here[0][i])
+            self.book(i, units, price[i], terms[i], at, "target")
+            if i in thin:
+                continue  # it waits for volume, as it was
+            lacks = size[i] - units
+            more = self.accepted(lacks, price[i], here[0][i]) > 0.0
+            self.waiting[i] = "rest" if more and lacks * price[i] > NO_MORE * equity else None
 
-    def margin(self, price, present, volume, quoted):
-        """A margin call closes everything that can be closed."""
-        need = self.rules.maintenance_margin
-        gross = float(np.abs(self.units * price).sum())
-        if self.ruined or need is None or gross * need <= self.equity(price):
+    def margin(self, price: np.ndarray, present: np.ndarray, here: tuple, at: str) -> None:
+        """Where equity is too small for the gross position, all that can be closed is."""
+        need = self.rules["maintenance_margin"]
+        gross = sum(abs(u * p) for u, p in zip(self.units, price, strict=True) if u)
+        if self.ruined or need is None or need * gross <= self.equity(price):
             return
-        for i, units in enumerate(-self.units):
-            if units and present[i]:
-                terms = self.fill_price(units, price[i], volume[i], quoted[i])
-                self.book(i, units, price[i], *terms, extra=self.costs.liquidation_fee)
+        for i in np.flatnonzero((self.units != 0.0) & present):
+            # Priced at equity before any of it, as all fills of a moment are.
+            self.close(i, price[i], here, at, "liquidated")
         self.ordered[:] = 0.0
         self.waiting = [None] * len(self.units)
 
-    def hold(self, price, years, rate):
-        """What holding for `years` earns and costs, at this price."""
+    def hold(self, price: np.ndarray, years: float, rate: np.ndarray) -> None:
+        """What holding for `years` earns and costs; `rate` is the bars' own funding."""
         if self.ruined:
             return
-        value, c = self.units * price, self.costs
-        interest = c.interest_lend * max(self.cash, 0.0) - c.interest_borrow * max(-self.cash, 0.0)
-        borrowing = c.borrow_fee * sum(max(-v, 0.0) for v in value)
-        funding = years * c.funding * value.sum() + float(rate @ value)
+        c, value = self.costs, np.where(self.units == 0.0, 0.0, self.units * price)
+        interest = c["interest_lend"] * max(self.cash, 0.0)
+        interest -= c["interest_borrow"] * max(-self.cash, 0.0)
+        borrowing = c["borrow_fee"] * np.maximum(-value, 0.0).sum()
+        funding = years * c["funding"] * value.sum() + (rate * value).sum()
         self.cash += years * (interest - borrowing) - funding
-        self.went["interest"] += years * interest
-        self.went["borrow_fee"] -= years * borrowing
-        self.went["funding"] -= funding
+        self.note("interest", years * interest)
+        self.note("borrow_fee", -years * borrowing)
+        self.note("funding", -funding)
 
-    def write_off(self, price, gone):
-        """Pays out assets that are gone, at this price."""
+    def write_off(self, gone: np.ndarray, worth: np.ndarray) -> None:
         for i in np.flatnonzero(gone):
-            self.cash += self.units[i] * price[i]
+            if self.units[i]:
+                self.fills.append(Fill(self.row, i, "before", -self.units[i], worth[i], "delisted"))
+                self.cash += self.units[i] * worth[i]
             self.units[i] = self.ordered[i] = 0.0
-            self.waiting[i] = None
+            self.waiting[i], self.entry[i] = None, NAN
+
+    def reached(self, i: int, bar: dict[str, np.ndarray]) -> tuple[float, str] | None:
+        """The price at which a level closes position i in this bar, and which; None for none."""
+        side = math.copysign(1.0, self.units[i])
+        lv = {name: values[i] for name, values in self.level.items()}
+        opened = side * bar["open"][i]
+        worst, best = sorted(side * bar[x][i] for x in ("low", "high"))
+        entry = side * self.entry[i]
+        fixed = np.fmax(side * lv["stop_price"], entry - self.entry[i] * lv["stop_loss"])
+        trailing = side * self.best[i] - self.best[i] * lv["trailing_stop"]
+        gain = np.fmin(side * lv["limit_price"], entry + self.entry[i] * lv["take_profit"])
+        stop = np.fmax(fixed, trailing)
+        why = "stop" if fixed >= trailing or np.isnan(trailing) else "trailing stop"
+        if worst <= stop:
+            return side * min(opened, stop), why
+        if best >= gain:
+            return side * max(opened, gain), "take profit"
+        return None
+
+    def inside(self, bar: dict[str, np.ndarray], present: np.ndarray, here: tuple) -> None:
+        """From the open to the close, with the levels that are reached on the way."""
+        left = {}
+        if not self.ruined:
+            held = np.flatnonzero((self.units != 0.0) & present)
+            found = {i: self.reached(i, bar) for i in held}
+            left = {i: exit_ for i, exit_ in found.items() if exit_}
+        to = bar["close"].copy()
+        for i, (price, _) in left.items():
+            to[i] = price
+        self.move(bar["open"], to)
+        self.check(to)
+        if not self.ruined:
+            for i, (price, why) in left.items():
+                self.close(i, price, here, "inside", why)
+                self.out[i], self.waiting[i] = True, None
+        self.check(to)
+        for i in np.flatnonzero((self.units != 0.0) & present):
+            # For the bars after this one.
+            far, name = (max, "high") if self.units[i] > 0.0 else (min, "low")
+            self.best[i] = far(self.best[i], bar[name][i])
 
 
-def run_ledger(bars, targets, costs, fill, order, max_gross=None):
-    """Equity `[N]` and weights `[N, A]` at each close, capital 1 before the first bar."""
-    return live(bars, targets, costs, Rules(fill=fill, order=order, max_gross=max_gross))[:2]
+def run(bars: Any, targets: Any, costs: dict, rules: dict, levels: dict | None = None) -> Outcome:
+    """Run an account over bars that orders `targets` `[N, A]` at each close.
 
-
-def live(bars, targets, costs, rules):
-    """As `run_ledger`, for any rules; also the ledger at the end."""
-    ledger = Ledger(bars.num_assets, costs, rules)
-    none = np.zeros(bars.close.shape)
-    quoted = none if bars.half_spread is None else bars.half_spread
-    funding = none if bars.funding is None else bars.funding
+    Args:
+      bars: with the arrays of `nca.Bars` as attributes.
+      targets: weights; NaN orders nothing.
+      costs: those of `COSTS` that are not 0.
+      rules: those of `RULES` that are another.
+      levels: `[N, A]` of each of `LEVELS` that orders have; NaN for none.
+    """
+    shape = num_bars, num_assets = bars.close.shape
+    book = Ledger(num_assets, num_bars, costs, rules)
+    none, at_open = np.zeros(shape), book.rules["fill"] == "next_open"
+    extra = {
+        name: none if (x := getattr(bars, name, None)) is None else np.nan_to_num(x)
+        for name in ("half_spread", "dividend", "funding")
+    }
     seconds = bars.time.astype("datetime64[s]").astype(float)
-    missing = np.zeros(bars.num_assets, int)
-    last = bars.open[0]
-    equity, weights = [], []
-    for t in range(len(bars)):
-        here = (bars.present[t], bars.volume[t], quoted[t])
-        missing = np.where(bars.present[t], 0, missing + 1)
-        if bars.dividend is not None and t:
-            paid = float(ledger.units @ np.where(bars.present[t], bars.dividend[t], 0.0))
-            ledger.cash += paid
-            ledger.went["dividends"] += paid
-        gone = missing == rules.delist_after
-        worth = np.where(gone, last * (1.0 - rules.delist_haircut), bars.open[t])
-        ledger.went["delisting"] += float(ledger.units @ np.where(gone, worth - last, 0.0))
-        ledger.move(last, np.where(gone, last, bars.open[t]))
-        ledger.check_ruin(worth)
-        years = (seconds[t] - seconds[t - 1]) / (365.2425 * 86400) if t else 0.0
-        if rules.fill == "next_open":  # who held since the last open pays, and not who buys now
-            ledger.hold(worth, years, np.zeros(bars.num_assets))
-            ledger.check_ruin(worth)
-        ledger.write_off(worth, gone)
-        ledger.margin(bars.open[t], *here)
-        ledger.check_ruin(bars.open[t])
-        if rules.fill == "next_open":
-            ledger.fill(bars.open[t], *here)
-            ledger.check_ruin(bars.open[t])
-        ledger.move(bars.open[t], bars.close[t])
-        ledger.check_ruin(bars.close[t])
-        since = years if rules.fill == "close" else 0.0
-        ledger.hold(bars.close[t], since, np.where(bars.present[t], funding[t], 0.0))
-        ledger.check_ruin(bars.close[t])
-        ledger.margin(bars.close[t], *here)
-        ledger.check_ruin(bars.close[t])
-        ledger.order(targets[t])
-        if rules.fill == "close":
-            ledger.fill(bars.close[t], *here)
-            ledger.check_ruin(bars.close[t])
-        last = bars.close[t]
-        equity.append(ledger.equity(bars.close[t]))
-        weights.append(ledger.units * bars.close[t] / equity[-1])
-    return np.array(equity) / ledger.start, np.array(weights), ledger
+    missing, listed = np.zeros(num_assets, int), np.zeros(num_assets, bool)
+    equity, seen, weights, last = [], [], [], bars.open[0]
+    for t in range(num_bars):
+        book.row, present = t, bars.present[t]
+        here = (np.nan_to_num(bars.volume[t]), extra["half_spread"][t])
+        bar = {name: getattr(bars, name)[t] for name in ("open", "high", "low", "close")}
+        listed |= present
+        missing = np.where(present | ~listed, 0, missing + 1)
+        gone = missing == (book.rules["delist_after"] or math.inf)
+        years = (seconds[t] - seconds[t - 1]) / YEAR if t else 0.0
+        # 1. The night, with its dividends.
+        paid = float((book.units * np.where(present, extra["dividend"][t], 0.0)).sum())
+        book.cash += paid
+        book.note("dividends", paid)
+        worth = np.where(gone, last * (1.0 - book.rules["delist_haircut"]), bar["open"])
+        book.move(last, np.where(gone, worth, last), "delisting")
+        book.move(last, np.where(gone, last, bar["open"]))
+        book.check(worth)
+        # 2. to 5. Charges, delistings, a margin call, and what waits.
+        if at_open:
+            book.hold(worth, years, none[0])
+            book.check(worth)
+        book.write_off(gone, worth)
+        book.margin(bar["open"], present, here, "open")
+        book.check(bar["open"])
+        if at_open:
+            book.fill(bar["open"], present, here, "open")
+            book.check(bar["open"])
+        # 6. The day. 7. and 8. Charges and a margin call at its close.
+        book.inside(bar, present, here)
+        since, rate = 0.0 if at_open else years, np.where(present, extra["funding"][t], 0.0)
+        book.hold(bar["close"], since, rate)
+        book.check(bar["close"])
+        book.margin(bar["close"], present, here, "close")
+        book.check(bar["close"])
+        # 9. The decision.
+        seen.append(book.equity(bar["close"]) / book.start)
+        asked = {name: np.asarray(level)[t] for name, level in (levels or {}).items()}
+        book.ask(np.asarray(targets)[t], asked, bar["close"])
+        if not at_open:
+            book.fill(bar["close"], present, here, "close")
+            book.check(bar["close"])
+        last = bar["close"]
+        equity.append(book.equity(last))
+        weights.append(np.where(book.units == 0.0, 0.0, book.units * last) / equity[-1])
+    equity, seen, weights = np.array(equity) / book.start, np.array(seen), np.array(weights)
+    return Outcome(equity, seen, weights, book.went, book.fills)
+
+
+class Trip(NamedTuple):
+    """A trade of one asset from flat to flat, or to the other side; exit is None while it is open.
+
+    size: units entered, negative for a short. Prices are means over what entered and left.
+    """
+
+    asset: int
+    entry: int
+    exit: int | None
+    size: float
+    entry_price: float
+    exit_price: float
+    reason: str
+
+
+def trips(fills: list[Fill], last: np.ndarray) -> list[Trip]:
+    """Put fills together to trades; what is still held counts at the prices `last`."""
+    found, begun = [], {}
+
+    def end(asset: int, row: int | None, reason: str) -> None:
+        entry, size, paid, left, got = begun.pop(asset)
+        got += (size - left) * last[asset] if row is None else 0.0
+        found.append(Trip(asset, entry, row, size, paid / size, got / size, reason))
+
+    for f in fills:
+        units = f.units
+        if f.asset in begun and begun[f.asset][1] * units < 0.0:
+            entry, size, paid, left, got = begun[f.asset]
+            closing = -math.copysign(min(abs(units), abs(size - left)), size)
+            begun[f.asset] = (entry, size, paid, left - closing, got - closing * f.price)
+            units -= closing
+            if abs(size - left + closing) <= ROUNDING * abs(size):
+                end(f.asset, f.row, f.reason)
+                if abs(units) <= ROUNDING * abs(f.units):
+                    continue
+        if units:
+            entry, size, paid, left, got = begun.get(f.asset, (f.row, 0.0, 0.0, 0.0, 0.0))
+            begun[f.asset] = (entry, size + units, paid + units * f.price, left, got)
+    for asset in list(begun):
+        end(asset, None, "open")
+    return sorted(found, key=lambda trip: (trip.entry, trip.asset))

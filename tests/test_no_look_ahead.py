@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_bars
 from hypothesis import strategies as st
-from ledger import random_bars
 
 from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
 from nca_trader.agents.heads import distribution

@@ -4,7 +4,7 @@ import pathlib
 import shutil
 
 import numpy as np
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader.config import (
     AgentConfig,

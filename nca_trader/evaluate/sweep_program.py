@@ -299,7 +299,7 @@ def _add_trades(
     body, traded = legs.body, opened
     if left is not None:
         # An asset that left inside the bar earns up to its exit and no further.
-        away = left.reason != exits.NONE
+        away = ~jnp.isnan(left.price)
         body = jnp.where(away, left.price / bar.open - 1.0, body).astype(held.dtype)
     gain = position * body
     tally, position = add_gain(tally, gain), position + gain

@@ -22,11 +22,11 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.envs.account.costs import Trade, own_rates
-from nca_trader.envs.account.state import Flows, Quote, Rules, worsening
+from nca_trader.envs.account.state import Flows, Quote, Rules, bars_missing, worsening
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.simulate import Trace
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.types import Bars, Costs
+from nca_trader.types import SECONDS_PER_YEAR, Bars, Costs
 
 TRADING_COSTS = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
 # Why a fill happened. The first four are the codes of `Exit.reason`.
@@ -121,12 +121,17 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     rows = np.flatnonzero((gone | any_trade | lost).any(axis=1))
     found = {moment: here[rows] for moment, here in found.items()}
     # A delisted asset is closed at its last price less the haircut, without a trade.
+    written_off = _before_gap(bars, rows) * (1.0 - rules.delist_haircut)
     prices = {
-        BEFORE: _before_gap(bars, rows) * (1.0 - rules.delist_haircut),
+        BEFORE: written_off,
         AT_OPEN: bars.open[rows],
         INSIDE: exit_price[rows],
         AT_CLOSE: bars.close[rows],
-        AFTER: _price_of_bankruptcy(bars, held_before, flows, rows),
+        AFTER: np.where(
+            (bars_missing(bars.present) == (rules.delist_after or -1))[rows],
+            written_off,
+            _price_of_bankruptcy(bars, held_before, trace, costs, rules, rows),
+        ),
     }
     called = np.asarray(flows.liquidation)[rows, None] != 0
     # Orders fill at one moment of a bar; what is traded at the other one was liquidated.
@@ -148,7 +153,7 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     # The last key counts most: by asset, then by time.
     order = np.lexsort((moment, row, asset))
     asset, row, moment, price, reason = (x[order] for x in (asset, row, moment, price, reason))
-    begun = _equity_at_open(bars, equity, held_before, flows, rules, row)
+    begun = _equity_at_open(bars, equity, held_before, flows, costs, rules, row)
     with np.errstate(invalid="ignore"):
         bought = at_open[row, asset] * begun / bars.open[row, asset]
     after = _units_after(asset, row, moment, held, bought)
@@ -168,16 +173,18 @@ def _before_gap(bars: Bars, rows: np.ndarray) -> np.ndarray:
 
 
 def _price_of_bankruptcy(
-    bars: Bars, held: np.ndarray, flows: Flows, rows: np.ndarray
+    bars: Bars, held: np.ndarray, trace: Trace, costs: Costs, rules: Rules, rows: np.ndarray
 ) -> np.ndarray:
     """Return `[K, A]` the prices that end an account which is bankrupt in one of `rows` `[K]`."""
-    start, held = bars.open[rows], held[rows]
-    overnight = np.nansum(held * (start - _before_gap(bars, rows)), axis=1)
-    intraday = np.nansum(held * (bars.close[rows] - start), axis=1)
-    market = np.asarray(flows.market)[rows]
+    equity = np.exp(np.asarray(trace.log_equity))
+    begun = _equity_at_open(bars, equity, held, trace.flows, costs, rules, rows)
     # An account that the opening bankrupts does not see the close.
-    at_open = np.abs(market - overnight) < np.abs(market - overnight - intraday)
-    return np.where(at_open[:, None], start, bars.close[rows])
+    at_open = begun * (1.0 - np.asarray(trace.cost)[rows]) <= rules.floor
+    end = bars.close[rows]
+    if trace.left is not None:  # on the way to its level
+        level = np.asarray(trace.left.price)[rows]
+        end = np.where(np.isnan(level), end, level)
+    return np.where(at_open[:, None], bars.open[rows], end)
 
 
 def _equity_at_open(
@@ -185,6 +192,7 @@ def _equity_at_open(
     equity: np.ndarray,
     held: np.ndarray,
     flows: Flows,
+    costs: Costs,
     rules: Rules,
     rows: np.ndarray,
 ) -> np.ndarray:
@@ -201,8 +209,10 @@ def _equity_at_open(
     if rules.fill == "next_open":
         # What time costs is charged before the fill, the bars' own funding at the close.
         gained += paid("interest", "borrow_fee")
-        if bars.funding is None:
-            gained += paid("funding")
+        seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
+        years = seconds[rows] / SECONDS_PER_YEAR
+        value = np.nansum(held[rows] * bars.open[rows], axis=1) + paid("delisting")
+        gained -= years * costs.funding * value
     return np.where(rows > 0, equity[rows - 1], 1.0) + gained
 
 

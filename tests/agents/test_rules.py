@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader import ConfigError, rules
 from nca_trader.agents.targets import needs_account, strategy_targets

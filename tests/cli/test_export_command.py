@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
 from nca_trader.data.bars import write_bars

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader.data.bars import write_bars
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader import AgentConfig, EnvConfig, TradingEnv, load_agent, load_env, make_policy, train
 from nca_trader.agents.nca import Fire

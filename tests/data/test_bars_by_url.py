@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader.cli import main
 from nca_trader.data.bars import read_bars, write_bars

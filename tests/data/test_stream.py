@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_bars, rich_bars
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import random_bars, rich_bars
 
 from nca_trader.config import EnvConfig
 from nca_trader.config.records import sealed

@@ -1,4 +1,4 @@
-"""The account against a ledger of cash and units, and its float32 against its float64."""
+"""The account by hand, and its float32 against its float64; `test_judge.py` has the ledger."""
 
 import dataclasses
 import itertools
@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from ledger import random_bars, run_ledger
+from drawn import random_bars
 
 from nca_trader import backtest
 from nca_trader.envs.account import state as accounts
@@ -21,51 +19,6 @@ from nca_trader.types import Costs
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 EXPENSIVE = Costs(commission=3e-3, slippage=2e-3)
 FILLS, ORDERS = ("next_open", "close"), ("on_change", "rebalance")
-
-
-def drawn_targets(rng, kind, shape):
-    if kind == "positions":
-        return rng.integers(-1, 2, shape).astype(float)
-    scale = {"weights": 1.0, "leveraged": 1.5}[kind]
-    targets = scale * rng.uniform(-1, 1, shape)
-    return np.where(rng.random(shape) < 0.3, np.nan, targets)
-
-
-@pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("kind", ["positions", "weights", "leveraged"])
-@pytest.mark.parametrize("num_assets", [1, 3])
-def test_account_equals_a_ledger_of_cash_and_units(fill, order, kind, num_assets):
-    rng = np.random.default_rng([FILLS.index(fill), ORDERS.index(order), num_assets])
-    bars = random_bars(rng, 400, num_assets, missing=0.1)
-    for costs in (Costs(), COSTS, EXPENSIVE):
-        targets = drawn_targets(rng, kind, (400, num_assets))
-        result = backtest(bars, targets, costs, fill, order)
-        equity, weights = run_ledger(bars, targets, costs, fill, order)
-        np.testing.assert_allclose(result.equity, equity, rtol=1e-9)
-        np.testing.assert_allclose(result.weights, weights, atol=1e-9)
-
-
-@settings(max_examples=25)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    fill=st.sampled_from(FILLS),
-    order=st.sampled_from(ORDERS),
-    commission=st.floats(0, 0.05),
-    slippage=st.floats(0, 0.05),
-    scale=st.floats(0.1, 3.0),
-    max_gross=st.sampled_from([None, 0.5, 1.0, 2.0]),
-)
-def test_any_targets_and_costs_equal_the_ledger(
-    seed, fill, order, commission, slippage, scale, max_gross
-):
-    rng = np.random.default_rng(seed)
-    bars = random_bars(rng, 60, 2, missing=0.2, spread=0.03)
-    targets = scale * rng.uniform(-1, 1, (60, 2))
-    costs = Costs(commission=commission, slippage=slippage)
-    result = backtest(bars, targets, costs, fill, order, max_gross=max_gross)
-    equity, _ = run_ledger(bars, targets, costs, fill, order, max_gross)
-    np.testing.assert_allclose(result.equity, equity, rtol=1e-9)
 
 
 def scan(returns, weight, order, dtype):

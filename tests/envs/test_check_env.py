@@ -7,7 +7,7 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader.config import EnvConfig
 from nca_trader.envs import load_env

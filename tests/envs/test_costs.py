@@ -1,4 +1,4 @@
-"""Every cost and limit: by hand, against a ledger of cash and units, and in three uses alike."""
+"""Every cost and limit by hand; `test_judge.py` has them together, against a ledger."""
 
 import dataclasses
 import math
@@ -7,74 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_bars, rich_bars
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import live, random_bars, rich_bars
 
-from nca_trader import Costs, EnvConfig, TradingEnv, backtest
+from nca_trader import Costs, EnvConfig, backtest
 from nca_trader.envs.account import state as cost_of
-from nca_trader.envs.account.state import Rules, equity
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import SECONDS_PER_YEAR
 
-ITEMS = (
-    "market", "dividends", "delisting", "commission", "fixed_fee", "slippage", "spread", "impact",
-    "liquidation", "interest", "borrow_fee", "funding", "ruin",
-)  # fmt: skip
 COSTS = Costs(
     commission=5e-4, slippage=2e-4, half_spread=3e-4, impact=0.02, fixed_fee=1.0, borrow_fee=0.05,
     interest_lend=0.02, interest_borrow=0.07, funding=0.04, liquidation_fee=0.01,
 )  # fmt: skip
-
-
-# Each is one compiled program, in which costs, bars and targets are then drawn.
-VENUES = {
-    "cash": ("next_open", "on_change", dict(lot=1.0, min_notional=500.0)),
-    "cash at the close": ("close", "rebalance", dict(tick=0.05, max_participation=0.05)),
-    "margin": ("next_open", "rebalance", dict(borrow=True, maintenance_margin=0.3, max_gross=4.0)),
-    "margin at the close": ("close", "on_change", dict(borrow=True, maintenance_margin=0.3)),
-    "caps": ("next_open", "on_change", dict(max_gross=2.0, max_net=0.5, max_participation=0.05)),
-    "all": (
-        "next_open",
-        "on_change",
-        dict(lot=7.0, tick=0.05, min_notional=500.0, max_participation=0.2, max_gross=1.0),
-    ),
-}
-
-
-@pytest.mark.parametrize("venue", VENUES)
-@settings(max_examples=12)
-@given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0.1, 3.0), part=st.floats(0.0, 2.0))
-@pytest.mark.few(3)
-def test_every_cost_and_limit_together_equal_a_ledger(venue, seed, scale, part):
-    rng = np.random.default_rng(seed)
-    bars = rich_bars(rng, 60, 2)
-    targets = np.where(rng.random((60, 2)) < 0.4, np.nan, scale * rng.uniform(-1, 1, (60, 2)))
-    fill, order, limits = VENUES[venue]
-    limits = dict(capital=1e5, delist_after=5, delist_haircut=0.3) | limits
-    result = backtest(bars, targets, COSTS.scaled(part), fill, order, **limits)
-    rules = Rules(fill=fill, order=order, **limits)
-    worth, weights, ledger = live(bars, targets, COSTS.scaled(part), rules)
-    np.testing.assert_allclose(result.equity, worth, rtol=1e-9)
-    np.testing.assert_allclose(result.weights, weights, atol=1e-8)
-    went = [ledger.went[item] / ledger.start for item in ITEMS]
-    np.testing.assert_allclose(result.costs.amount[list(ITEMS)], went, rtol=1e-8, atol=1e-10)
-
-
-def test_the_ledger_test_reaches_every_item():
-    """What the test above draws is not empty of anything that it is to prove."""
-    reached = {}
-    for seed in range(12):
-        rng = np.random.default_rng(seed)
-        bars = rich_bars(rng, 60, 2)
-        targets = (0.4, 3.0)[seed % 2] * rng.uniform(-1, 1, (60, 2))
-        result = backtest(
-            bars, targets, COSTS, borrow=True, capital=1e5, maintenance_margin=0.3,
-            delist_after=5, delist_haircut=0.3, floor=0.5 if seed % 2 else 1e-9,
-        )  # fmt: skip
-        for item in ITEMS:
-            reached[item] = max(reached.get(item, 0.0), abs(result.costs.amount[item]))
-    assert {item for item, amount in reached.items() if amount == 0.0} == set()
 
 
 @settings(max_examples=15)
@@ -281,38 +226,6 @@ def test_a_short_position_in_what_is_gone_gains_the_haircut():
     bars = dataclasses.replace(still_bars(6), present=present)
     worth, _ = end_of(targets=(-0.5, 0.0), bars=bars, delist_after=2, delist_haircut=0.4)
     assert worth == pytest.approx(1200.0)
-
-
-@pytest.mark.parametrize("kind", ["lots", "everything"])
-def test_the_environment_lives_through_the_same_as_the_backtest(kind):
-    bars = rich_bars(np.random.default_rng(3), 120, 2)
-    limits = dict(capital=1e6, lot=1.0, min_notional=500.0, max_participation=0.2, tick=0.05)
-    if kind == "everything":
-        limits |= dict(maintenance_margin=0.3, delist_after=5, delist_haircut=0.3, borrow=True)
-        limits["lot"] = 0.1  # float32 may round a lot the other way, and one of 1 is 1e-4 of equity
-    config = EnvConfig(
-        features=("return_1",), costs=COSTS, size=0.5, random_start=False, max_gross=1.0, **limits
-    )
-    env = TradingEnv(bars, config)
-    first = env.spec.warmup
-    actions = np.random.default_rng(4).integers(0, 3, (len(bars) - 1 - first, 2))
-    state, _ = env.reset(jax.random.key(0))
-    assert int(state.index) == first
-    _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, jnp.asarray(actions))
-    targets = np.full((len(bars), 2), np.nan)
-    targets[first:-1] = np.array([-0.5, 0.0, 0.5])[actions]
-    result = backtest(
-        bars,
-        targets,
-        COSTS,
-        start=str(bars.time[first]),
-        order="on_change",
-        max_gross=1.0,
-        **limits,
-    )
-    # The backtest's first bar is the one that was decided at: nothing is held in it yet.
-    np.testing.assert_allclose(equity(steps.observation.account), result.equity[1:], rtol=2e-5)
-    assert result.turnover.sum() > 2
 
 
 @pytest.mark.parametrize(

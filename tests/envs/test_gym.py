@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_bars
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from jax.extend.core import Primitive
-from ledger import random_bars
 
 from nca_trader.config import EnvConfig
 from nca_trader.envs.gym import environment as adapter

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.market import correlations, nearest_assets

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from untrained import untrained_run
 
 import nca_trader as nca

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader import Costs, EnvConfig, TradingEnv
 from nca_trader.config.toml import preset_names

@@ -3,10 +3,11 @@
 import dataclasses
 import shutil
 
+import ledger
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars, run_ledger
+from drawn import random_bars
 from tiny import AGENT, ENV
 from untrained import untrained_run
 
@@ -183,10 +184,11 @@ def test_a_part_of_the_bars_is_an_account_that_begins_there_flat(bars, fill, ord
     inside = targets[first:last].copy()
     # What was last ordered before the part began is ordered at its first bar.
     inside[0] = [column[~np.isnan(column)][-1] for column in targets[: first + 1].T]
-    equity, weights = run_ledger(bars[first:last], inside, COSTS, fill, order)
+    costs, rules = dataclasses.asdict(COSTS), {"fill": fill, "order": order}
+    account = ledger.run(bars[first:last], inside, costs, rules)
     assert len(result.equity) == last - first and result.turnover.sum() > 5
-    np.testing.assert_allclose(result.equity, equity, rtol=1e-11)
-    np.testing.assert_allclose(result.weights, weights, rtol=0, atol=1e-11)
+    np.testing.assert_allclose(result.equity, account.equity, rtol=1e-11)
+    np.testing.assert_allclose(result.weights, account.weights, rtol=0, atol=1e-11)
     np.testing.assert_array_equal(result.targets, inside)
 
 

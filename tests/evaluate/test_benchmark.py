@@ -7,6 +7,7 @@ import ledger
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from drawn import random_bars, rich_bars
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
@@ -81,20 +82,22 @@ RULES = {"capital": 1e5, "delist_after": 5, "delist_haircut": 0.2}
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 def test_the_benchmark_is_a_ledger_that_buys_each_asset_once(fill):
-    bars = ledger.rich_bars(np.random.default_rng(0), 120, 3)
+    bars = rich_bars(np.random.default_rng(0), 120, 3)
     result = nca.backtest(bars, nca.rules.always_flat(), EVERY, fill, **RULES)
     listed = bars.present.cumsum(axis=0) * bars.present == 1
     once = np.where(listed, 1 / 3, np.nan)
-    equity, _, book = ledger.live(bars, once, EVERY, result.rules)
-    np.testing.assert_allclose(result.benchmark, equity, rtol=1e-10)
-    assert all(book.went[name] for name in ("dividends", "funding", "interest", "delisting"))
+    account = ledger.run(bars, once, dataclasses.asdict(EVERY), {"fill": fill, **RULES})
+    np.testing.assert_allclose(result.benchmark, account.equity, rtol=1e-10)
+    assert all(
+        account.went[name].any() for name in ("dividends", "funding", "interest", "delisting")
+    )
     assert result.benchmark.index.equals(bars.index)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_holder_has_no_alpha_whatever_is_paid_and_earned(seed):
     rng = np.random.default_rng(seed)
-    bars = ledger.rich_bars(rng, 150, 3)
+    bars = rich_bars(rng, 150, 3)
     costs = nca.Costs(
         **{field.name: getattr(EVERY, field.name) * rng.integers(0, 3)
            for field in dataclasses.fields(EVERY) if getattr(EVERY, field.name)}
@@ -115,7 +118,7 @@ def test_a_holder_has_no_alpha_whatever_is_paid_and_earned(seed):
 
 
 def test_interest_on_cash_is_no_alpha():
-    bars = ledger.random_bars(np.random.default_rng(1), 300, 1)
+    bars = random_bars(np.random.default_rng(1), 300, 1)
     costs = nca.Costs(interest_lend=0.10)
     m = nca.backtest(bars, np.full(300, 0.5), costs, "close", "rebalance").metrics
     # Half of the benchmark and half cash at each close: r - i / E = r_b / 2 in each bar.

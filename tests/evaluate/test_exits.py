@@ -1,9 +1,9 @@
-"""Stops and targets inside a bar, against a ledger of cash and units that shares no code."""
+"""Stops and targets inside a bar by hand; `test_judge.py` has those of drawn accounts."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader import Order, Strategy, backtest, rules
@@ -15,113 +15,6 @@ def replay(targets, *, order="on_change"):
     """A strategy that orders row t of `targets` `[N, A]` at bar t, whatever happens."""
     table = jnp.asarray(np.vstack([targets, targets[-1:]]))
     return Strategy(lambda num_assets: 0, lambda row, bar: (row + 1, table[row]), "replay", order)
-
-
-def ledger(bars, targets, fill, stop=None, trail=None, gain=None):
-    """Equity at each close, of a loop over bars with cash, units, entries and best prices.
-
-    One position per asset; a target that changes is traded to its share of equity at the fill's
-    prices, sells before buys, buys scaled to the cash.
-    """
-    f, s = COSTS.commission, COSTS.slippage
-    num_bars, num_assets = targets.shape
-    cash, units = 1.0, np.zeros(num_assets)
-    entry, best = np.full(num_assets, np.nan), np.full(num_assets, np.nan)
-    asked, waiting, out = np.full(num_assets, np.nan), None, np.zeros(num_assets, bool)
-    equity, left = np.zeros(num_bars), []
-
-    def trade(i, size, price):
-        nonlocal cash
-        paid = price * (1 + s * np.sign(size))
-        cash -= size * paid + f * abs(size) * paid
-        units[i] += size
-
-    def fill_at(prices, weights):
-        # The position that each changed order wants, at equity before costs.
-        total = cash + units @ prices
-        wanted = {i: w * total / prices[i] - units[i] for i, w in weights.items()}
-        for i, size in wanted.items():
-            if size < 0:
-                trade(i, size, prices[i])
-        need = sum(size * prices[i] * (1 + s) * (1 + f) for i, size in wanted.items() if size > 0)
-        share = min(1.0, max(cash, 0.0) / need) if need > 0 else 1.0
-        for i, size in wanted.items():
-            if size > 0:
-                trade(i, size * share, prices[i])
-        for i in wanted:
-            if abs(units[i]) * prices[i] < 1e-9:
-                units[i], entry[i], best[i] = 0.0, np.nan, np.nan
-            else:  # every order here opens or reverses
-                entry[i] = best[i] = prices[i]
-
-    for t in range(num_bars):
-        opens, highs, lows, closes = (
-            getattr(bars, name)[t] for name in ("open", "high", "low", "close")
-        )
-        if fill == "next_open" and waiting:
-            fill_at(opens, waiting)
-            waiting = None
-        for i in np.flatnonzero(units):
-            long = units[i] > 0
-            sign = 1 if long else -1
-            stops = [entry[i] * (1 - sign * stop)] if stop else []
-            stops += [best[i] * (1 - sign * trail)] if trail else []
-            price = None
-            if stops:
-                level = max(stops) if long else min(stops)
-                if (lows[i] <= level) if long else (highs[i] >= level):
-                    price = min(opens[i], level) if long else max(opens[i], level)
-            if price is None and gain:
-                level = entry[i] * (1 + sign * gain)
-                if (highs[i] >= level) if long else (lows[i] <= level):
-                    price = max(opens[i], level) if long else min(opens[i], level)
-            if price is not None:
-                trade(i, -units[i], price)
-                entry[i] = best[i] = np.nan
-                out[i] = True
-                left.append((t, int(i), price))
-            else:
-                best[i] = max(best[i], highs[i]) if long else min(best[i], lows[i])
-        orders = {}
-        for i in range(num_assets):
-            if targets[t, i] != asked[i]:
-                orders[i], asked[i], out[i] = targets[t, i], targets[t, i], False
-        if fill == "close" and orders:
-            fill_at(closes, orders)
-        elif orders:
-            waiting = {**(waiting or {}), **orders}
-        equity[t] = cash + units @ closes
-    return equity, left
-
-
-def drawn_targets(rng, num_bars, num_assets):
-    """Targets of -0.375, 0 or 0.375 that last for some bars; a change always reverses or closes."""
-    draws = rng.choice([-0.375, 0.0, 0.375], (num_bars, num_assets))
-    keep = rng.random((num_bars, num_assets)) < 0.9
-    for t in range(1, num_bars):
-        draws[t] = np.where(keep[t], draws[t - 1], draws[t])
-    return draws
-
-
-@pytest.mark.parametrize("fill", ["next_open", "close"])
-@pytest.mark.parametrize(
-    "levels",
-    [{"stop": 0.02}, {"trail": 0.03}, {"gain": 0.02}, {"stop": 0.03, "trail": 0.04, "gain": 0.03}],
-    ids=lambda levels: "+".join(levels),
-)
-@pytest.mark.few(4)
-def test_equity_equals_the_ledgers_bar_by_bar(fill, levels):
-    rng = np.random.default_rng(1)
-    bars = random_bars(rng, 600, 2)
-    targets = drawn_targets(rng, 600, 2)
-    strategy = replay(targets)
-    for name, level in levels.items():
-        method = {"stop": "with_stop", "trail": "with_trailing_stop", "gain": "with_take_profit"}
-        strategy = getattr(strategy, method[name])(level)
-    result = backtest(bars, strategy, COSTS, fill)
-    equity, left = ledger(bars, targets, fill, **levels)
-    assert len(left) > 10
-    np.testing.assert_allclose(result.equity.to_numpy(), equity, rtol=1e-11)
 
 
 def bars_of(*rows):
@@ -171,6 +64,22 @@ def test_an_exit_in_the_bar_of_the_entry():
     bars = bars_of(FLAT, (100, 101, 90, 99), FLAT)
     equity = backtest(bars, LONG).equity.to_numpy()
     np.testing.assert_allclose(equity, [1.0, 0.95, 0.95])
+
+
+def test_an_asset_that_is_not_listed_yet_leaves_stops_and_impact_alone():
+    """Equity of 1000 buys 10 units at 100 with an impact of .1 sqrt(10 / 1000) of the price."""
+    bars = bars_of(FLAT, FLAT, FLAT)
+    late = {
+        name: np.hstack([getattr(bars, name), np.full((3, 1), fill)])
+        for name, fill in [(x, np.nan) for x in ("open", "high", "low", "close")] + [("volume", 0)]
+    }
+    late["volume"][:, 0] = 1000.0
+    present = np.array([[True, False]] * 3)
+    bars = nca.Bars(time=bars.time, symbols=("X", "Y"), present=present, **late)
+    strategy = replay(np.array([[1.0, 0.0]] * 3)).with_stop(0.5)
+    costs = nca.Costs(impact=0.1)
+    equity = backtest(bars, strategy, costs, borrow=True, capital=1000.0).equity
+    np.testing.assert_allclose(equity, [1.0, 0.99, 0.99], rtol=1e-12)
 
 
 def test_a_trailing_stop_uses_earlier_bars_only():

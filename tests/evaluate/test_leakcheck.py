@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
 from nca_trader.data.features import FEATURES, Feature

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from untrained import untrained_run
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest

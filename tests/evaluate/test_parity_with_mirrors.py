@@ -1,10 +1,11 @@
 """`nca.backtest` against mirrors of vectorbt and backtesting.py; `tests/oracles` proves those."""
 
+import ledger
 import numpy as np
 import pytest
+from drawn import random_bars
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ledger import random_bars, run_ledger
 from mirrors import (
     BACKTESTING_CASH,
     FILLS,
@@ -141,9 +142,8 @@ def test_where_cash_binds_every_buy_is_cut_by_one_factor_and_not_the_last_alone(
     result = nca.backtest(bars, targets, fill="close")
     np.testing.assert_allclose(result.weights.iloc[0], [8 / 17, 9 / 17], rtol=1e-12)
     np.testing.assert_allclose(result.equity, [1.0, 1 + 0.1 * 8 / 17], rtol=1e-12)
-    np.testing.assert_allclose(
-        run_ledger(bars, targets, Costs(), "close", "on_change")[0], result.equity, rtol=1e-12
-    )
+    judged = ledger.run(bars, targets, {}, {"fill": "close"})
+    np.testing.assert_allclose(judged.equity, result.equity, rtol=1e-12)
     equity, short_of_cash = vectorbt_equity(price, price, targets, Costs())
     np.testing.assert_allclose(equity, [1.0, 1 + 0.1 * 0.8], rtol=1e-12)
     assert short_of_cash.tolist() == [True, False]

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars, rich_bars
+from drawn import random_bars, rich_bars
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError

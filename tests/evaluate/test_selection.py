@@ -8,7 +8,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader import AgentConfig, Costs, EnvConfig, Selector, TradingEnv, backtest, train
 from nca_trader.agents.baselines import baseline_rules

@@ -1,4 +1,4 @@
-"""Trades, orders and their metrics against a ledger of cash and units that logs what it books."""
+"""Trades, orders and their metrics by hand; `test_judge.py` has those of drawn accounts."""
 
 import collections
 import csv
@@ -7,10 +7,10 @@ import math
 import time
 import types
 
-import ledger
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import random_bars
 
 from nca_trader.envs.account.state import Flows, Rules
 from nca_trader.evaluate import trades
@@ -18,77 +18,6 @@ from nca_trader.evaluate.trades import REASONS
 from nca_trader.types import Bars, Costs
 
 Exit = collections.namedtuple("Exit", ("traded", "price", "reason"))
-
-HOLDING = ("dividends", "interest", "borrow_fee", "funding", "ruin")
-DEAR = Costs(
-    commission=2e-3,
-    slippage=1e-3,
-    half_spread=5e-4,
-    impact=0.05,
-    fixed_fee=1.0,
-    borrow_fee=0.02,
-    interest_lend=0.03,
-    interest_borrow=0.06,
-    liquidation_fee=0.01,
-)
-
-
-class Logging(ledger.Ledger):
-    """A ledger that logs every booking, and equity before the bookings of a moment."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.log, self.moment, self.bar = [], None, 0
-        self.by_bar, self.equity_at = [], collections.defaultdict(dict)
-
-    def at(self, moment, price):
-        self.moment = moment
-        self.equity_at[self.bar].setdefault(moment, self.equity(price))
-
-    def book(self, i, units, price, paid, spread, impact, extra=0.0):
-        before = self.went.copy()
-        super().book(i, units, price, paid, spread, impact, extra)
-        if units:
-            cost = sum(before[x] - self.went[x] for x in trades.TRADING_COSTS)
-            self.log.append((self.bar, self.moment, i, units, price, cost))
-
-
-def lived(monkeypatch, bars, targets, costs, rules):
-    """Runs the logging ledger; returns it, with equity and its trace."""
-    books = []
-
-    class Here(Logging):
-        def __init__(self, *args):
-            super().__init__(*args)
-            books.append(self)
-
-        def margin(self, price, present, volume, quoted):
-            self.at("open" if price is bars_open[self.bar] else "close", price)
-            super().margin(price, present, volume, quoted)
-
-        def fill(self, price, present, volume, quoted):
-            self.at("open" if price is bars_open[self.bar] else "close", price)
-            super().fill(price, present, volume, quoted)
-
-        def order(self, target):
-            super().order(target)
-            # With fills at the next open nothing follows in this bar.
-            self.by_bar.append(self.went.copy())
-            self.bar += 1
-
-    # One array object per bar, so that a price says which moment it is of.
-    bars_open = list(bars.open)
-    view = _Rows(bars, bars_open)
-    monkeypatch.setattr(ledger, "Ledger", Here)
-    equity, weights, book = ledger.live(view, targets, costs, rules)
-    shape = bars.close.shape
-    traded = {moment: np.zeros(shape) for moment in ("open", "close")}
-    for bar, moment, i, units, price, _ in book.log:
-        traded[moment][bar, i] += units * price / book.equity_at[bar][moment]
-    names = Flows._fields[:-1]  # without costs of one's own
-    went = np.array([[so_far[name] for name in names] for so_far in book.by_bar])
-    went = np.diff(went, axis=0, prepend=0.0) / book.start
-    return book, equity, trace(equity, weights, traded["open"], traded["close"], Flows(*went.T))
 
 
 def trace(equity, weights, at_open, at_close=None, flows=None, left=None):
@@ -98,131 +27,8 @@ def trace(equity, weights, at_open, at_close=None, flows=None, left=None):
     if at_close is None:
         at_close = np.zeros_like(at_open)
     given = {"at_open": at_open, "at_close": at_close, "flows": flows, "left": left}
-    return types.SimpleNamespace(log_equity=np.log(equity), weight=weights, **given)
-
-
-class _Rows:
-    """Bars whose rows of `open` are the same objects each time."""
-
-    def __init__(self, bars, rows):
-        self._bars, self.open = bars, rows
-
-    def __getattr__(self, name):
-        return getattr(self._bars, name)
-
-    def __len__(self):
-        return len(self._bars)
-
-
-def round_trips(log, num_assets, last_close, start):
-    """Round trips of the log, one unit of bookkeeping at a time."""
-    done = []
-    for asset in range(num_assets):
-        trip, held = None, 0.0
-        for bar, _, i, units, price, cost in log:
-            if i != asset:
-                continue
-            parts = [units]
-            if held * units < 0 and abs(units) > abs(held) * (1 + 1e-9):
-                parts = [-held, units + held]
-            for part in parts:
-                if trip is None:
-                    trip = {"asset": asset, "entry": bar, "side": np.sign(part), "in": 0.0}
-                    trip |= {"in_money": 0.0, "out_money": 0.0, "cost": 0.0, "out": 0.0}
-                way = "in" if part * trip["side"] > 0 else "out"
-                trip[way] += abs(part)
-                trip[f"{way}_money"] += abs(part) * price
-                trip["cost"] += cost * abs(part / units)
-                held += part
-                if abs(held) < 1e-9 * trip["in"]:
-                    trip["exit"], held = bar, 0.0
-                    done.append(trip)
-                    trip = None
-        if trip is not None:
-            trip["out_money"] += abs(held) * last_close[asset]
-            trip["exit"] = None
-            done.append(trip)
-    for trip in done:
-        gain = trip["side"] * (trip["out_money"] - trip["in_money"]) - trip["cost"]
-        trip["pnl"] = gain / start
-    return sorted(done, key=lambda trip: (trip["entry"], trip["asset"]))
-
-
-CASES = {
-    "long and short, no costs": (Costs(), Rules(), "flips", {}),
-    "adds and partial closes, commission": (
-        Costs(commission=1e-3),
-        Rules(order="rebalance"),
-        "steps",
-        {},
-    ),
-    "every cost, several assets": (
-        DEAR,
-        Rules(order="rebalance", capital=1e5, borrow=True),
-        "steps",
-        {"rich": True},
-    ),
-    "lots and a margin that is called": (
-        DEAR,
-        Rules(borrow=True, maintenance_margin=0.3, capital=1e5, lot=1.0),
-        "leverage",
-        {"spread": 0.06},
-    ),
-    "delisting with a haircut": (
-        Costs(commission=1e-3),
-        Rules(delist_after=3, delist_haircut=0.4),
-        "flips",
-        {"rich": True},
-    ),
-    "bankruptcy": (Costs(commission=1e-3), Rules(borrow=True), "leverage", {"spread": 0.12}),
-}
-
-
-def drawn(kind, rng, length, assets):
-    if kind == "flips":
-        w = rng.choice([-0.3, 0.0, 0.3, np.nan], (length, assets), p=[0.1, 0.1, 0.1, 0.7])
-    elif kind == "steps":
-        w = rng.choice([-0.2, 0.0, 0.1, 0.3, np.nan], (length, assets), p=[0.1, 0.2, 0.2, 0.1, 0.4])
-    else:
-        w = rng.choice([-2.0, 0.0, 2.0, np.nan], (length, assets), p=[0.05, 0.02, 0.13, 0.8])
-    return w
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_trades_are_those_of_a_ledger_and_add_up_to_final_equity(case, monkeypatch):
-    costs, rules, kind, market = CASES[case]
-    rng = np.random.default_rng(len(case))
-    draw = ledger.rich_bars if market.get("rich") else ledger.random_bars
-    bars = draw(rng, 300, 3, **({"spread": market["spread"]} if "spread" in market else {}))
-    targets = drawn(kind, rng, 300, 3)
-    book, equity, found = lived(monkeypatch, bars, targets, costs, rules)
-    fills = trades.fills_of(bars, found, costs, rules)
-    table = trades.trade_table(fills, bars, rules)
-    held = sum(float(getattr(found.flows, name).sum()) for name in HOLDING)
-    assert table["pnl"].sum() + held == pytest.approx(equity[-1] - 1.0, abs=1e-11)
-    assert len(table) > 5
-    ended = {"delisting with a haircut": "delisted", "bankruptcy": "bankrupt"}.get(case)
-    if ended is not None:  # the ledger does not book an end without a trade
-        assert ended in set(table["reason"])
-        return
-    expected = round_trips(book.log, 3, bars.close[-1], book.start)
-    assert len(table) == len(expected)
-    for row, trip in zip(table.itertuples(), expected, strict=True):
-        assert row.symbol == bars.symbols[trip["asset"]]
-        assert row.entry == bars.index[trip["entry"]]
-        assert (trip["exit"] is None) == (row.reason == "open") == pd.isna(row.exit)
-        if trip["exit"] is not None:
-            assert row.exit == bars.index[trip["exit"]]
-        assert np.sign(row.size) == trip["side"]
-        assert abs(row.size) == pytest.approx(trip["in"] * (rules.capital or 1) / book.start)
-        assert row.entry_price == pytest.approx(trip["in_money"] / trip["in"], rel=1e-9)
-        assert row.exit_price == pytest.approx(trip["out_money"] / trip["in"], rel=1e-9)
-        assert row.pnl == pytest.approx(trip["pnl"], abs=1e-10)
-        assert row.cost == pytest.approx(trip["cost"] / book.start, rel=1e-9, abs=1e-12)
-    orders = trades.order_table(fills, bars, rules)
-    assert len(orders) == len([line for line in book.log])
-    assert orders["cost"].sum() == pytest.approx(table["cost"].sum(), rel=1e-9)
-    assert orders["time"].is_monotonic_increasing
+    free = np.zeros(len(equity))
+    return types.SimpleNamespace(log_equity=np.log(equity), weight=weights, cost=free, **given)
 
 
 def hand_bars(open_, close):
@@ -288,7 +94,7 @@ def test_metrics_of_trades_by_hand():
 
 def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_second():
     rng = np.random.default_rng(0)
-    bars = ledger.random_bars(rng, 100_000, 1, spread=0.001, unit="m")
+    bars = random_bars(rng, 100_000, 1, spread=0.001, unit="m")
     side = np.repeat(rng.choice([-1.0, 0.0, 1.0], 5_000), 20)[:, None]
     change = np.diff(side, axis=0, prepend=0.0)
     found = trace(np.ones(100_000), side, change)

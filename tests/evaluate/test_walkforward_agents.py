@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV
 from untrained import untrained_run
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+from drawn import random_bars
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from ledger import random_bars
 
 from nca_trader import TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.config import LearnerConfig, MeshConfig, PolicyConfig

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV, STEPS_PER_UPDATE
 
 from nca_trader import Run, TradingEnv, machine, make_learner, make_mesh, make_policy

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader import TradingEnv, make_policy

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from scaled import scaled
 from tiny import AGENT
 

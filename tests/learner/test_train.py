@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader import (
     Bars,

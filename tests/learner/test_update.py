@@ -10,7 +10,7 @@ import numpy as np
 import probes
 import pytest
 import tiny
-from ledger import random_bars
+from drawn import random_bars
 from recording import distance
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy

@@ -8,7 +8,7 @@ Its conventions are converted here: it charges on the entry price and for years 
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader import Costs, backtest, read_bars
 

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader.evaluate.trades import OPEN

@@ -8,7 +8,7 @@ import importlib.util
 import numpy as np
 import pandas as pd
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from mirrors import (
     COSTS,
     FILLS,

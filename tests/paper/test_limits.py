@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ledger import rich_bars
+from drawn import rich_bars
 
 from nca_trader import Costs, backtest
 from nca_trader.paper.journal import read_events

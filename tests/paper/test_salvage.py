@@ -6,7 +6,7 @@ import sqlite3
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader.cli import main

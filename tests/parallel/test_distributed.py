@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 import tiny as tiny_experiment
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy

@@ -6,7 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader.agents.policy import make_policy

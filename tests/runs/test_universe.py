@@ -7,7 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV
 from untrained import untrained_run
 

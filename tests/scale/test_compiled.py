@@ -10,7 +10,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader.agents import load_agent

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_bars
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from ledger import random_bars
 from tiny import ENV
 
 from nca_trader.agents import load_agent, nca

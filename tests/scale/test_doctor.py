@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 
 from nca_trader.config import MeshConfig
 from nca_trader.scale import facts as gathering

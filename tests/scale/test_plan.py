@@ -5,7 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader.agents import load_agent

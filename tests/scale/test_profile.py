@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from ledger import random_bars
+from drawn import random_bars
 from tiny import AGENT, ENV
 
 from nca_trader.config import CheckpointConfig, PolicyConfig

@@ -121,8 +121,9 @@ class Book(NamedTuple):
 class Exit(NamedTuple):
     """What left inside a bar, `[A]` each.
 
-    traded: signed notional, as a fraction of equity then. price: NaN where nothing left. reason:
-    int8, one of `NONE`, `STOP_LOSS`, `TAKE_PROFIT`, `TRAILING_STOP`.
+    traded: signed notional, as a fraction of equity then. price: of the level that was reached, NaN
+    for none; a bankrupt account reaches it and trades nothing. reason: int8, one of `NONE`,
+    `STOP_LOSS`, `TAKE_PROFIT`, `TRAILING_STOP`.
     """
 
     traded: Array
@@ -166,19 +167,21 @@ def on_bar(
     book = entered(book, now.held, fills[-1], bar.open)
     level, reason = _reached(book, now, bar)
     left = reason != NONE
+    exit_price = jnp.where(left, level, jnp.nan)
     # Relative to the open, as all returns of a bar's body are.
     body = jnp.where(left, level / bar.open - 1.0, legs.body)
     now, fill = mark(now, body.astype(now.held.dtype), rules)
     # Bankruptcy on the way to the level leaves nothing to close.
     left = left & ~now.ruined
-    price = jnp.where(left, level, bar.open).astype(now.held.dtype)
+    # `legs.open` is a number also where an asset has no price yet.
+    opened = bar.open if legs.open is None else legs.open
+    price = jnp.where(left, level, opened).astype(now.held.dtype)
     quote = Quote(legs.present, price, legs.volume, legs.half_spread)
     now, closed = close_out(now, left, quote, costs, rules)
     pending = jnp.where(left, FILLED, now.account.pending).astype(jnp.int8)
     now = now._replace(account=now.account._replace(pending=pending))
     account, whole = to_close(now, [*fills, fill, closed], legs, costs, rules)
-    price = jnp.where(left, level, jnp.nan)
-    exit_ = Exit(closed.traded, price, jnp.where(left, reason, NONE))
+    exit_ = Exit(closed.traded, exit_price, jnp.where(left, reason, NONE))
     return account, aged(book, account, bar, left), fills, whole, exit_
 
 

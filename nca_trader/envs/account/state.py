@@ -341,16 +341,20 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
     # Its own open in place of a close before it, which makes its gap 0.
     previous = np.vstack([bars.open[:1], bars.close[:-1]])
     if rules.delist_after is not None:
-        # Bars since the last that was present; 0 before the first, where nothing is listed yet.
-        row = np.arange(len(bars))[:, None]
-        last = np.maximum.accumulate(np.where(bars.present, row, -1), axis=0)
-        missing = np.where(last >= 0, row - last, 0)
+        missing = bars_missing(bars.present)
     legs = next_legs(previous, bars.as_bar(), seconds, missing, costs, rules, size)
     if costs.own:
         quoted = np.zeros(legs.gap.shape) if legs.half_spread is None else legs.half_spread
         money = None if rules.capital is None else np.full(len(bars), rules.capital)
         check_costs(bars, costs, Trade(legs.gap, legs.open, legs.volume, quoted, money))
     return legs
+
+
+def bars_missing(present: np.ndarray) -> np.ndarray:
+    """Count for each bar of `present` `[N, A]` the bars missing up to it; 0 before the first."""
+    row = np.arange(len(present))[:, None]
+    last = np.maximum.accumulate(np.where(present, row, -1), axis=0)
+    return np.where(last >= 0, row - last, 0)
 
 
 def next_legs(
