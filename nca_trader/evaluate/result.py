@@ -294,7 +294,7 @@ class Result:
         Returns:
           A matplotlib figure; `figure.savefig("x.png")` writes it.
         """
-        from nca_trader.evaluate.report.figure import result_figure
+        from nca_trader.evaluate.report.figures import result_figure
 
         return result_figure([self])
 
@@ -440,7 +440,7 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Draw equity and drawdown of every result on one time axis."""
-        from nca_trader.evaluate.report.figure import result_figure
+        from nca_trader.evaluate.report.figures import result_figure
 
         return result_figure(self.results)
 

@@ -93,7 +93,7 @@ class Stress:
 
     def plot(self) -> Figure:
         """Draw the Sharpe ratio by costs, by delay, and by capital where volume is known."""
-        from nca_trader.evaluate.report.figure import stress_figure
+        from nca_trader.evaluate.report.figures import stress_figure
 
         return stress_figure(self)
 

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.evaluate.report import plots
+from nca_trader.evaluate.report import figures
 from nca_trader.evaluate.report.contents import (
     Parity,
     Report,
@@ -22,8 +22,8 @@ from nca_trader.evaluate.report.contents import (
     Trials,
     weigh,
 )
+from nca_trader.evaluate.report.figures import Line, equity_plot, per_seed
 from nca_trader.evaluate.report.page import write_report
-from nca_trader.evaluate.report.plots import Line, equity_plot, per_seed
 
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
 
@@ -148,7 +148,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def seen_on(tmp_path, monkeypatch):
     """Returns the words of a page; without its plots, which take most of the time."""
-    monkeypatch.setattr(plots, "svg", lambda *_: Markup(""))
+    monkeypatch.setattr(figures, "svg", lambda *_: Markup(""))
 
     def seen(report):
         path = write_report(tmp_path / "r.html", report)

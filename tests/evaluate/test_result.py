@@ -154,7 +154,7 @@ def test_plots_shade_and_name_what_is_in_sample():
     seen = dataclasses.replace(result, in_sample=50).plot()
     assert named(seen)[-1] == "in sample"
     for axes in seen.axes:  # equity, drawdown, exposure
-        assert any(patch.get_alpha() == 0.12 for patch in axes.patches)
+        assert any(patch.get_alpha() == 0.2 for patch in axes.patches)
 
 
 def test_results_side_by_side():

@@ -16,7 +16,7 @@ import pandas as pd
 
 from nca_trader.evaluate import metrics, statistics
 from nca_trader.evaluate import verdict as words
-from nca_trader.evaluate.report import account_plots, plots
+from nca_trader.evaluate.report import figures
 from nca_trader.evaluate.report.chart import CHART, price_chart
 from nca_trader.evaluate.report.contents import Report, backtest_baselines, report_on
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
@@ -158,16 +158,16 @@ def page(report: Report) -> str:
     """Render the page of a backtest."""
     agent, evidence, searched = report.agent, report.evidence, report.trials
     lines = [
-        plots.Line(report.label, agent.equity, "agent"),
+        figures.Line(report.label, agent.equity, "agent"),
         # The first ones: a plot of all has no room left on a phone.
         *(
-            plots.Line(name, b.equity, "baseline")
+            figures.Line(name, b.equity, "baseline")
             for name, b in list(report.baselines.items())[:DRAWN]
         ),
-        *(plots.Line("other seeds", seed.equity, "seed") for seed in report.other_seeds),
+        *(figures.Line("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
     # Only an in-sample part that is not the whole needs a line around it, but both are shaded.
-    seen = agent.equity.index[agent.in_sample - 1] if agent.in_sample else None
+    seen = figures.seen_by(agent) if agent.in_sample else None
     # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
@@ -188,15 +188,15 @@ def page(report: Report) -> str:
         "report.html",
         scripts=[] if chart is None else [script(LIBRARY), script(CHART)],
         report=report,
-        equity=plots.equity_plot(lines, evidence.standing, seen),
-        drawdown=plots.drawdown_plot(lines, evidence.standing, seen),
-        rolling=account_plots.rolling_sharpe_plot(
+        equity=figures.equity_plot(lines, evidence.standing, seen),
+        drawdown=figures.drawdown_plot(lines, evidence.standing, seen),
+        rolling=figures.rolling_sharpe_plot(
             {report.label: agent, evidence.best: best}, agent.bars_per_year, seen
         ),
         months=MONTHS,
         monthly=monthly_returns(agent.equity),
-        histogram=account_plots.histogram(agent.judged_returns),
-        exposure=account_plots.exposure_plot(agent.exposure, seen),
+        histogram=figures.histogram(agent.judged_returns),
+        exposure=figures.exposure_plot(agent.exposure, seen),
         chart=chart,
         extremes=_extreme_trades(agent.trades),
         details=[
@@ -211,10 +211,10 @@ def page(report: Report) -> str:
         folds=None if report.folds is None else folds_section(report.folds),
         stress=None if report.stress is None else stress_section(report.stress),
         training=[
-            plots.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
+            figures.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
         ],
         seed_name=seed_name,
-        several_seeds=any(plots.per_seed(rows, key).shape[1] > 1 for key in keys),
+        several_seeds=any(figures.per_seed(rows, key).shape[1] > 1 for key in keys),
         copy_share=words.COPY_SHARE,
         held=[
             (symbol, {name: float(np.mean(p == side)) for name, side in SIDES.items()})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nca_trader.evaluate.report import plots
+from nca_trader.evaluate.report import figures
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.verdict import percent
 
@@ -32,7 +32,7 @@ def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: s
     """
     path = Path(path)
     if path.suffix != ".html":
-        write(path, plots.proofs_picture(proofs, path.suffix.removeprefix(".")))
+        write(path, figures.proofs_picture(proofs, path.suffix.removeprefix(".")))
         return
 
     def share(value: float | None) -> str:
@@ -48,8 +48,8 @@ def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: s
     text = render(
         "proofs.html",
         agent=agent,
-        curves=plots.svg(
-            lambda figure: plots.draw_proofs(figure, proofs, {}), None, "prove", f"{title} {ends}"
+        curves=figures.svg(
+            lambda figure: figures.draw_proofs(figure, proofs, {}), None, "prove", f"{title} {ends}"
         ),
         controls=list(dict.fromkeys(name for proof in proofs for name in proof.controls)),
         headers=[*PROOF_HEADERS, *proofs[0].without],

@@ -152,7 +152,7 @@ def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
 
 def comparison_html(results: Sequence[Result]) -> str:
     """Return the metrics of several results as an HTML table with a plot."""
-    from nca_trader.evaluate.report.figure import result_figure
+    from nca_trader.evaluate.report.figures import result_figure
 
     names = [result.name for result in results]
     return _fragment(results[0], "", names, _comparison(results), result_figure(results), [])

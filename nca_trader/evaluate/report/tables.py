@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.report.plots import AGENT, INK, draw_stress, in_both_widths
+from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress, in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
 from nca_trader.evaluate.report.summary import money
 from nca_trader.evaluate.verdict import percent
