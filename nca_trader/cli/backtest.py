@@ -123,7 +123,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     shown = show(result)
     replaced = run is not None and run.replacement is not None
     if run and replaced and run.deployment:
-        print(f"  {run.deployment.sentence} --force-agent trades the agent.")
+        print("  --force-agent trades the agent.")
     elif run and run.described:
         print(f"  {run.described}")
     if stress is not None:

@@ -245,7 +245,8 @@ def _of_replacement(
     first = 0 if when["start"] is None else bars.row(when["start"], "start")
     over = max(min(seen - first, len(result.equity)), 0)
     standing = in_sample_sentence(over, len(result.equity)) if over else "Out of sample."
-    return dataclasses.replace(result, standing=standing)
+    notes = [result.note, run.deployment.sentence if run.deployment else ""]
+    return dataclasses.replace(result, standing=standing, note=" ".join(filter(None, notes)))
 
 
 def _of_run(

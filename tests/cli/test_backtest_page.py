@@ -172,7 +172,8 @@ def test_a_backtest_that_is_refused_is_no_look(own, command):
 
 def test_the_command_and_its_page_say_that_nothing_was_filled(tiny, tmp_path, command):
     page = tmp_path / "page.html"
-    said = command("backtest", "--strategy=always_flat", f"--data={tiny.data}", f"--out={page}")
+    words = ("--strategy=always_flat", f"--data={tiny.data}", f"--out={page}", "--quiet")
+    said = command("backtest", *words)
     assert said.code == 0 and said.err == ""
     for text in (said.out, page.read_text()):
         assert text.count("NO FILLS: nothing was ever bought or sold") >= 1

@@ -26,7 +26,7 @@ def deployed(tiny, tmp_path):
     return copy, name
 
 
-def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny):
+def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny, tmp_path):
     copy, name = deployed
     start = str(tiny.bars.index[205].date())
     result = backtest(tiny.bars, Run(copy.path), start=start)
@@ -35,9 +35,13 @@ def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny):
     direct = backtest(tiny.bars, baseline_rules(20)[name], config.costs, start=start, **rules)
     assert result.equity.equals(direct.equity) and name in result.name
     assert "Out of sample." in str(result) and "chosen by the user" not in str(result)
+    page = result.report(tmp_path / "page.html").read_text()
+    assert SENTENCE in page and SENTENCE in result.note
     early = backtest(tiny.bars, Run(copy.path), start=str(tiny.bars.index[20].date()))
     assert "IN SAMPLE" in str(early)
     forced = backtest(tiny.bars, Run(copy.path, force_agent=True), start=start)
+    page = forced.report(tmp_path / "page.html").read_text()
+    assert SENTENCE in page and "not deployed" in page
     agent = backtest(tiny.bars, tiny.run, start=start, look=False)
     assert forced.equity.equals(agent.equity) and not forced.equity.equals(result.equity)
 

@@ -230,6 +230,7 @@ def test_the_page_of_a_result_takes_a_sweep_and_folds(result, table, tmp_path, m
     page = nca.report(result.bars, result, tmp_path / "x.html", sweep=table, folds=folds)
     text = page.read_text(encoding="utf-8")
     assert "<h2>Sweep</h2>" in text and "<h2>Walk-forward</h2>" in text
+    assert f"one of {len(table)} trials" in text and "how many were tried is not known" not in text
 
 
 @pytest.mark.parametrize("days", [7, 40, 400, 800, 1000, 1090, 1300, 9000])

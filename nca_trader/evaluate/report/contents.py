@@ -310,6 +310,8 @@ def report_on(
             "agent_toml": to_toml(run.agent_config),
             "device": manifest.device,
         }
+        if (decided := run.deployment) is not None:
+            known |= {"deployment": decided.sentence, "deployed": not decided.baseline}
     return Report(
         title=f"{run.name if run else result.name} on {', '.join(bars.symbols)}",
         agent=result,
@@ -318,7 +320,7 @@ def report_on(
         spans=[_span(name, record) for name, record in spans.items() if record],
         symbols=bars.symbols,
         data_source=bars.source,
-        data_note=" ".join(filter(None, [bars.note, *result.cautions])),
+        data_note=" ".join(filter(None, [result.note, *result.cautions])),
         data_digest=bars.digest(),
         command=command,
         created=now(),

@@ -137,6 +137,8 @@ def report(
     with Progress(None, "page"):
         # At the result's own costs, fills and limits: otherwise the page would compare settings.
         baselines = backtest_baselines(bars, result, str(index[0]), stop)
+        if run is None and sweep is not None:  # each combination is a trial, logged or not
+            result = dataclasses.replace(result, tried=max(result.tried or 0, len(sweep)))
         shown = report_on(bars, result, baselines, run, command)
         shown = dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress)
         return write_report(path, shown)
