@@ -1,4 +1,4 @@
-"""Draws figures: those of results, for Python and notebooks, and those of a page, as inline SVG.
+"""Draws results for Python and notebooks, and the plots of a page as inline SVG.
 
 Equity, drawdown and exposure are drawn by one function each. On a page they have the page's light
 or dark colours, and `PRINTED` ones in a figure that stands alone. matplotlib is used without
