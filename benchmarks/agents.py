@@ -27,7 +27,7 @@ import nca_trader as nca
 from nca_trader.agents.baselines import baseline_rules, year_of
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.envs.account.state import rules_of
-from nca_trader.evaluate import statistics
+from nca_trader.evaluate import inference
 from nca_trader.evaluate.gate import gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.walkforward.outcome import matched_hold
@@ -189,7 +189,7 @@ def figures(result: Result) -> dict[str, Any]:
     years = len(result.equity) / result.bars_per_year
     gross = float(result.weights.abs().sum(axis=1).mean())
     moved = float(result.turnover.sum()) / years
-    interval = statistics.sharpe_interval(result.judged_returns, result.bars_per_year)
+    interval = inference.sharpe_interval(result.judged_returns, result.bars_per_year)
     return {
         "sharpe": result.metrics["sharpe"],
         "interval": [interval.low, interval.high],
@@ -203,7 +203,7 @@ def figures(result: Result) -> dict[str, Any]:
 def less(result: Result, other: Result) -> list[float]:
     """Return the difference of two Sharpe ratios, and its 95% interval."""
     ours, theirs = (np.nan_to_num(r.metrics["sharpe"]) for r in (result, other))
-    found = statistics.sharpe_difference_interval(
+    found = inference.sharpe_difference_interval(
         result.judged_returns, other.judged_returns, result.bars_per_year
     )
     return [float(ours - theirs), found.low, found.high]

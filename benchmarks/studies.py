@@ -26,7 +26,7 @@ import tempfile
 from typing import Any
 
 import nca_trader as nca
-from nca_trader.evaluate import statistics
+from nca_trader.evaluate import inference
 from nca_trader.evaluate.result import Result
 from nca_trader.runs.manifest import commit, now, versions
 from nca_trader.runs.trials import data_record
@@ -88,7 +88,7 @@ def study(bars: Bars, costs: Costs) -> dict[str, Any]:
     rule = max(tables, key=lambda name: tables[name]["sharpe"].iloc[0])
     best, parameters = tables[rule].iloc[0], tables[rule].attrs["parameters"]
     chosen = {p: int(best[p]) if float(best[p]).is_integer() else best[p] for p in parameters}
-    moments = statistics.Moments(
+    moments = inference.Moments(
         best["sharpe"] / research.bars_per_year**0.5, cut, best["skewness"], best["kurtosis"]
     )
     walk = nca.walk_forward(
@@ -125,7 +125,7 @@ def study(bars: Bars, costs: Costs) -> dict[str, Any]:
             "chosen": rule,
             "parameters": chosen,
             # With the trials of all five sweeps, on the spread that trials without skill have.
-            "deflated_sharpe": statistics.deflated_sharpe(moments, tried),
+            "deflated_sharpe": inference.deflated_sharpe(moments, tried),
             "walk_forward": {
                 "folds": len(walk.folds),
                 "sharpe": walk.metrics["sharpe"],
@@ -145,8 +145,8 @@ def study(bars: Bars, costs: Costs) -> dict[str, Any]:
 def judged(result: Result, hold: Result) -> dict[str, Any]:
     """Return the metrics of a test span, with intervals and the difference to buy and hold."""
     per_year = result.bars_per_year
-    interval = statistics.sharpe_interval(result.judged_returns, per_year)
-    difference = statistics.sharpe_difference_interval(
+    interval = inference.sharpe_interval(result.judged_returns, per_year)
+    difference = inference.sharpe_difference_interval(
         result.judged_returns, hold.judged_returns, per_year
     )
     names = ("total_return", "sharpe", "max_drawdown", "turnover", "trades", "exposure")
@@ -156,8 +156,8 @@ def judged(result: Result, hold: Result) -> dict[str, Any]:
         "sharpe_interval": [interval.low, interval.high],
         "less_hold": result.metrics["sharpe"] - hold.metrics["sharpe"],
         "less_hold_interval": [difference.low, difference.high],
-        "probabilistic_sharpe": statistics.probabilistic_sharpe(
-            statistics.moments(result.judged_returns)
+        "probabilistic_sharpe": inference.probabilistic_sharpe(
+            inference.moments(result.judged_returns)
         ),
     }
 
@@ -190,7 +190,7 @@ def table(results: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {r['chosen']} {values}, of {r['trials']} | {chosen['sharpe']:.2f}, hold "
             f"{chosen['benchmark_sharpe']:.2f} | {r['deflated_sharpe']:.2f} | "
-            f"{chosen['spa_benchmark']:.2f} | {r['walk_forward']['sharpe']:.2f} |"
+            f"{chosen['spa_hold']:.2f} | {r['walk_forward']['sharpe']:.2f} |"
         )
     lines += [
         "",

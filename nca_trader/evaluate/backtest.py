@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import logging
 import os
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from nca_trader.data.bars import earlier_looks
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
+from nca_trader.evaluate import metrics
 from nca_trader.evaluate.leakcheck import function_targets
 from nca_trader.evaluate.result import Result, columns_of
 from nca_trader.evaluate.simulate import (
@@ -147,13 +147,6 @@ def backtest(
     else:
         done = _of_targets(bars, targets, costs, rules, span, delay, check)
     trace, name = done.trace, name or done.name
-    tried = None
-    if trials is not None and run is None:
-        from nca_trader.evaluate.search import counted  # imports scipy, which takes a second
-
-        # Of what was ordered, so that a strategy of another name is not a new trial.
-        digest = hashlib.sha256(np.asarray(trace.target).tobytes()).hexdigest()
-        tried = counted(trials, name, bars, [digest], kind="backtest")
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
     result = Result(
         name=name,
@@ -169,7 +162,6 @@ def backtest(
         bars=bars,
         run=run,
         unchecked=done.unchecked,
-        tried=tried,
         again=functools.partial(
             backtest,
             task if run else done.known,
@@ -183,6 +175,8 @@ def backtest(
             **limits,
         ),
     )
+    if trials is not None and run is None:
+        result, _ = counted(result, bars, first, trials, "backtest")
     # A command prints them with the metrics. Targets that order nothing expect no fill.
     if look and not in_a_command() and np.nan_to_num(trace.target).any():
         for caution in result.cautions:
@@ -305,6 +299,31 @@ def _of_targets(
     again = as_targets(targets, known, most)
     trace = simulate_targets(bars, in_force(late(again, delay), first), costs, rules, *span)
     return _Simulated(trace, name, known, again, unchecked=unchecked)
+
+
+def counted(
+    result: Result, bars: Bars, first: int, folder: Any, kind: str
+) -> tuple[Result, trial_log.Tried]:
+    """Count a result in a trial log; return it with the count.
+
+    Args:
+      result: over `bars` from row `first` on.
+      bars: all that were given.
+      first: row of its first bar.
+      folder: of the log.
+      kind: what made it, for readers.
+    """
+    digests = np.array([digest_of_trace(result.trace, first)], np.uint64)
+    ratios = np.array([metrics.sharpe(result.judged_returns, float(len(result.equity)))])
+    tried = trial_log.count_rules(folder, f"{kind} {result.name}", bars, digests, ratios)
+    more = {"tried": tried.number, "tried_variance": tried.variance}
+    return dataclasses.replace(result, **more), tried
+
+
+def digest_of_trace(trace: Any, first: int) -> int:
+    """Return the digest of what an account ordered from row `first` on, by which it is a trial."""
+    left = None if trace.left is None else np.asarray(trace.left.reason)
+    return trial_log.digest_of_targets(trace.target, first, left)
 
 
 def count_look(run: Run, bars: Bars) -> int:

@@ -21,8 +21,8 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.inference import bootstrap_values
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.statistics import bootstrap_values
 from nca_trader.runs.manifest import Deployment, Run, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.types import Bars
@@ -42,8 +42,11 @@ class Gate:
       sharpe: annual Sharpe ratios of the two; 0 for an account that never moves.
       difference: the agent's Sharpe ratio less the baseline's.
       bound: one-sided 95% lower bound of the difference; NaN where it is undefined.
+      most: one-sided 95% upper bound, likewise.
       detectable: the difference that years like these show in 4 of 5 cases.
       years: of returns.
+      fall: the deepest fall of a baseline from a high, a negative fraction of it.
+      fallen: the agent's Sharpe ratio with one more bar, in which it falls as far.
     """
 
     agent: str
@@ -51,13 +54,21 @@ class Gate:
     sharpe: tuple[float, float]
     difference: float
     bound: float
+    most: float
     detectable: float
     years: float
+    fall: float
+    fallen: float
 
     @property
     def passed(self) -> bool:
         """Whether the agent was shown to be better: the bound is above 0."""
         return self.bound > 0.0
+
+    @property
+    def worse(self) -> bool:
+        """Whether the agent was shown to be worse."""
+        return self.most < 0.0
 
     @property
     def deployed(self) -> str:
@@ -68,7 +79,7 @@ class Gate:
     def finding(self) -> str:
         """Whether the agent was shown to be better, in plain words."""
         shown = "shown" if self.passed else "not shown"
-        return f"{self.agent} was {shown} to be better than {self.baseline}. {self._figures}"
+        return f"{self.agent} was {shown} to be better than {self.baseline}. {self.figures}"
 
     @property
     def sentence(self) -> str:
@@ -76,10 +87,11 @@ class Gate:
         found = f"{self.agent} was shown to be better than {self.baseline}"
         if not self.passed:
             found = "No agent was shown to be better"
-        return f"{found}; deployed: {self.deployed}. {self._figures}"
+        return f"{found}; deployed: {self.deployed}. {self.figures}"
 
     @property
-    def _figures(self) -> str:
+    def figures(self) -> str:
+        """The numbers behind it, and what a crash that did not come would change."""
         ours, theirs = self.sharpe
         limits = "its bound is undefined"
         if not math.isnan(self.bound):
@@ -89,10 +101,18 @@ class Gate:
             )
             if self.years < LEAST_YEARS and not self.passed:
                 limits += ", so this gate could hardly have said yes"
-        return (
+        said = (
             f"Sharpe ratio of {self.agent} {ours:.2f}, of the "
             f"best baseline, {self.baseline}, {theirs:.2f}; difference {self.difference:+.2f}, "
             f"{limits}."
+        )
+        if not self.passed:
+            return said
+        # Returns without a crash say nothing of its size: see docs/limits.md.
+        still = "still pass" if self.bound - (ours - self.fallen) > 0.0 else "not pass"
+        return (
+            f"{said} With one bar as bad as the deepest fall of a baseline, {self.fall:.0%}, its "
+            f"Sharpe ratio would be {self.fallen:.2f}, and it would {still}."
         )
 
 
@@ -161,18 +181,26 @@ def gate(
     other = split + int(found[split:].argmax())
     apart = float(found[best] - found[other])
     errors = bootstrap_values(error, rows, repetitions, seed)
-    bound = detectable = math.nan
+    bound = most = detectable = math.nan
     if errors is not None:
-        bound = apart - float(np.quantile(errors, LEVEL))
-        detectable = float(np.quantile(errors, LEVEL)) + POWER * float(errors.std(ddof=1))
+        low, high = (float(x) for x in np.quantile(errors, [1.0 - LEVEL, LEVEL]))
+        bound, most = apart - high, apart - low
+        detectable = high + POWER * float(errors.std(ddof=1))
+    fall, fallen = 0.0, float(found[best])
+    if len(rows) > 1:
+        fall = min(metrics.max_drawdown(r) for r in rows[:, split:].T)
+        fallen = float(sharpes(np.append(rows[:, [best]], [[fall]], axis=0))[0])
     return Gate(
         agent=names[best],
         baseline=names[other],
         sharpe=(float(found[best]), float(found[other])),
         difference=apart,
         bound=bound,
+        most=most,
         detectable=detectable,
         years=len(rows) / bars_per_year,
+        fall=fall,
+        fallen=fallen,
     )
 
 

@@ -61,6 +61,7 @@ class Result:
       unchecked: whether a function of bars was not run again on truncated histories.
       tried: trials on these bars in the project's trial log, with this one; None where they
         were not counted.
+      tried_variance: of the rules among them, see `trials.Tried`.
       standing: of a baseline that trades in the place of an agent, a sentence on what the bars are
         to both; "" elsewhere.
       again: `nca.backtest` with the arguments of this one, but for the costs; see `stress`.
@@ -98,6 +99,7 @@ class Result:
     run: Run | None = None
     unchecked: bool = False
     tried: int | None = None
+    tried_variance: float = 1.0
     standing: str = ""
     again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 

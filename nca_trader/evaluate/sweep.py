@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 import os
 import time as clock
 from collections.abc import Callable, Iterable, Mapping
@@ -19,12 +20,10 @@ from nca_trader.agents.targets import TRACED
 from nca_trader.config.ranges import described, expect
 from nca_trader.envs.account.state import Rules, with_limits
 from nca_trader.errors import BarError, ConfigError, NcaTraderError
-from nca_trader.evaluate import metrics
-from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.backtest import backtest, digest_of_trace
 from nca_trader.evaluate.benchmark import HOLD
 from nca_trader.evaluate.combinations import Combination, combinations_of, takes_bars, valid
-from nca_trader.evaluate.multiple import block_returns
-from nca_trader.evaluate.search import counted, judge
+from nca_trader.evaluate.inference import block_returns
 from nca_trader.evaluate.sweep_parts import (
     TAILS,
     Done,
@@ -33,14 +32,16 @@ from nca_trader.evaluate.sweep_parts import (
     run_as_one_program,
     tail_metrics,
 )
+from nca_trader.evaluate.verdict import judge_search
 from nca_trader.machine import cores
 from nca_trader.parallel.jobs import Job, run_jobs, sendable
 from nca_trader.progress import Progress
+from nca_trader.runs.trials import count_rules
 from nca_trader.types import Bars, Costs
 
 BLOCKS = 2000  # of bars, at most: returns are kept by block, for the verdict
 BLOCK_NUMBERS = 64_000_000  # block returns of all combinations, at most: 256 MB
-BLOCK_SUMS = "blocks"  # the name of block returns among the metrics
+BLOCK_SUMS, DIGESTS = "blocks", "digests"  # names among the metrics
 LOOP_SECONDS = 10.0  # of a loop of backtests, above which processes are worth their start
 # Metrics of each combination, next to its final `equity`.
 METRICS = (
@@ -133,19 +134,11 @@ def sweep(
     # Buy and hold at the same costs and limits, which the best has to beat.
     filled = setting.account.fill
     hold = backtest(bars, HOLD, setting.costs, filled, "on_change", look=False, **setting.limits)
-    held = block_returns(metrics.simple_returns(hold.equity), setting.most_blocks)
-    number = counted(trials, swept.name, bars, setting.combinations)
+    held = block_returns(hold.judged_returns, setting.most_blocks)
+    ratios = table["sharpe"].to_numpy(np.float64) * math.sqrt(len(bars) / bars.bars_per_year)
+    tried = count_rules(trials, f"sweep {swept.name}", bars, swept.digests, ratios)
     table.attrs["about"] = _about(setting)
-    table.attrs |= judge(
-        table,
-        table.attrs["parameters"],
-        swept.blocks,
-        held,
-        hold.metrics["sharpe"],
-        len(bars),
-        bars.bars_per_year,
-        number,
-    )
+    table.attrs |= judge_search(table, swept.blocks, held, hold.metrics["sharpe"], bars, tried)
     return table
 
 
@@ -154,7 +147,8 @@ class Swept(NamedTuple):
 
     Attributes:
       table: one row per combination, see `sweep`.
-      blocks: `[blocks, M]` returns summed over blocks of bars.
+      blocks: `[blocks, M]` returns in excess of interest, summed over blocks of bars.
+      digests: `[M]` of what each ordered, see `trials.digest_of_targets`.
       name: of the rule.
       setting: with the combinations that were not refused.
       refused: how many were, and why; "" for none.
@@ -162,6 +156,7 @@ class Swept(NamedTuple):
 
     table: pd.DataFrame
     blocks: np.ndarray
+    digests: np.ndarray
     name: str
     setting: Setting
     refused: str
@@ -236,7 +231,8 @@ def run_combinations(
     table = table.assign(**done.metrics)
     table.attrs["parameters"] = parameters
     refused = f"{left_out} combinations are left out, which {name} refuses: {why}"
-    return Swept(table, done.blocks, name, setting, refused if left_out else "")
+    said = refused if left_out else ""
+    return Swept(table, done.blocks, done.digests, name, setting, said)
 
 
 def _about(setting: Setting) -> str:
@@ -276,18 +272,17 @@ def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
         run_jobs(_several, jobs, setting, workers=cores() if many else None, done=advance)
     every = [first, *(found[k] for k in range(len(parts)))]
     joined = {name: np.concatenate([part[name] for part in every], axis=-1) for name in first}
-    return Done(joined, joined.pop(BLOCK_SUMS))
+    return Done(joined, joined.pop(BLOCK_SUMS), joined.pop(DIGESTS))
 
 
 def _several(setting: Setting, combinations: list[Combination]) -> dict[str, np.ndarray]:
-    """Return the metrics of combinations by name, `[M]`, and their block returns `[blocks, M]`."""
+    """Return the metrics of combinations by name, `[M]`, and the other fields of `Done`."""
     rows = [_one(setting, one) for one in combinations]
-    found = {name: np.array([one[name] for one, _ in rows]) for name in rows[0][0]}
-    return found | {BLOCK_SUMS: np.stack([blocks for _, blocks in rows], axis=1)}
+    return {name: np.stack([one[name] for one in rows], axis=-1) for name in rows[0]}
 
 
-def _one(setting: Setting, one: Combination) -> tuple[dict[str, float], np.ndarray]:
-    """Backtest one combination; return its metrics and block returns."""
+def _one(setting: Setting, one: Combination) -> dict[str, Any]:
+    """Backtest one combination; return its metrics, block returns and digest."""
     account = setting.account
     takes = takes_bars(setting.rule, one)
     subject = functools.partial(setting.rule, **one) if takes else setting.rule(**one)
@@ -300,5 +295,8 @@ def _one(setting: Setting, one: Combination) -> tuple[dict[str, float], np.ndarr
     names = (*METRICS, *TAILS) if setting.tails else METRICS
     found = {"equity": float(result.equity.iloc[-1])}
     found |= {name: result.metrics[name] for name in names if name in result.metrics}
-    returns = metrics.simple_returns(result.equity)
-    return found, block_returns(returns, setting.most_blocks).astype(np.float32)
+    blocks = block_returns(result.judged_returns, setting.most_blocks)
+    return {name: np.float64(x) for name, x in found.items()} | {
+        BLOCK_SUMS: blocks.astype(np.float32),
+        DIGESTS: np.uint64(digest_of_trace(result.trace, 0)),
+    }

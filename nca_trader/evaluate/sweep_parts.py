@@ -48,10 +48,15 @@ TAILS = ("value_at_risk", "expected_shortfall", "tail_ratio", "omega")
 
 
 class Done(NamedTuple):
-    """The metrics of M combinations by name, `[M]` each, and their block returns `[blocks, M]`."""
+    """What M combinations did.
+
+    metrics: by name, `[M]` each. blocks: `[blocks, M]` returns in excess of interest, summed over
+    blocks of bars. digests: `[M]` uint64, of `trials.digest_of_targets`.
+    """
 
     metrics: dict[str, np.ndarray]
     blocks: np.ndarray
+    digests: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +77,7 @@ class Setting:
         """Return a digest of everything that the numbers depend on."""
         # The version too: the parts of another one may differ in their last digits.
         facts = (__version__, self.bars.digest(), digest_of(self.rule), self.combinations)
-        rest = (self.costs, self.account, self.dtype, self.most_blocks, self.tails)
+        rest = (self.costs, self.account, self.dtype, self.most_blocks, self.tails, Tally._fields)
         return hashlib.sha256(repr((*facts, *rest)).encode()).hexdigest()
 
 
@@ -145,7 +150,8 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     block_sums = np.concatenate([o.blocks for o in ordered], axis=1)[:, np.argsort(order)]
     _refuse_no_weights(setting, tally, log_equity)
     found = summaries(tally, log_equity, len(bars), bars.bars_per_year)
-    return Done(found, block_sums)
+    digests = tally.high.astype(np.uint64) << np.uint64(32) | tally.low
+    return Done(found, block_sums, digests)
 
 
 Part = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share

@@ -22,10 +22,11 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.state import Account, Fill, Legs, Rules, log_return, open_account
 from nca_trader.envs.account.step import mark, place, to_close, to_open
-from nca_trader.evaluate.multiple import block_length
+from nca_trader.evaluate.inference import block_length
 from nca_trader.evaluate.simulate import legs_between
 from nca_trader.evaluate.tally import Tally, add_fill, add_gain, add_return, open_tally
 from nca_trader.numerics import as_one_kernel
+from nca_trader.runs.trials import ordered_terms, places
 from nca_trader.types import Bar, Bars, Costs
 
 WIDEST = 1024  # combinations of one program: their state stays in a core's cache
@@ -35,12 +36,13 @@ class Blocks(NamedTuple):
     """Bars `[blocks, length, ...]` as the program scans them; the last block is filled up.
 
     real: `[blocks, length]` bool, False for bars that fill up. They are not present, so that
-    nothing trades or moves in them.
+    nothing trades or moves in them. place: `[blocks, length, A]` uint32, see `trials.places`.
     """
 
     bar: Bar
     legs: Legs
     real: np.ndarray
+    place: np.ndarray
 
 
 class Outcome(NamedTuple):
@@ -79,7 +81,8 @@ def in_blocks(bars: Bars, costs: Costs, rules: Rules, dtype: Any, most: int) -> 
         for name, x in narrow._asdict().items()
         if x is not None
     }
-    return Blocks(Bar(**fields), Legs(**padded), cut(np.ones(len(bars), bool), False))
+    real, place = np.ones(len(bars), bool), places(len(bars), bars.num_assets)
+    return Blocks(Bar(**fields), Legs(**padded), cut(real, False), cut(place, 0))
 
 
 class Given(NamedTuple):
@@ -218,7 +221,7 @@ def _step(
 ) -> tuple[tuple[Account, Any, Any, Tally], None]:
     """Run one bar of one combination, whose order is given or else decided here."""
     before, book, state, tally = carry
-    (bar, legs, real), order = xs
+    (bar, legs, real, key), order = xs
     left: exits.Exit | None = None
     if book:
         account, book, fills, whole, left = exits.on_bar(before, book, bar, legs, costs, rules)
@@ -243,7 +246,12 @@ def _step(
     if legs.years is not None and (costs.interest_lend or costs.interest_borrow):
         interest = whole.flows.interest / tally.equity.astype(before.weight.dtype)
     ordered = jnp.where(jnp.isnan(target), 0.0, jnp.abs(target)).max()
+    narrow = (target if legs.size is None else target * legs.size).astype(jnp.float32)
+    bits = jax.lax.bitcast_convert_type(narrow, jnp.uint32)
+    low, high = ordered_terms(narrow, bits, key, None if left is None else left.reason)
     tally = tally._replace(
+        low=tally.low + jnp.where(real, low, 0).sum(dtype=jnp.uint32),
+        high=tally.high + jnp.where(real, high, 0).sum(dtype=jnp.uint32),
         held=tally.held + held_after,
         largest=jnp.maximum(tally.largest, ordered.astype(jnp.float64)),
     )

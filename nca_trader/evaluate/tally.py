@@ -34,6 +34,7 @@ class Tally(NamedTuple):
     gain, with a return, and with a position. side: `[A]` -1, 0 or 1, the position. pnl: `[A]` of
     the open trade, as a fraction of the capital. gains, losses: of the trades that ended. trades,
     winners: int32, trades begun and those that ended with a gain. largest: absolute weight ordered.
+    low, high: uint32, the halves of `trials.digest_of_targets`.
     """
 
     equity: Any
@@ -58,6 +59,8 @@ class Tally(NamedTuple):
     trades: Any
     winners: Any
     largest: Any
+    low: Any
+    high: Any
 
 
 def open_tally(num_assets: int, dtype: Any) -> Tally:
@@ -66,7 +69,8 @@ def open_tally(num_assets: int, dtype: Any) -> Tally:
     every = jnp.zeros(num_assets, dtype)
     started = {"equity": zero + 1.0, "side": every, "pnl": every}
     counts = dict.fromkeys(("won", "moved", "held", "trades", "winners"), none)
-    return Tally(**{name: zero for name in Tally._fields} | started | counts)
+    halves = dict.fromkeys(("low", "high"), jnp.zeros((), jnp.uint32))
+    return Tally(**{name: zero for name in Tally._fields} | started | counts | halves)
 
 
 def add_return(

@@ -26,8 +26,8 @@ from nca_trader.config.toml import to_toml
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, argument
-from nca_trader.evaluate import statistics
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.inference import expected_max_sharpe
 from nca_trader.learner.train import train
 from nca_trader.machine import scratch, write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
@@ -285,7 +285,7 @@ def _result(study: Any, setup: _Setup, folder: pathlib.Path) -> Tuned:
     luck, num = math.nan, len(setup.bars) - setup.edge
     if setup.metric == "sharpe":
         # Of trials without skill, whose ratios have a variance of 1 / (T - 1).
-        per_bar = statistics.expected_max_sharpe(max(count, 1), 1.0 / max(num - 1, 1))
+        per_bar = expected_max_sharpe(max(count, 1), 1.0 / max(num - 1, 1))
         luck = per_bar * math.sqrt(setup.bars.bars_per_year)
     return Tuned(
         trials=table, best=best, score=score, count=count, by_luck=luck, path=folder / BEST

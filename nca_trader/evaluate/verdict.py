@@ -1,21 +1,24 @@
-"""What a backtest does and does not show, by rules that are fixed before the result is known."""
+"""What a result does and does not show, by rules that are fixed before it is known."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.errors import ConfigError
-from nca_trader.evaluate import statistics
-from nca_trader.evaluate.statistics import Interval, Moments
+from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate import inference
+from nca_trader.evaluate.inference import Interval, Moments
 
 if TYPE_CHECKING:
+    from nca_trader.evaluate.gate import Gate
     from nca_trader.evaluate.result import Result
+    from nca_trader.runs.trials import Tried
+    from nca_trader.types import Bars
 
 COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is called a copy
 SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target
@@ -23,6 +26,10 @@ SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target
 # intervals of 100,000 bars would take two minutes.
 RESAMPLED = 10_000
 DEFLATED_ENOUGH = 0.95  # deflated Sharpe ratio below which the search itself explains the result
+SIGNIFICANT = 0.05  # p-value below which a search has found something
+# Probability of overfitting below which the choice within a grid is more than luck. On noise a grid
+# of two combinations is below it in 1 of 20 cases, a larger one more rarely.
+CHOSEN = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,7 +178,7 @@ def weigh(
         )
         scored[name] = Scored(
             metrics=result.metrics,
-            sharpe_interval=statistics.sharpe_interval(ratios[name], resampled_per_year, seed),
+            sharpe_interval=inference.sharpe_interval(ratios[name], resampled_per_year, seed),
             costs_paid=float(result.cost.sum()),
             gross=float(result.weights.abs().sum(axis=1).mean()),
         )
@@ -179,11 +186,11 @@ def weigh(
     differences = {
         name: Difference(
             mean_return=float(np.mean(agent.returns - baselines[name].returns) * bars_per_year),
-            mean_return_interval=statistics.mean_difference_interval(
+            mean_return_interval=inference.mean_difference_interval(
                 returns[None], returns[name], resampled_per_year, seed
             ),
             sharpe=ours.metrics["sharpe"] - scored[name].metrics["sharpe"],
-            sharpe_interval=statistics.sharpe_difference_interval(
+            sharpe_interval=inference.sharpe_difference_interval(
                 ratios[None], ratios[name], resampled_per_year, seed
             ),
         )
@@ -201,7 +208,7 @@ def weigh(
         best=max(scored, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
-        moments=statistics.moments(agent.judged_returns),
+        moments=inference.moments(agent.judged_returns),
         start=cast(pd.Timestamp, agent.equity.index[0]),
         stop=cast(pd.Timestamp, agent.equity.index[-1]),
         in_sample=agent.in_sample,
@@ -315,7 +322,7 @@ def verdict(
         sentences.append(copy_sentence(evidence))
     if interval.low > 0 and not evidence.in_sample and num_trials is not None:
         # Success alone needs it: the best of many trials earns more than a baseline by luck.
-        deflated = statistics.deflated_sharpe(evidence.moments, num_trials, sharpe_variance)
+        deflated = inference.deflated_sharpe(evidence.moments, num_trials, sharpe_variance)
         luck = f", below {DEFLATED_ENOUGH}: luck in the search is not ruled out"
         sentences.append(
             f"Allowing for the trials, the deflated Sharpe ratio is {decimal(deflated)}"
@@ -337,3 +344,173 @@ def verdict(
     if note:
         sentences.append(note.rstrip(".") + ".")
     return " ".join(sentences)
+
+
+def walk_verdict(
+    where: str,
+    result: Result,
+    baselines: Mapping[str, Result],
+    gate: Gate,
+    difference: float,
+    interval: Interval,
+    log: str | None,
+) -> str:
+    """Write the verdict of a walk-forward: one judgement, that of the gate, and its numbers.
+
+    Args:
+      where: e.g. "Out of sample over 5 folds".
+      result: of the stitched test spans.
+      baselines: by name, on the same bars.
+      gate: of the result against those that could be deployed.
+      difference: in mean return per year from the best constant weight.
+      interval: its 95% interval.
+      log: name of the project whose trial log counts it; None for none.
+    """
+    found = "is not distinguishable from"
+    if gate.passed or gate.worse:
+        found = "earned more than" if gate.passed else "earned less than"
+    risk = " for its risk" if gate.passed or gate.worse else ""
+    limits = "with too little movement for an interval"
+    if not math.isnan(interval.low):
+        limits = f"95% interval {percent(interval.low)} to {percent(interval.high)}"
+    ours, theirs = (r.metrics["total_return"] for r in (result, baselines[gate.baseline]))
+    first, second = gate.sharpe
+    tried = f"No trial log counts what was tried before; name one with {argument('trials')}."
+    if log is not None and result.tried is not None:
+        tried = f"The trial log of {log} has {count(result.tried, 'trial')} on these symbols."
+    return (
+        f"{where}, {result.equity.index[0]:%Y-%m-%d} to {result.equity.index[-1]:%Y-%m-%d}, "
+        f"{result.name} {found} {gate.baseline}{risk}: total return {percent(ours)} against "
+        f"{percent(theirs)}, Sharpe ratio {decimal(first)} against {decimal(second)}. The "
+        "difference in mean return from the best constant weight, which is known in hindsight, is "
+        f"{percent(difference)} per year, {limits}. {tried}"
+    )
+
+
+def judge_search(
+    table: pd.DataFrame,
+    blocks: np.ndarray,
+    hold: np.ndarray,
+    hold_sharpe: float,
+    bars: Bars,
+    tried: Tried,
+) -> dict[str, Any]:
+    """Judge the best combination of a sweep by Sharpe ratio, in sentences.
+
+    One says whether there is an edge, allowing for the search: against cash where the deflated
+    Sharpe ratio is at least 0.95 and the p-value below 0.05, and then also against buy and hold
+    where that p-value is below 0.05. Another says whether the choice of this combination among all
+    is more than luck: there may be an edge that all share.
+
+    Args:
+      table: one row per combination, with its parameters, `sharpe`, `skewness` and `kurtosis`.
+      blocks: `[T, M]` returns in excess of cash, summed over blocks of bars.
+      hold: `[T]` of buy and hold, likewise.
+      hold_sharpe: of buy and hold, annualised.
+      bars: of the sweep.
+      tried: so far, with these.
+
+    Returns:
+      `{"verdict": sentences, "search": numbers}`.
+    """
+    parameters = table.attrs["parameters"]
+    sharpes = table["sharpe"].to_numpy(np.float64)
+    of, traded = count(len(table), "combination"), bool(np.isfinite(sharpes).any())
+    chosen = int(np.nanargmax(sharpes)) if traded else 0
+    row = table.iloc[chosen]
+    moments = Moments(
+        row["sharpe"] / math.sqrt(bars.bars_per_year), len(bars), row["skewness"], row["kurtosis"]
+    )
+    variance = tried.variance / max(len(bars) - 1, 1)
+    deflated = inference.deflated_sharpe(moments, tried.number, variance)
+    over = cash = other = math.nan
+    if traded:
+        cash = inference.superiority(blocks, chosen)
+        other = inference.superiority(blocks, chosen, hold)
+    if len(table) > 1:
+        over = inference.overfit_probability(blocks).probability
+    near = sharpes[neighbours(table, parameters, chosen)]
+    near = near[np.isfinite(near)]
+    # By column: a row of whole numbers and fractions would have fractions alone.
+    cells = {p: table[p].iloc[chosen] for p in parameters}
+    values = {p: x.item() if isinstance(x, np.generic) else x for p, x in cells.items()}
+    search = {
+        "combination": values,
+        "sharpe": float(row["sharpe"]),
+        "benchmark_sharpe": float(hold_sharpe),
+        "deflated_sharpe": float(deflated),
+        "trials": tried.number,
+        "trials_variance": tried.variance,
+        "pbo": float(over),
+        "spa_cash": cash,
+        "spa_hold": other,
+        "neighbours": len(near),
+        "neighbours_mean": float(near.mean()) if len(near) else math.nan,
+        "neighbours_worst": float(near.min()) if len(near) else math.nan,
+    }
+    if not traded:
+        return {"verdict": f"None of {of} ever traded.", "search": search}
+    # Written so that a NaN counts as luck, here and below.
+    conclusion = "luck in the search explains it"
+    if deflated >= DEFLATED_ENOUGH and cash < SIGNIFICANT:
+        conclusion = "better than cash, but not shown to be better than buy and hold"
+        if other < SIGNIFICANT:
+            conclusion = "better than cash and than buy and hold, also allowing for the search"
+    around = ""
+    if len(near) == 1:
+        around = f"; the one combination next to it has a Sharpe ratio of {near[0]:.2f}"
+    elif len(near):
+        around = (
+            f"; the {len(near)} combinations next to it have a Sharpe ratio of {near.mean():.2f} "
+            f"on average and {near.min():.2f} at worst"
+        )
+    choice = "which of them is the best is more than luck"
+    if not over < CHOSEN:
+        choice = "which of them is the best may be luck"
+    sentences = [
+        f"The best of {of} by Sharpe ratio is "
+        f"{', '.join(f'{name} = {_text(value)}' for name, value in values.items())}, with "
+        f"{row['sharpe']:.2f}; buy and hold has {hold_sharpe:.2f}.",
+        f"Edge: {conclusion} (deflated Sharpe ratio {deflated:.2f} with {tried.number:,} trials "
+        f"counted, p-value {_text(cash)} against cash and {_text(other)} against buy and hold).",
+        f"Choice: {choice} (probability of overfitting, PBO, {_text(over)}{around}).",
+    ]
+    # Of one combination nothing was chosen.
+    return {"verdict": " ".join(sentences[: 2 + (len(table) > 1)]), "search": search}
+
+
+def neighbours(table: pd.DataFrame, parameters: list[str], row: int) -> np.ndarray:
+    """Return the rows of the combinations next to one, to see whether an optimum is stable.
+
+    Next to it are those whose every parameter is at most one of its values away; where a sample
+    has fewer than three of them, the eight nearest by rank. A parameter that is not a number is
+    the same.
+
+    Args:
+      table: one row per combination.
+      parameters: their names.
+      row: of the combination.
+    """
+    ranks, same = [], np.ones(len(table), bool)
+    for name in parameters:
+        column = table[name]
+        if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+            ranks.append(np.unique(column.to_numpy(), return_inverse=True)[1])
+        else:
+            # None is missing to pandas, and equals another None here.
+            same &= (column == column.iloc[row]).to_numpy() | column.isna().to_numpy()
+    same[row] = False
+    if not ranks or not same.any():
+        return np.zeros(0, int)
+    away = np.abs(np.stack(ranks, axis=1) - np.stack(ranks, axis=1)[row])
+    near = np.flatnonzero(same & (away <= 1).all(1))
+    if len(near) >= min(3, same.sum()):
+        return near
+    far = np.where(same, np.linalg.norm(away / np.maximum(away.max(0), 1), axis=1), np.inf)
+    return np.argsort(far, kind="stable")[: min(8, int(same.sum()))]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return "n/a" if math.isnan(value) else f"{value:.3g}" if abs(value) < 1e4 else f"{value:g}"
+    return str(value)

@@ -1,12 +1,16 @@
-"""The trial log: every agent trained and every evaluation on a test span, and on which bars.
+"""The trial log: every agent trained, every rule tried and every evaluation on a test span.
 
-The more agents were tried, the better the best of them looks by luck alone. So a report states how
-many were tried, and nothing is ever taken out of the log.
+The more were tried, the better the best of them looks by luck alone. So a report states how many
+were tried, and nothing is ever taken out of the log. An agent is a trial where it is trained. A
+rule is one by what it orders: the same targets on the same bars are one trial, whatever the rule's
+name, code, costs or fills, and other targets are another one.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import datetime
 import fcntl
 import hashlib
 import itertools
@@ -14,7 +18,7 @@ import json
 import os
 import time as clock
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -103,8 +107,10 @@ class Entry:
     """A line of the trial log. A field that an older version did not write is None.
 
     Attributes:
-      kind: "train", with `trials`, the number of agents; or "test", with `seed`, the agent
-        (None is the mean of all).
+      kind: "train", with `trials`, the number of agents or of rules; or "test", with `seed`, the
+        agent (None is the mean of all).
+      targets: the digests of the rules, see `digest_of_targets`, 8 bytes each, in base64.
+      ratios: of those with a Sharpe ratio the number, and the sums of `sqrt(T) SR` and its square.
       data: SHA-256 of the bars. symbols: their `DataRecord.markets`.
       first, last: the span that the agents were trained or judged on.
     """
@@ -118,6 +124,13 @@ class Entry:
     first: str | None = None
     last: str | None = None
     seed: int | None = None
+    targets: str | None = None
+    ratios: list[float] | None = None
+
+    @property
+    def digests(self) -> np.ndarray:
+        """The digests of rules, uint64."""
+        return np.frombuffer(base64.b64decode(self.targets or ""), "<u8")
 
     def concerns(self, data: DataRecord) -> bool:
         """Whether the entry is of a market of `data`; a test also where its span overlaps."""
@@ -133,7 +146,7 @@ class Entry:
 
 
 def entry_of(kind: str, run: str, data: DataRecord, **more: Any) -> Entry:
-    """Return an entry about `data`; `more` are its `trials`, `time` and `seed`."""
+    """Return an entry about `data`; `more` are its `trials`, `time` and so on."""
     span = {"symbols": data.markets, "first": data.first, "last": data.last}
     return Entry(kind=kind, run=run, data=data.sha256, **span, **more)
 
@@ -186,7 +199,8 @@ def trials(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:
     >>> trials(tempfile.mkdtemp()).empty
     True
     """
-    return pd.DataFrame([plain(entry) for entry in entries(place(folder, "folder"))])
+    table = pd.DataFrame([plain(entry) for entry in entries(place(folder, "folder"))])
+    return table.drop(columns=["targets", "ratios"], errors="ignore")
 
 
 def entries(root: Place) -> list[Entry]:
@@ -213,16 +227,146 @@ def entries(root: Place) -> list[Entry]:
 
 
 def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
-    """Return the number of agents trained (`kind` "train") or of evaluations ("test").
+    """Return the number of trials (`kind` "train": agents and rules) or of evaluations ("test").
 
     Args:
       root: the folder of run folders.
       kind: "train" or "test".
       data: counts what concerns its market, see `Entry.concerns`. None counts all.
     """
+    return _number(entries(root), kind, data)
+
+
+def _number(log: list[Entry], kind: str, data: DataRecord | None) -> int:
     return sum(
         # An evaluation has no `trials`, and counts once.
         1 if entry.trials is None else entry.trials
-        for entry in entries(root)
+        for entry in log
         if entry.kind == kind and (data is None or entry.concerns(data))
     )
+
+
+class Tried(NamedTuple):
+    """What was tried on a market so far.
+
+    Attributes:
+      number: of trials, agents and rules.
+      variance: of the rules' `sqrt(T) SR`, at most 1, which is what luck alone gives T independent
+        returns; 1 where fewer than two are known. Many alike have a small one. It is the largest
+        that any beginning of the log had, so that searching on around the best of a grid, where all
+        are alike, does not make it smaller.
+      new: how many of these were not in the log before.
+    """
+
+    number: int
+    variance: float
+    new: int
+
+
+def count_rules(
+    folder: str | os.PathLike[str] | CloudPath | None,
+    run: str,
+    bars: Bars,
+    digests: np.ndarray,
+    ratios: np.ndarray,
+) -> Tried:
+    """Record the rules that are not in the log yet; return what was tried on this market so far.
+
+    Args:
+      folder: of the log; None records nothing and counts these rules alone.
+      run: what tried them, for readers, e.g. "sweep sma_cross".
+      bars: that they were tried on.
+      digests: `[M]` uint64, of `digest_of_targets`; one that occurs twice is one trial.
+      ratios: `[M]` Sharpe ratio of a bar times the root of the number of bars, NaN for none.
+    """
+    data, log = data_record(bars), []
+    root = None if folder is None else place(folder, "trials")
+    if root is not None:
+        log = entries(root)
+    own = np.unique(digests.astype("<u8"))
+    known = np.concatenate([own[:0], *(e.digests for e in log if e.data == data.sha256)])
+    new, at = np.unique(digests.astype("<u8"), return_index=True)
+    new, at = new[fresh := ~np.isin(new, known)], at[fresh]
+    if len(new):
+        t = ratios[at][np.isfinite(ratios[at])]
+        entry = entry_of(
+            "train",
+            run,
+            data,
+            trials=len(new),
+            targets=base64.b64encode(new.tobytes()).decode(),
+            ratios=[float(len(t)), float(t.sum()), float((t**2).sum())],
+            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        )
+        log.append(entry)
+        if root is not None:
+            record(root, entry)
+    # Without a log no entry is older; an older version counted rules without their digests.
+    number = max(_number(log, "train", data), len(own))
+    sums = [e.ratios for e in log if e.kind == "train" and e.ratios and e.concerns(data)]
+    n, total, squares = np.cumsum(np.reshape(sums, (-1, 3)), axis=0).T
+    enough = n >= 2.0
+    n, total, squares = n[enough], total[enough], squares[enough]
+    variances = (squares - total**2 / n) / (n - 1.0)
+    variance = float(min(1.0, variances.max())) if len(n) else 1.0
+    return Tried(number, variance, len(new))
+
+
+def digest_of_targets(targets: np.ndarray, first: int = 0, left: Any = None) -> int:
+    """Return 64 bits that tell the orders of one account on its bars from those of another.
+
+    The digest is a sum over bars, so that a sweep adds it up while its accounts run. Targets are
+    rounded to float32, in which a sweep may compute them.
+
+    Args:
+      targets: `[N, A]` the weights ordered; NaN for no order.
+      first: row of the first among all bars.
+      left: `[N, A]` why stops and targets closed a position inside a bar, 0 for none; None of a
+        rule without any.
+
+    Example:
+      >>> ordered = np.array([[np.nan], [1.0], [0.0]])
+      >>> digest_of_targets(ordered) == digest_of_targets(ordered.astype(np.float32))
+      True
+      >>> digest_of_targets(ordered) == digest_of_targets(ordered[::-1])
+      False
+    """
+    x = np.asarray(targets, np.float32)
+    terms = ordered_terms(x, x.view(np.uint32), places(len(x), x.shape[1], first), left)
+    low, high = (int(term.sum(dtype=np.uint64)) & 0xFFFFFFFF for term in terms)
+    return high << 32 | low
+
+
+def places(num_rows: int, num_assets: int, first: int = 0) -> np.ndarray:
+    """Return `[N, A]` uint32, a number for each bar and asset."""
+    start, stop = first * num_assets, (first + num_rows) * num_assets
+    return _mixed(np.arange(start, stop, dtype=np.uint32).reshape(num_rows, num_assets))
+
+
+def ordered_terms(target: Any, bits: Any, places: Any, left: Any = None) -> tuple[Any, Any]:
+    """Return the terms of a digest, two of uint32 for each target, of numpy or jax arrays.
+
+    Args:
+      target: float32.
+      bits: the same numbers as uint32.
+      places: of the targets.
+      left: as in `digest_of_targets`.
+    """
+    number = (target == target) & (target != 0.0)
+    # One pattern for all NaN and one for both zeros.
+    zero = (target == 0.0) * np.uint32(0x80000000)
+    bits = bits * number + zero
+    if left is not None:
+        bits = bits ^ left.astype(np.uint32) * np.uint32(0x9E3779B9)
+    term = _mixed(bits ^ places)
+    return term, _mixed(term + places)
+
+
+def _mixed(x: Any) -> Any:
+    """Return uint32 numbers whose bits all depend on all bits of x, one for each x.
+
+    Source: Wellons, Prospecting for hash functions (2018), the function "lowbias32".
+    """
+    x = (x ^ x >> np.uint32(16)) * np.uint32(0x7FEB352D)
+    x = (x ^ x >> np.uint32(15)) * np.uint32(0x846CA68B)
+    return x ^ x >> np.uint32(16)

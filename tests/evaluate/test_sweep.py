@@ -17,8 +17,8 @@ from nca_trader.agents import rolling
 from nca_trader.evaluate import sweep as sweep_module
 from nca_trader.evaluate import sweep_parts as module
 from nca_trader.evaluate.combinations import combinations_of
-from nca_trader.evaluate.search import neighbours
 from nca_trader.evaluate.subjects import member_of
+from nca_trader.evaluate.verdict import neighbours
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 SMA = {"fast": [3, 8, 20], "slow": [25, 60]}
@@ -474,28 +474,157 @@ def test_every_combination_counts_once_in_the_trial_log(tmp_path):
 WIDE = {"lookback": range(1, 41)}
 
 
-def test_shuffled_bars_are_not_called_skill():
-    wrong = 0
-    for seed in range(12):
-        table = nca.sweep(made(900, seed=seed), nca.rules.momentum, WIDE, trials=None)
-        wrong += "luck in the search" not in table.attrs["verdict"]
-    # At 5%, three or more of twelve have a probability of 2%.
-    assert wrong <= 2
+def test_a_trial_is_what_was_ordered_whatever_its_name_code_or_costs(tmp_path):
+    bars = made(300)
+
+    def renamed(quick, long):
+        """The same orders from other code."""
+        inner = nca.rules.sma_cross(quick, long)
+        return nca.Strategy(inner.init, inner.act, "renamed", inner.order)
+
+    def edited(fast, slow):
+        return nca.rules.sma_cross(fast, slow + 1)
+
+    edited.__name__ = "sma_cross"
+    names = {"quick": SMA["fast"], "long": SMA["slow"]}
+    for rule, grid, costs, expected in (
+        (nca.rules.sma_cross, SMA, COSTS, 6),
+        (nca.rules.sma_cross, SMA, None, 6),  # other costs
+        (renamed, names, COSTS, 6),
+        (edited, SMA, COSTS, 12),
+    ):
+        table = nca.sweep(bars, rule, grid, costs, trials=tmp_path)
+        assert table.attrs["search"]["trials"] == expected
+    # A backtest of a combination is no other trial, nor is the array of its targets.
+    one = nca.backtest(bars, nca.rules.sma_cross(3, 25), trials=tmp_path)
+    assert one.tried == 12
+    assert nca.backtest(bars, one.targets, trials=tmp_path, name="an array").tried == 12
+    assert nca.backtest(made(300, seed=5), one.targets, trials=tmp_path).tried == 13
 
 
-def test_a_planted_edge_is_found():
-    rng = np.random.default_rng(0)
-    # Returns follow the sign of the last ten bars' return.
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tmp_path):
+    """With continuous targets, with stops, and where a function of bars runs in a loop."""
+    bars = made(300)
+
+    def numpy_rule(bars, lookback=5):
+        return np.asarray(nca.backtest(bars, nca.rules.momentum(lookback)).targets)
+
+    for rule, grid in (
+        (nca.rules.volatility_hold, {"annual": [0.1, 0.15, 0.2]}),
+        (nca.rules.breakout, {"lookback": [10, 20], "stop": [None, 0.02]}),
+        (nca.rules.momentum, {"lookback": [3, 5, 9]}),
+    ):
+        table = nca.sweep(bars, rule, grid, COSTS, precision=precision, trials=tmp_path)
+        number = table.attrs["search"]["trials"]
+        for one in table[list(grid)].to_dict("records"):
+            values = {k: None if v is None or v != v else v for k, v in one.items()}
+            values = {k: int(v) if k == "lookback" else v for k, v in values.items()}
+            assert nca.backtest(bars, rule(**values), COSTS, trials=tmp_path).tried == number
+    table = nca.sweep(bars, numpy_rule, {"lookback": [3, 5, 9]}, trials=tmp_path)
+    assert table.attrs["search"]["trials"] == number
+
+
+CROSS = {"fast": range(4, 36, 4), "slow": range(40, 140, 10)}
+
+
+@pytest.mark.parametrize("draws", [7, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_zoom_into_the_winner_does_not_raise_the_deflated_ratio(draws, tmp_path):
+    changes = []
+    for seed in range(draws):
+        bars, folder = made(900, seed=100 + seed), tmp_path / str(seed)
+        first = nca.sweep(bars, nca.rules.sma_cross, CROSS, trials=folder).attrs["search"]
+        near = {k: range(v - 2, v + 3) for k, v in first["combination"].items()}
+        second = nca.sweep(bars, nca.rules.sma_cross, near, trials=folder).attrs["search"]
+        assert first["trials"] < second["trials"] <= first["trials"] + 24
+        assert second["trials_variance"] >= first["trials_variance"]
+        changes.append(second["deflated_sharpe"] - first["deflated_sharpe"])
+    assert np.median(changes) <= 0.0
+
+
+def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings():
+    table = nca.sweep(made(300), nca.rules.sma_cross, SMA, COSTS, trials=None)
+    search = table.attrs["search"]
+    assert json.loads(json.dumps(search)) == search
+    assert {"deflated_sharpe", "pbo", "spa_cash", "spa_hold", "trials"} <= search.keys()
+    assert table.attrs["verdict"].count(" Edge: ") == table.attrs["verdict"].count(" Choice: ") == 1
+    # Too few bars for a split: what cannot be known counts as luck.
+    short = nca.sweep(made(40)[:31], nca.rules.momentum, {"lookback": [2, 3]}, trials=None)
+    assert np.isnan(short.attrs["search"]["pbo"])
+    assert "which of them is the best may be luck" in short.attrs["verdict"]
+    alone = nca.sweep(made(300), nca.rules.momentum, {"lookback": [5]}, trials=None)
+    assert "Choice" not in alone.attrs["verdict"]
+
+
+def test_an_edge_that_all_combinations_share_is_an_edge_and_no_choice():
+    """The other way about, too: what PBO says of the choice changes nothing about the edge."""
+    bars = made(1500, seed=3)
+    close = bars.close * np.exp(0.0012 * np.arange(1500))[:, None]
+    bars = nca.Bars(
+        time=bars.time, symbols=bars.symbols, open=close, high=close, low=close, close=close,
+        volume=bars.volume, present=bars.present,
+    )  # fmt: skip
+
+    def sized(size):
+        inner = nca.rules.buy_and_hold()
+
+        def act(state, bar):
+            state, order = inner.decide(state, bar, None)
+            return state, order.target * size
+
+        return nca.Strategy(inner.init, act, "held")
+
+    found = nca.sweep(bars, sized, {"size": [0.2, 0.4, 0.6, 0.8]}, trials=None).attrs
+    assert "better than cash, but not shown to be better than buy and hold" in found["verdict"]
+    assert "which of them is the best may be luck" in found["verdict"]
+
+
+def planted(seed, edge, num_bars=2500):
+    """Bars whose returns follow the sign of the last ten bars' return."""
+    rng = np.random.default_rng(seed)
     close, r = [100.0] * 11, 0.0
-    for _ in range(2500):
-        r = 0.0015 * np.sign(close[-1] - close[-11]) + 0.01 * rng.standard_normal()
+    for _ in range(num_bars):
+        r = edge * np.sign(close[-1] - close[-11]) + 0.01 * rng.standard_normal()
         close.append(close[-1] * np.exp(r))
     prices = np.array(close)[:, None]
     time = np.datetime64("2000-01-01") + np.arange(len(prices)) * np.timedelta64(1, "D")
-    bars = nca.Bars(
+    return nca.Bars(
         time=time, symbols=("A",), open=prices, high=prices, low=prices, close=prices,
         volume=np.ones_like(prices), present=np.ones(prices.shape, bool),
     )  # fmt: skip
-    table = nca.sweep(bars, nca.rules.time_series_momentum, WIDE, fill="close", trials=None)
+
+
+def findings(draw, seeds):
+    """How many verdicts find an edge over cash, one over buy and hold, and a choice."""
+    found = np.zeros(3, int)
+    for seed in seeds:
+        said = nca.sweep(
+            draw(seed), nca.rules.time_series_momentum, WIDE, fill="close", trials=None
+        ).attrs["verdict"]
+        found += ["better than cash" in said, "than cash and than" in said, "more than" in said]
+    return found
+
+
+def test_shuffled_bars_are_not_called_skill():
+    # At 5%, three or more of twelve have a probability of 2%.
+    assert (findings(lambda seed: made(900, seed=seed), range(12)) <= 2).all()
+
+
+@pytest.mark.slow
+def test_the_verdict_is_false_in_at_most_five_of_a_hundred_and_finds_what_was_planted():
+    """The figures of docs/guides/sweep.md."""
+    assert (findings(lambda seed: planted(seed, 0.0, 2000), range(100)) <= 5).all()
+    weak, strong = (
+        findings(lambda seed, edge=edge: planted(seed, edge, 2000), range(100))
+        for edge in (0.001, 0.0015)
+    )
+    assert (weak >= [75, 60, 12]).all() and (strong >= [95, 90, 60]).all()
+
+
+def test_a_planted_edge_is_found():
+    table = nca.sweep(
+        planted(0, 0.0015), nca.rules.time_series_momentum, WIDE, fill="close", trials=None
+    )
     assert "better than cash and than buy and hold" in table.attrs["verdict"]
+    assert "which of them is the best is more than luck" in table.attrs["verdict"]
     assert 6 <= table.attrs["search"]["combination"]["lookback"] <= 16

@@ -12,7 +12,7 @@ import pytest
 from made_up import made_up_result
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.statistics import Interval, Moments, deflated_sharpe
+from nca_trader.evaluate.inference import Interval, Moments, deflated_sharpe
 from nca_trader.evaluate.verdict import (
     Difference,
     Evidence,

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.evaluate import metrics, multiple, statistics
+from nca_trader.evaluate import inference, metrics
 
 GOOG = pytest.importorskip("backtesting.test", reason="see `make test-oracles`").GOOG
 
@@ -39,31 +39,22 @@ def test_ratios_psr_and_dsr(returns, expected):
     assert len(ratios) == expected["n_strategies"]
     assert "_".join(map(str, best)) == expected["best"]
     assert ratios[best] == pytest.approx(expected["best_sharpe"], rel=1e-12)
-    moments = statistics.moments(table[best])
-    assert statistics.probabilistic_sharpe(moments) == pytest.approx(expected["psr_vs0"], rel=1e-6)
+    moments = inference.moments(table[best])
+    assert inference.probabilistic_sharpe(moments) == pytest.approx(expected["psr_vs0"], rel=1e-6)
     variance = np.var(np.array(list(ratios.values())) / np.sqrt(252), ddof=1)
-    level = statistics.expected_max_sharpe(50, variance) * np.sqrt(252)
+    level = inference.expected_max_sharpe(50, variance) * np.sqrt(252)
     assert level == pytest.approx(expected["dsr_sr0_annual"], rel=1e-6)
-    deflated = statistics.deflated_sharpe(moments, 50, variance)
+    deflated = inference.deflated_sharpe(moments, 50, variance)
     assert deflated == pytest.approx(expected["dsr"], rel=1e-6)
 
 
 def test_pbo(returns, expected):
-    found = multiple.overfit_probability(returns[0].to_numpy())
+    found = inference.overfit_probability(returns[0].to_numpy())
     assert found.probability == pytest.approx(expected["pbo"], abs=1e-12)
-
-
-@pytest.mark.parametrize("against", ["cash", "buyhold"])
-def test_spa(returns, expected, against):
-    table, held = returns
-    benchmark = np.zeros(len(held)) if against == "cash" else held
-    found = multiple.superior_ability(table.to_numpy(), benchmark, 10, 2000, 1234)
-    wanted = expected[f"spa_vs_{against}_pvalues"]
-    assert found._asdict() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_bootstrap_interval_of_the_best(returns, expected):
     table, _ = returns
-    low, high = statistics.sharpe_interval(table[5, 25], 252)[:2]
+    low, high = inference.sharpe_interval(table[5, 25], 252)[:2]
     # Other resamples of the same bootstrap: its noise over 2,000 is some hundredths.
     assert [low, high] == pytest.approx(expected["stationary_bootstrap_sharpe_ci95"], abs=0.1)

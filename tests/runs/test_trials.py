@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import nca_trader as nca
@@ -151,3 +152,61 @@ def test_the_log_is_a_table_for_python(tmp_path):
         trials.record(tmp_path, entry(run=run))
     table = nca.trials(tmp_path)
     assert list(table["run"]) == ["a", "b"] and list(table["trials"]) == [3, 3]
+
+
+def test_a_digest_tells_orders_apart_and_nothing_else():
+    """Row by row in plain Python: a sum of two mixed numbers for each bar and asset."""
+    low = high = 0
+
+    def mixed(x):
+        x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+        x = (x ^ x >> 15) * 0x846CA68B % 2**32
+        return x ^ x >> 16
+
+    orders = np.array([[np.nan, 0.5], [0.0, -0.25], [1.0, 0.5]])
+    for k, order in enumerate(orders.ravel()):
+        bits = int(np.float32(order).view(np.uint32))
+        bits = 0 if np.isnan(order) else bits or 0x80000000
+        low += mixed(bits ^ mixed(k))
+        high += mixed((mixed(bits ^ mixed(k)) + mixed(k)) % 2**32)
+    ours = trials.digest_of_targets(orders)
+    assert ours == (high % 2**32) << 32 | low % 2**32
+    negative = np.where(orders == 0.0, -0.0, orders)
+    assert trials.digest_of_targets(negative) == ours
+    assert trials.digest_of_targets(orders * (1.0 + 1e-12)) == ours
+    stopped = np.zeros(orders.shape, np.int32)
+    assert trials.digest_of_targets(orders, 0, stopped) == ours
+    stopped[1, 1] = 1
+    others = [orders + 1e-6, orders[::-1], orders[:, ::-1], np.nan_to_num(orders), orders[:2]]
+    digests = [trials.digest_of_targets(x) for x in others]
+    digests += [trials.digest_of_targets(orders, 1), trials.digest_of_targets(orders, 0, stopped)]
+    assert len({*digests, ours}) == len(others) + 3
+
+
+def test_rules_that_are_known_are_not_counted_again_and_their_spread_never_shrinks(tmp_path):
+    bars = sample_bars("sp500")[-100:]
+    rng = np.random.default_rng(0)
+    counted = []
+
+    def tried(digests, ratios, folder=tmp_path, of=bars):
+        one = trials.count_rules(
+            folder, "sweep x", of, np.array(digests, np.uint64), np.array(ratios)
+        )
+        counted.append(one.variance)
+        return one.number, one.new
+
+    wide = rng.normal(0.0, 0.6, 40)
+    assert tried(range(40), wide) == (40, 40)
+    assert counted[-1] == pytest.approx(np.var(wide, ddof=1))
+    # Alike, and around the best; one of them is there twice, and three were there before.
+    near = np.full(30, wide.max()) + 0.01 * rng.standard_normal(30)
+    assert tried([*range(37, 66), 65], near) == (66, 26)
+    assert tried([99], [np.nan]) == (67, 1) and counted[-1] >= counted[0]
+    assert tried(range(40), wide) == (67, 0)
+    # On other bars they are other trials, of the same market.
+    assert tried(range(3), [9.0, -9.0, 0.0], of=bars[:-1]) == (70, 3)
+    # Luck alone gives independent trials a variance of 1, and worse rules are no luck.
+    assert counted[-1] == 1.0 and tried([1, 1], [5.0, 5.0], folder=None) == (1, 1)
+    assert counted[-1] == 1.0
+    log = nca.trials(tmp_path)
+    assert list(log["trials"]) == [40, 26, 1, 3] and "targets" not in log

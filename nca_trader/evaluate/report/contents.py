@@ -184,11 +184,14 @@ class Report:
     def verdict(self) -> str:
         """The sentences at the top of the page."""
         tried = self.trials or Trials(count=0, test_touched=0)
+        variance = tried.sharpe_variance
+        if self.trials is None:
+            variance = self.agent.tried_variance / max(self.evidence.moments.num_bars - 1, 1)
         return words.verdict(
             self.evidence,
             num_trials=tried.count if self.trials else self.agent.tried,
             selected=tried.selected,
-            sharpe_variance=tried.sharpe_variance,
+            sharpe_variance=variance,
             note=self.data_note,
         )
 

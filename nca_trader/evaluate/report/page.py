@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.evaluate import metrics, statistics
+from nca_trader.evaluate import inference, metrics
 from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.report import figures
 from nca_trader.evaluate.report.chart import CHART, price_chart
@@ -130,6 +130,11 @@ def report(
       'page.html'
     """
     path = page_path(path)
+    known = {} if sweep is None else sweep.attrs.get("search", {})
+    if run is None and known.get("trials", 0) > (result.tried or 0):
+        # A sweep has counted what its best combination was chosen from.
+        more = {"tried": known["trials"], "tried_variance": known["trials_variance"]}
+        result = dataclasses.replace(result, **more)
     index = result.equity.index
     after = bars.index.searchsorted(index[-1]) + 1
     # Baselines stop where the result did, which may be before the last bar.
@@ -229,9 +234,9 @@ def page(report: Report) -> str:
             if cost and name not in ("commission", "slippage")
         }
         | {f"{name}, your own, times": 1.0 if scale is None else scale for name in own},
-        probabilistic=statistics.probabilistic_sharpe(evidence.moments),
+        probabilistic=inference.probabilistic_sharpe(evidence.moments),
         deflated=searched
-        and statistics.deflated_sharpe(evidence.moments, searched.count, searched.sharpe_variance),
+        and inference.deflated_sharpe(evidence.moments, searched.count, searched.sharpe_variance),
         wall_time=", ".join(f"{name} {spent:.1f} s" for name, spent in report.wall_times.items()),
         versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
     )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from typing import Any
 
 import jax
@@ -14,16 +12,13 @@ import pandas as pd
 from jax import Array
 
 from nca_trader.agents.strategy import Strategy
-from nca_trader.cloud import Place
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.state import rules_of
-from nca_trader.errors import argument
-from nca_trader.evaluate import metrics, statistics
-from nca_trader.evaluate.gate import Gate, deploy, gate, mean_exposure, refuse_other
+from nca_trader.evaluate import metrics
+from nca_trader.evaluate.gate import Gate, deploy, mean_exposure, refuse_other
+from nca_trader.evaluate.inference import Interval
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.statistics import Interval
-from nca_trader.evaluate.verdict import count, decimal, percent
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup, candidate
 from nca_trader.runs.manifest import Deployment, Run
 from nca_trader.types import Bar, Bars
@@ -44,7 +39,8 @@ class WalkForward:
       paths: results of all paths; a walk-forward has one, combinatorial folds several.
       difference: mean return per year of `result` less that of the best constant weight.
       interval: its 95% interval.
-      verdict: what the test spans do and do not show, in one sentence.
+      gate: whether `result` was shown to be better than the best baseline that could be deployed.
+      verdict: what the test spans do and do not show, by the gate.
       bars: all bars of the walk-forward.
       recipe: environment and agent that each fold trained; None of a strategy.
       seeds: agents of each fold.
@@ -65,21 +61,12 @@ class WalkForward:
     paths: tuple[Result, ...]
     difference: float
     interval: Interval
+    gate: Gate
     verdict: str
     bars: Bars
     recipe: tuple[EnvConfig, AgentConfig] | None = None
     seeds: int = 1
     year: int = 252
-
-    @functools.cached_property
-    def gate(self) -> Gate:
-        """Whether `result` was shown to be better than the best baseline, see `gate`.
-
-        The best constant weight is known in hindsight only, and is not among those to deploy.
-        """
-        others = {n: r.judged_returns for n, r in self.baselines.items() if n != CONSTANT}
-        own = {self.result.name: self.result.judged_returns}
-        return gate(own, others, self.result.bars_per_year)
 
     def deploy(self, run: Run) -> Deployment:
         """Record in a run's folder what trades in its place, by the gate of this walk-forward.
@@ -119,44 +106,6 @@ class WalkForward:
         # A strategy is not deployed by the gate.
         found = self.gate.sentence if self.recipe else self.gate.finding
         return f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}\n{found}"
-
-
-def verdict_of(
-    result: Result,
-    baseline: Result,
-    difference: float,
-    interval: Interval,
-    where: str,
-    log: Place | None,
-) -> str:
-    """State what the test spans show, against a baseline that was fixed before."""
-    # The default, also where there is no interval: a NaN proves nothing.
-    found = "is not distinguishable from"
-    if interval.low > 0.0 or interval.high < 0.0:
-        found = "earned more than" if interval.low > 0.0 else "earned less than"
-    limits = "with too little movement for an interval"
-    if not math.isnan(interval.low):
-        limits = f"95% interval {percent(interval.low)} to {percent(interval.high)}"
-    ours, theirs = result.metrics, baseline.metrics
-    index = result.equity.index
-    tried = f"No trial log counts what was tried before; name one with {argument('trials')}."
-    if log is not None and result.tried is not None:
-        tried = f"The trial log of {log.name} has {count(result.tried, 'trial')}"
-        tried += " on these symbols."
-    return (
-        f"{where}, {index[0]:%Y-%m-%d} to {index[-1]:%Y-%m-%d}, {result.name} {found} the "
-        f"{CONSTANT}: total return {percent(ours['total_return'])} against "
-        f"{percent(theirs['total_return'])}, Sharpe ratio {decimal(ours['sharpe'])} against "
-        f"{decimal(theirs['sharpe'])}; the difference in mean return is {percent(difference)} "
-        f"per year, {limits}. {tried}"
-    )
-
-
-def difference_of(result: Result, baseline: Result, bars_per_year: float) -> tuple[float, Interval]:
-    """Return the difference in mean return per year, and its 95% interval."""
-    ours, theirs = (metrics.simple_returns(r.equity) for r in (result, baseline))
-    interval = statistics.mean_difference_interval(ours, theirs, bars_per_year)
-    return float(np.mean(ours - theirs) * bars_per_year), interval
 
 
 def table_of(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame:

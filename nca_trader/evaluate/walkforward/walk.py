@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -25,21 +23,21 @@ from nca_trader.data.synthetic import Task
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import CheckFailed, ConfigError, argument
-from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.gate import mean_exposure, refuse_other
-from nca_trader.evaluate.verdict import count
+from nca_trader.evaluate import metrics
+from nca_trader.evaluate.backtest import backtest, counted
+from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other
+from nca_trader.evaluate.inference import mean_difference_interval
+from nca_trader.evaluate.verdict import count, walk_verdict
 from nca_trader.evaluate.walkforward import stored
 from nca_trader.evaluate.walkforward.folds import Fold, make_folds
 from nca_trader.evaluate.walkforward.outcome import (
     CONSTANT,
     WalkForward,
     best_constant,
-    difference_of,
     matched_hold,
     switching_by_path,
     table_of,
     targets_by_path,
-    verdict_of,
 )
 from nca_trader.evaluate.walkforward.refit import (
     Fitted,
@@ -292,13 +290,8 @@ class _Walk:
         more: dict[str, Any] = {}
         if self._agent:
             more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
-        if self._log is not None:
-            # Computed once: it holds the digest of all bars.
-            settings = stored.settings(self.setup, more)
-            if self._path is not None:
-                open_folder(self._path, stored.FILE, settings, "walk-forward")
-            self._count_trial(self._log, settings)
         if self._path is not None:
+            open_folder(self._path, stored.FILE, stored.settings(self.setup, more), "walk-forward")
             for fold in self.setup.folds:
                 if (found := stored.read_fold(self._path, fold.number)) is not None:
                     known[fold.number] = found
@@ -385,17 +378,6 @@ class _Walk:
 
             run_jobs(train_seed, jobs, self.setup, workers=self.workers, done=gather)
 
-    def _count_trial(self, log: Place, settings: Mapping[str, Any]) -> None:
-        """Count the walk-forward once in the trial log; one of other settings is another trial."""
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
-        run = f"walk-forward {self.name} {digest}"
-        if any(entry.run == run for entry in trial_log.entries(log)):
-            return
-        data, time = data_record(self.setup.bars), now()
-        # One trial: the combinations inside were judged on train spans, and none saw a test span.
-        trial_log.record(log, entry_of("train", run, data, trials=1, time=time))
-        trial_log.record(log, entry_of("test", run, data, time=time))
-
     def stitched(self, fitted: list[Fitted]) -> WalkForward:
         """Fill the decisions of all folds with one account, next to the baselines."""
         setup, folds = self.setup, self.setup.folds
@@ -408,17 +390,21 @@ class _Walk:
         own: dict[str, Any] = common | {"order": fitted[0].order}
         if self._agent:  # its targets are weights, which its own sizes have scaled
             own["sizing"] = "fixed"
-        found = targets_by_path(setup, fitted)
+        paths = targets_by_path(setup, fitted)
         if fitted[0].with_account:
-            found = switching_by_path(setup, fitted)
-        accounts = [backtest(setup.bars, one, setup.costs, name=self.name, **own) for one in found]
+            paths = switching_by_path(setup, fitted)
+        accounts = [backtest(setup.bars, one, setup.costs, name=self.name, **own) for one in paths]
         # A path that never traded ranks last; `argsort` would put NaN first in no fixed way.
         sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
         # The lower of the two in the middle where their number is even.
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
         if self._log is not None:
-            number = trial_log.count(self._log, "train", data_record(setup.bars))
-            result = dataclasses.replace(result, tried=number)
+            # One trial: the combinations inside were judged on train spans, and none saw a test
+            # span. It is what the folds ordered, so the same walk again is no other trial.
+            result, tried = counted(result, setup.bars, first, self._log, "walk-forward")
+            if tried.new:
+                one, data = f"walk-forward {self.name}", data_record(setup.bars)
+                trial_log.record(self._log, entry_of("test", one, data, time=now()))
         year = year_of(setup.bars.bars_per_year, first)
         sized = common.get("sizing") == "volatility"
         baselines = {
@@ -436,14 +422,21 @@ class _Walk:
         for name_, what, how in ((CONSTANT, constant, rebalanced), (MATCHED, matched, None)):
             how = how or (common if self._agent else rebalanced)
             baselines[name_] = backtest(setup.bars, what, setup.costs, name=name_, **how)
-        difference, interval = difference_of(result, baselines[CONSTANT], setup.bars.bars_per_year)
+        ours, theirs = (metrics.simple_returns(r.equity) for r in (result, baselines[CONSTANT]))
+        per_year = setup.bars.bars_per_year
+        difference = float(np.mean(ours - theirs) * per_year)
+        interval = mean_difference_interval(ours, theirs, per_year)
+        # The best constant weight is known in hindsight only, and is not among those to deploy.
+        others = {n: r.judged_returns for n, r in baselines.items() if n != CONSTANT}
+        found = gate({result.name: result.judged_returns}, others, per_year)
         where = f"Out of sample over {count(len(folds), 'fold')}"
         if self.spans.scheme == "combinatorial":
-            paths = {path for fold in folds for path in fold.paths}
-            where = f"On the median of {count(len(paths), 'path')} of purged cross-validation"
-        verdict = verdict_of(result, baselines[CONSTANT], difference, interval, where, self._log)
+            where = f"On the median of {count(len(accounts), 'path')} of purged cross-validation"
+        verdict = walk_verdict(
+            where, result, baselines, found, difference, interval, self._log and self._log.name
+        )
         table = table_of(setup, fitted, result)
-        table.attrs["verdict"] = verdict  # which a page shows above the folds
+        table.attrs["verdict"] = f"{verdict} {found.figures}"  # which a page shows above the folds
         return WalkForward(
             result=result,
             folds=table,
@@ -451,6 +444,7 @@ class _Walk:
             paths=tuple(accounts),
             difference=difference,
             interval=interval,
+            gate=found,
             verdict=verdict,
             bars=setup.bars,
             recipe=(setup.env, setup.subject) if setup.env else None,
