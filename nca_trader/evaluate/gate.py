@@ -21,7 +21,7 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.inference import bootstrap_values
+from nca_trader.evaluate.inference import resampled
 from nca_trader.evaluate.result import Result
 from nca_trader.runs.manifest import Deployment, Run, seen_rows
 from nca_trader.runs.trials import data_record
@@ -163,26 +163,21 @@ def gate(
     names, split = list(series), len(agents)
 
     def sharpes(rows: np.ndarray) -> np.ndarray:
-        deviation = rows.std(axis=0, ddof=1)
-        moving = deviation > metrics.NO_VOLATILITY
         # Cash is a choice as well, and its Sharpe ratio counts as 0.
-        found = np.where(moving, rows.mean(axis=0) / np.where(moving, deviation, 1.0), 0.0)
-        return found * math.sqrt(bars_per_year)
+        ratios = [metrics.sharpe(r, bars_per_year) for r in rows.T]
+        return np.nan_to_num(ratios)
 
     found = sharpes(rows) if len(rows) > 1 else np.zeros(len(names))
-
-    def error(rows: np.ndarray) -> float:
-        again = sharpes(rows)
-        # Recentred at what was found, so that the resamples have no advantage of their own.
-        lucky = (again - found)[:split].max()
-        return float(lucky - (again[split:].max() - found[split:].max()))
-
     best = int(found[:split].argmax())
     other = split + int(found[split:].argmax())
     apart = float(found[best] - found[other])
-    errors = bootstrap_values(error, rows, repetitions, seed)
+    drawn = resampled(rows, repetitions, seed)
     bound = most = detectable = math.nan
-    if errors is not None:
+    if drawn is not None:
+        again = np.nan_to_num(drawn.sharpe(bars_per_year))
+        # Recentred at what was found, so that the resamples have no advantage of their own.
+        lucky = (again - found)[:, :split].max(axis=1)
+        errors = lucky - (again[:, split:].max(axis=1) - found[split:].max())
         low, high = (float(x) for x in np.quantile(errors, [1.0 - LEVEL, LEVEL]))
         bound, most = apart - high, apart - low
         detectable = high + POWER * float(errors.std(ddof=1))

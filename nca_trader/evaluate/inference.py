@@ -8,7 +8,6 @@ every strategy that was tried. Leaving out the bad ones makes luck look like ski
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from scipy.stats import norm
 
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
-from nca_trader.progress import Progress
 
 COLUMNS = 1024  # strategies that are resampled at once: bounds memory
 NUMBERS_OF_SPLITS = 2_000_000  # splits times strategies: bounds the time and memory of PBO
@@ -107,45 +105,40 @@ def deflated_sharpe(m: Moments, num_trials: int, variance: float | None = None) 
     return probabilistic_sharpe(m, expected_max_sharpe(num_trials, variance))
 
 
-def bootstrap_interval(
-    statistic: Callable[[np.ndarray], float],
-    samples: ArrayLike,
-    level: float = 0.95,
-    repetitions: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Compute a percentile interval by the stationary bootstrap (Politis and Romano 1994).
+class Resampled(NamedTuple):
+    """Moments of the K columns of R resamples, `[R, K]`.
+
+    Attributes:
+      mean: of each column.
+      deviation: its standard deviation (ddof=1).
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+
+    def sharpe(self, bars_per_year: float) -> np.ndarray:
+        """`[R, K]` annualised Sharpe ratios; NaN for a resample that never moves."""
+        still = self.deviation < metrics.NO_VOLATILITY
+        ratio = self.mean / np.where(still, 1.0, self.deviation)
+        return np.where(still, np.nan, ratio * math.sqrt(bars_per_year))
+
+
+def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Resampled | None:
+    """Resample rows by the stationary bootstrap (Politis and Romano 1994).
 
     Args:
-      statistic: of samples like those given.
       samples: `[T]`, or `[T, K]` series that are resampled together, bar by bar.
-      level: of confidence.
-      repetitions: resamples.
-      seed: the same seed gives the same interval.
+      repetitions: R.
+      seed: the same seed gives the same resamples.
 
     Returns:
-      The interval; undefined (NaN) below 20 bars, and where the statistic is undefined for the
-      samples or for any resample. Mean block length by Patton, Politis and White (2009), the
-      longest over the columns.
+      The moments; None below 20 bars, and where nothing moves. Mean block length by Patton,
+      Politis and White (2009), the longest over the columns.
     """
-    values = bootstrap_values(statistic, samples, repetitions, seed)
-    if values is None:
-        return Interval(math.nan, math.nan, level)
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high), level)
-
-
-def bootstrap_values(
-    statistic: Callable[[np.ndarray], float], samples: ArrayLike, repetitions: int, seed: int
-) -> np.ndarray | None:
-    """Compute a statistic of stationary resamples `[repetitions]`; arguments as above.
-
-    Returns:
-      None below 20 bars, and where the statistic is undefined for any resample.
-    """
-    samples = np.asarray(samples, np.float64)
-    columns = samples.reshape(len(samples), -1)
-    if len(samples) < 20 or (columns.std(axis=0) < metrics.NO_VOLATILITY).all():
+    columns = np.asarray(samples, np.float64)
+    columns = columns.reshape(len(columns), -1)
+    moving = columns[:, columns.std(axis=0) >= metrics.NO_VOLATILITY]
+    if len(columns) < 20 or not moving.size:
         return None
     # Imported here because it costs a second (statsmodels).
     from arch.bootstrap import StationaryBootstrap, optimal_block_length
@@ -153,27 +146,32 @@ def bootstrap_values(
     # arch's annotation says int; the mean length of a geometric block is any number above 1.
     block: Any = len(columns) ** (1 / 3)  # the rate of the optimal length, if none is estimated
     # A constant column has no autocorrelation to estimate a length from.
-    moving = columns[:, columns.std(axis=0) >= metrics.NO_VOLATILITY]
     estimated = float(np.max(optimal_block_length(moving)["stationary"]))
     if math.isfinite(estimated):
         block = max(1.0, estimated)
-    bootstrap = StationaryBootstrap(block, samples, seed=seed)
-    with Progress(repetitions, "bootstrap", "resamples") as shown:
+    drawn = StationaryBootstrap(block, np.arange(len(columns)), seed=seed).bootstrap(repetitions)
+    centre = columns.mean(axis=0)
+    # Centred, so that the squares lose no digits; and side by side, for one product a resample.
+    powers = np.hstack([columns - centre, (columns - centre) ** 2]) / len(columns)
+    found = np.array([np.bincount(rows[0], minlength=len(columns)) @ powers for rows, _ in drawn])
+    mean, squares = np.hsplit(found, 2)
+    variance = np.maximum(squares - mean**2, 0.0) * len(columns) / (len(columns) - 1)
+    return Resampled(centre + mean, np.sqrt(variance))
 
-        def on(drawn: np.ndarray) -> np.ndarray:
-            shown.update()
-            return np.array(statistic(drawn))
 
-        values = bootstrap.apply(on, repetitions)
+def _interval(values: np.ndarray | None) -> Interval:
+    """Return the 95% percentile interval; NaN where a resample, or all, is undefined."""
     # A resample without a trade has no Sharpe ratio. The rest would be another statistic.
-    return values.ravel() if np.isfinite(values).all() else None
+    if values is None or not np.isfinite(values).all():
+        return Interval(math.nan, math.nan, 0.95)
+    low, high = np.quantile(values, [0.025, 0.975])
+    return Interval(float(low), float(high), 0.95)
 
 
 def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> Interval:
     """Compute the 95% interval of the annualised Sharpe ratio of returns `[T]`."""
-    return bootstrap_interval(
-        lambda r: metrics.sharpe(r, bars_per_year), metrics.known(returns), seed=seed
-    )
+    found = resampled(metrics.known(returns), seed=seed)
+    return _interval(found and found.sharpe(bars_per_year))
 
 
 def mean_difference_interval(
@@ -187,9 +185,8 @@ def mean_difference_interval(
     # Resampling zeros has no volatility, which counts as undefined elsewhere.
     if not difference.any():
         return Interval(0.0, 0.0, 0.95)
-    return bootstrap_interval(
-        lambda d: float(d.mean() * bars_per_year), metrics.known(difference), seed=seed
-    )
+    found = resampled(metrics.known(difference), seed=seed)
+    return _interval(found and found.mean * bars_per_year)
 
 
 def sharpe_difference_interval(
@@ -198,12 +195,8 @@ def sharpe_difference_interval(
     """Compute the 95% interval of the difference of two annualised Sharpe ratios, by bar."""
     # Both columns are resampled by the same bars, so what they share cancels.
     pairs = np.column_stack([returns, other]).astype(np.float64)
-
-    def difference(rows: np.ndarray) -> float:
-        first, second = (metrics.sharpe(rows[:, k], bars_per_year) for k in (0, 1))
-        return first - second
-
-    return bootstrap_interval(difference, pairs[~np.isnan(pairs).any(axis=1)], seed=seed)
+    found = resampled(pairs[~np.isnan(pairs).any(axis=1)], seed=seed)
+    return _interval(found and -np.diff(found.sharpe(bars_per_year)))
 
 
 class Overfit(NamedTuple):

@@ -93,17 +93,18 @@ def sweep(
       tails: adds `value_at_risk`, `expected_shortfall`, `tail_ratio` and `omega`, which need every
         return: the combinations run once more.
       resume: folder in which finished parts are kept; a sweep that was interrupted goes on there.
-      trials: project folder whose trial log counts every combination, and whose count the deflated
-        Sharpe ratio uses; None counts this sweep alone.
+      trials: project folder whose trial log counts what every combination orders, and whose count
+        the deflated Sharpe ratio uses; None counts this sweep alone.
       limits: as in `backtest`, e.g. `max_gross=1.0`.
 
     Returns:
       One row per combination: its parameters, and `equity` (final), `total_return`, `cagr`,
       `annual_volatility`, `sharpe`, `sortino`, `max_drawdown`, `calmar`, `hit_rate`, `skewness`,
       `kurtosis`, `exposure`, `turnover`, `trades`, `win_rate`, `profit_factor`, `expectancy`.
-      `.attrs["verdict"]` says in words whether the best is luck; `.attrs["search"]` has its
-      numbers, `.attrs["parameters"]` the names of the parameters, `.attrs["about"]` the bars and
-      the costs in words.
+      `.attrs["verdict"]` says in sentences whether there is an edge, and whether the choice within
+      the grid is luck; `.attrs["search"]` is a dict of its numbers, with `deflated_sharpe`,
+      `trials`, `spa_cash`, `spa_hold` and `pbo`; `.attrs["parameters"]` has the names of the
+      parameters, `.attrs["about"]` the bars and the costs in words.
 
     Raises:
       ConfigError: no combination or too many, a parameter that the rule does not have, a value
