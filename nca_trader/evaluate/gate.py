@@ -79,7 +79,7 @@ class Gate:
     def finding(self) -> str:
         """Whether the agent was shown to be better, in plain words."""
         shown = "shown" if self.passed else "not shown"
-        return f"{self.agent} was {shown} to be better than {self.baseline}. {self.figures}"
+        return f"{self.agent} was {shown} to be better than {self.baseline}. {self.numbers}"
 
     @property
     def sentence(self) -> str:
@@ -87,10 +87,10 @@ class Gate:
         found = f"{self.agent} was shown to be better than {self.baseline}"
         if not self.passed:
             found = "No agent was shown to be better"
-        return f"{found}; deployed: {self.deployed}. {self.figures}"
+        return f"{found}; deployed: {self.deployed}. {self.numbers}"
 
     @property
-    def figures(self) -> str:
+    def numbers(self) -> str:
         """The numbers behind it, and what a crash that did not come would change."""
         ours, theirs = self.sharpe
         limits = "its bound is undefined"

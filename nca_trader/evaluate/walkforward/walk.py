@@ -400,7 +400,7 @@ class _Walk:
         result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
         if self._log is not None:
             # One trial: the combinations inside were judged on train spans, and none saw a test
-            # span. It is what the folds ordered, so the same walk again is no other trial.
+            # span. It is what the folds ordered, so the same walk again is not another trial.
             result, tried = counted(result, setup.bars, first, self._log, "walk-forward")
             if tried.new:
                 one, data = f"walk-forward {self.name}", data_record(setup.bars)
@@ -436,7 +436,7 @@ class _Walk:
             where, result, baselines, found, difference, interval, self._log and self._log.name
         )
         table = table_of(setup, fitted, result)
-        table.attrs["verdict"] = f"{verdict} {found.figures}"  # which a page shows above the folds
+        table.attrs["verdict"] = f"{verdict} {found.numbers}"  # which a page shows above the folds
         return WalkForward(
             result=result,
             folds=table,
