@@ -31,19 +31,18 @@ def baseline_rules(year: int, sized: bool = False) -> dict[str, Strategy]:
 
     Args:
       year: bars that the trend looks back, see `year_of`.
-      sized: whether the account sizes positions by volatility. Buy and hold then has a target of
-        volatility, and the rule that sets one itself is left out: it would be scaled twice.
+      sized: whether the account sizes positions by volatility. Equal weight then has a constant
+        volatility, and takes the place of the rule that sets one itself: it would be scaled twice.
 
     Example:
       >>> list(baseline_rules(252))[:2]
       ['buy and hold', 'hold, volatility 0.15']
     """
-    hold, trend = rules.buy_and_hold(), rules.time_series_momentum(year)
     found = (
-        hold,
-        *(() if sized else (rules.volatility_hold(),)),
-        trend,
-        half_and_half(rules.equal_weight(), trend),
+        rules.buy_and_hold(),
+        rules.equal_weight() if sized else rules.volatility_hold(),
+        rules.time_series_momentum(year),
+        rules.half_and_half(year),
         rules.sma_cross(50, 200),
         rules.always_flat(),
     )
@@ -52,6 +51,9 @@ def baseline_rules(year: int, sized: bool = False) -> dict[str, Strategy]:
 
 def constant_exposure(targets: Sequence[float]) -> Strategy:
     """Return the strategy that holds the exposure that an agent had on average: its timing is gone.
+
+    It is a control and no baseline: the average is of the span that is judged, so that nothing
+    could have traded it.
 
     Args:
       targets: of each asset. Where other assets are traded, each gets their mean.
@@ -68,24 +70,3 @@ def constant_exposure(targets: Sequence[float]) -> Strategy:
         return state, jnp.asarray(every)
 
     return Strategy(lambda num_assets: (), act, MATCHED)
-
-
-def half_and_half(one: Strategy, other: Strategy) -> Strategy:
-    """Return the strategy that orders the mean of two targets."""
-
-    def act(state: Any, bar: Bar) -> Any:
-        first, order = one.decide(state[0], bar, None)
-        second, more = other.decide(state[1], bar, None)
-        # The last target that was given counts where a rule orders nothing now.
-        held = (
-            jnp.where(jnp.isnan(asked.target), before, asked.target * asked.size)
-            for asked, before in ((order, state[2]), (more, state[3]))
-        )
-        held = tuple(held)
-        return (first, second, *held), 0.5 * (held[0] + held[1])
-
-    def init(num_assets: int) -> Any:
-        none = jnp.zeros(num_assets)
-        return one.init(num_assets), other.init(num_assets), none, none
-
-    return Strategy(init, act, f"half {one.name}, half {other.name}")

@@ -39,6 +39,8 @@ def always_flat() -> Strategy:
 def buy_and_hold() -> Strategy:
     """Return the strategy that buys 1/A of equity of each asset at its first bar, and holds.
 
+    Where positions are sized by volatility it buys when an asset first has a size, and at that one.
+
     Example:
       >>> buy_and_hold().name
       'buy and hold'
@@ -85,6 +87,32 @@ def volatility_hold(annual: Any = 0.15, span: float = 60.0, cap: float = 1.0) ->
     """
     hold = Strategy(lambda num_assets: (), lambda s, bar: (s, _share(bar)), "hold")
     return hold.with_volatility(annual, span, cap)
+
+
+def half_and_half(lookback: Any = 252) -> Strategy:
+    """Return the mean of `equal_weight` and `time_series_momentum`: half held, half trend.
+
+    Args:
+      lookback: bars of the trend.
+
+    Raises:
+      ConfigError: `lookback` is below 1.
+
+    Example:
+      >>> half_and_half(lookback=252).name
+      'half equal weight, half time-series momentum 252'
+    """
+    hold, trend = equal_weight(), time_series_momentum(lookback)
+
+    def init(num_assets: int) -> Any:
+        return hold.init(num_assets), trend.init(num_assets)
+
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        held, target = hold.act(state[0], bar)
+        followed, other = trend.act(state[1], bar)
+        return (held, followed), 0.5 * (target + other)
+
+    return Strategy(init, act, f"half {hold.name}, half {trend.name}")
 
 
 def sma_cross(fast: Any = 10, slow: Any = 30) -> Strategy:

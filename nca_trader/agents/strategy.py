@@ -7,6 +7,7 @@ cannot look ahead, and a backtest, a sweep, `leakcheck` and the paper loop run t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 from collections.abc import Callable
@@ -132,18 +133,18 @@ class Strategy:
             if not isinstance(value, Array) and not (number and least <= value < math.inf):
                 raise ConfigError(f"with_volatility({name}={value!r}): give at least {least:g}.")
         # A floor that keeps 0 out of the division; `cap` is what bounds the size.
-        sizing = Sizing(annual, span, 1e-9, cap)
+        sizing, waiting = Sizing(annual, span, 1e-9, cap), until_sized(self, span)
 
         def init(num_assets: int) -> Any:
-            return self.init(num_assets), before_bars(num_assets)
+            return waiting.init(num_assets), before_bars(num_assets)
 
         def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
             inner, seen = state
-            inner, order = self.decide(inner, bar, portfolio)
+            inner, order = waiting.decide(inner, bar, portfolio)
             seen, factor = size(seen, bar, sizing)
             return (inner, seen), order._replace(size=order.size * factor)
 
-        return self._around(init, act, f"volatility {_text(annual)}")
+        return self._around(init, act, f", volatility {_text(annual)}")
 
     def with_delay(self, bars: int) -> Strategy:
         """Order at each close what was decided `bars` bars before, with its stops and targets.
@@ -171,7 +172,7 @@ class Strategy:
             queue = jnp.concatenate([queue[1:], jnp.stack(new)[None].astype(queue.dtype)])
             return (inner, queue), then
 
-        return self._around(init, act, f"delay {bars}")
+        return self._around(init, act, f", delay {bars}")
 
     def _with(self, word: str, field: str, fraction: Any) -> Strategy:
         """Return this strategy with one level in each of its orders."""
@@ -181,14 +182,40 @@ class Strategy:
             state, order = self.decide(state, bar, portfolio)
             return state, order._replace(**{field: fraction})
 
-        return self._around(self.init, act, f"{word} {_text(fraction)}")
+        return self._around(self.init, act, f", {word} {_text(fraction)}")
 
-    def _around(self, init: Callable, act: Callable, what: str) -> Strategy:
+    def _around(self, init: Callable, act: Callable, what: str = "") -> Strategy:
         """Return a strategy around this one; it sees the portfolio if this one does."""
         # `sees_portfolio` counts the arguments of `act`, so a wrapper must have as many as the
         # strategy inside: an account without a book of entries is cheaper to simulate.
         taken = act if self.sees_portfolio else lambda state, bar: act(state, bar, None)
-        return dataclasses.replace(self, init=init, act=taken, name=f"{self.name}, {what}")
+        return dataclasses.replace(self, init=init, act=taken, name=self.name + what)
+
+
+def until_sized(strategy: Strategy, span: Any) -> Strategy:
+    """Return a strategy whose last target of an asset is given again when the asset gets a size.
+
+    A size is 0 until `span` returns were seen, see `account.risk.size`, and so is what was ordered
+    by then. A strategy that orders once would never hold it.
+    """
+
+    def init(num_assets: int) -> Any:
+        return strategy.init(num_assets), jnp.full(num_assets, jnp.nan), jnp.zeros(num_assets)
+
+    def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
+        inner, last, seen = state
+        inner, order = strategy.decide(inner, bar, portfolio)
+        last = jnp.where(jnp.isnan(order.target), last, order.target)
+        # The first bar has no return.
+        before, seen = seen - 1.0, seen + bar.present
+        begins = (before < span) & (seen - 1.0 >= span)
+        return (inner, last, seen), order._replace(target=jnp.where(begins, last, order.target))
+
+    return strategy._around(init, act)
+
+
+# One object of each, so that what is compiled for it is found again.
+sized_once = functools.lru_cache(maxsize=64)(until_sized)
 
 
 def arguments_needed(function: Callable[..., Any]) -> int:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.strategy import Strategy, refuse_delay
+from nca_trader.agents.strategy import Strategy, refuse_delay, sized_once
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
@@ -283,6 +283,8 @@ def _of_targets(
     first, last = span
     # A limit above the largest weight says that so much leverage is meant.
     most = max(LARGEST, rules.max_gross or 0.0)
+    if isinstance(targets, Strategy) and rules.scale is not None:
+        targets = sized_once(targets, rules.scale.span)
     if isinstance(targets, Strategy) and needs_account(bars, targets):
         # Inside the strategy: what it decides depends on fills that are late as well.
         slow = targets.with_delay(delay) if delay else targets

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.strategy import Strategy, sized_once
 from nca_trader.agents.targets import (
     as_targets,
     refuse_no_targets,
@@ -68,6 +68,8 @@ class WithBaseline(gymnasium.Wrapper):
         num_assets = bars.num_assets
         # Of the strategy and not of the environment, as in a backtest of it.
         rules = rules._replace(order=strategy.order)
+        if rules.scale is not None:
+            strategy = sized_once(strategy, rules.scale.span)
         with float64_on_cpu():
             self._legs = jax.tree.map(jnp.asarray, legs_of(bars, costs, rules))
             # Time before an episode earns no interest.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nca_trader.agents.rules import buy_and_hold
+from nca_trader.agents.strategy import sized_once
 from nca_trader.agents.targets import in_force, strategy_targets
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError
@@ -134,5 +135,6 @@ def hold(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Trace
     It trades, pays and earns as every account with these costs and rules does, so that a strategy
     which does the same has an alpha of 0.
     """
-    targets = in_force(strategy_targets(bars, HOLD), first)
+    rule = HOLD if rules.scale is None else sized_once(HOLD, rules.scale.span)
+    targets = in_force(strategy_targets(bars, rule), first)
     return simulate_targets(bars, targets, costs, rules, first, last)

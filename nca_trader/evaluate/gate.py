@@ -223,7 +223,7 @@ def mean_exposure(result: Result, rules: Rules | None = None) -> tuple[float, ..
 
 
 def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) -> dict[str, Any]:
-    """Backtest what could trade in the place of `result`'s agent, under its costs and limits.
+    """Backtest what could trade in the place of `result`'s agent, and a control, on its terms.
 
     Args:
       result: of the agent on these bars.
@@ -232,7 +232,7 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
       stop: it ends before this date.
 
     Returns:
-      Results by name, the exposure-matched hold last.
+      Results by name; the control is last, the exposure-matched hold, which knows the span.
     """
     rules = result.rules._asdict()
     # At most as long as the history, or the trend rules would never decide.
@@ -284,9 +284,7 @@ def refuse_other(
         )
 
 
-def deploy(
-    run: Run, found: Gate, judged: Bars, year: int, targets: tuple[float, ...] = ()
-) -> Deployment:
+def deploy(run: Run, found: Gate, judged: Bars, year: int) -> Deployment:
     """Record in a run's folder what trades: its agent where the gate passed, else the baseline.
 
     Args:
@@ -294,14 +292,12 @@ def deploy(
       found: of the gate.
       judged: the bars that the gate judged on.
       year: bars that the baselines' trend looks back.
-      targets: of the exposure-matched hold.
     """
     decided = Deployment(
         baseline="" if found.passed else found.baseline,
         year=year,
         sentence=found.sentence,
         data=data_record(judged),
-        targets=targets if found.baseline == MATCHED and not found.passed else (),
     )
     run.write_json("deployment.json", decided)
     return decided
@@ -321,9 +317,9 @@ def decide(
       start: the span begins with the first bar at or after this date.
     """
     held = deployable(result, bars, start)
-    others = {name: each.judged_returns for name, each in held.items()}
+    others = {name: each.judged_returns for name, each in held.items() if name != MATCHED}
     found = gate(agents, others, bars.bars_per_year)
     first = bars.row(start, "start")
     year = year_of(bars.bars_per_year, first)
-    deploy(run, found, bars[first:], year, mean_exposure(result))
+    deploy(run, found, bars[first:], year)
     return found

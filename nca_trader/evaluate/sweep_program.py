@@ -18,7 +18,7 @@ from jax import Array
 
 from nca_trader.agents import rolling
 from nca_trader.agents import rules as rule_module
-from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.strategy import Strategy, until_sized
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.state import Account, Fill, Legs, Rules, log_return, open_account
 from nca_trader.envs.account.step import mark, place, to_close, to_open
@@ -160,6 +160,8 @@ def _begun(
     """Return the strategy of one combination, what its scan begins with, and its step."""
     # Here the rule sees traced numbers, so one program serves every combination.
     strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
+    if given.rules.scale is not None:
+        strategy = until_sized(strategy, given.rules.scale.span)
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
     account = open_account(jnp.zeros(num_assets, dtype), given.rules)
     # An empty tuple stands for no book, whose prices and ages then need no memory.

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.strategy import Strategy, sized_once
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
 from nca_trader.config.env import Limits, capital_problems
@@ -79,6 +79,8 @@ def agent_of(run: Any, opened_run: Run | None, bars: Bars, capital: float, terms
         agent = run_agent(run_on(opened_run, bars), costs, rules)
     else:
         rule: Any = run if opened_run is None else opened_run.replacement
+        if isinstance(rule, Strategy) and rules.scale is not None:
+            rule = sized_once(rule, rules.scale.span)
         make: Any = strategy_agent if isinstance(rule, Strategy) else function_agent
         agent = make(rule, bars, costs, rules)
     if agent.rules.capital is not None:  # lots and fees are those of the money that is traded

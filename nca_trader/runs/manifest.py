@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 from nca_trader import __version__
-from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure
+from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
@@ -127,7 +127,7 @@ class Deployment:
       year: bars that the baselines' trend looks back.
       sentence: what was found, in words.
       data: the bars that decided it.
-      targets: of each asset where `baseline` holds the agent's mean exposure.
+      targets: of files that version 0 wrote; nothing reads them.
     """
 
     baseline: str
@@ -368,13 +368,11 @@ class Run:
         found = None if self._forced else self.deployment
         if found is None or not found.baseline:
             return None
-        known = baseline_rules(found.year)
-        if found.targets:
-            known[MATCHED] = constant_exposure(found.targets)
+        known = baseline_rules(found.year, self.env_config.sizing == "volatility")
         if found.baseline not in known:
             raise StateError(
                 f"{self.path}/deployment.json: baseline = {found.baseline!r} is not one of "
-                f"{', '.join(known)}; {RESTORE}."
+                f"{', '.join(known)}; {RESTORE}, or let a gate decide again."
             )
         return known[found.baseline]
 

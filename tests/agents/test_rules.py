@@ -251,3 +251,13 @@ def test_the_forecaster_solves_its_weighted_regression():
     found = strategy_targets(bars, rules.forecaster(lags, 1e-4, span))[:, 0]
     np.testing.assert_array_equal(found, expected)
     assert (found > 0).any() and (found < 0).any() and (found[30:] == 0).any()
+
+
+def test_half_and_half_is_the_mean_of_equal_weight_and_the_trend():
+    bars = random_bars(np.random.default_rng(3), 60, 3, missing=0.1)
+    found = strategy_targets(bars, rules.half_and_half(10))
+    two = (rules.equal_weight(), rules.time_series_momentum(10))
+    want = sum(strategy_targets(bars, rule) for rule in two) / 2
+    np.testing.assert_array_equal(found, want)
+    # Half of 1/3, and half of 1/3 with the sign of the trend.
+    assert set(np.unique(found.round(12))) == {0.0, round(1 / 6, 12), round(1 / 3, 12)}

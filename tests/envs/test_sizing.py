@@ -226,3 +226,48 @@ def test_what_does_not_go_together_is_refused_in_one_line(changes, words):
     with pytest.raises(ConfigError, match=words) as raised:
         dataclasses.replace(nca.EnvConfig(), **changes)
     assert "\n" not in str(raised.value)
+
+
+def late_bars(bars):
+    """The same bars, of which the last asset is listed at bar 90."""
+    present = bars.present.copy()
+    present[:90, 2] = False
+    fields = {name: getattr(bars, name).copy() for name in ("open", "high", "low", "close")}
+    for values in fields.values():
+        values[:90, 2] = np.nan
+    return dataclasses.replace(bars, present=present, **fields)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_who_buys_once_buys_when_an_asset_has_a_size_and_at_that_size(bars, within):
+    late = late_bars(bars)
+    rule, account = nca.rules.buy_and_hold(), {"sizing": "volatility", "volatility_span": SPAN}
+    if within:  # the strategy sizes itself, in an account that does not
+        rule, account = rule.with_volatility(TARGET, SPAN), {}
+    result = nca.backtest(late, rule, fill="close", borrow=True, **account)
+    orders = result.orders
+    assert sorted(orders["symbol"]) == ["A", "B", "C"]
+    for number, symbol in enumerate(late.symbols):
+        # The close of the bar with the 20th return.
+        rows = np.flatnonzero(late.present[:, number])
+        row = rows[SPAN]
+        bought = orders[orders["symbol"] == symbol].iloc[0]
+        assert bought["time"] == late.index[row]
+        size = pandas_sizes(late)[row, number]
+        assert result.weights[symbol].iloc[row] == pytest.approx(min(size, 1.0) / 3, rel=1e-9)
+
+
+def test_a_sweep_waits_for_a_size_as_a_backtest_does(bars):
+    late = late_bars(bars)
+    rules = {"sizing": "volatility", "volatility_span": SPAN, "borrow": True}
+
+    def sized(share=1.0):
+        hold = nca.rules.buy_and_hold()
+        return nca.Strategy(
+            hold.init, lambda s, bar: (lambda r: (r[0], share * r[1]))(hold.act(s, bar)), "mine"
+        )
+
+    table = nca.sweep(late, sized, {"share": [0.5, 1.0]}, COSTS, trials=None, **rules)
+    for share, row in zip((0.5, 1.0), table["equity"], strict=True):
+        found = nca.backtest(late, sized(share), COSTS, **rules)
+        assert row == pytest.approx(found.equity.iloc[-1], rel=1e-6) and len(found.orders) == 3

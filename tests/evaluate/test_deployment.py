@@ -1,15 +1,21 @@
 """What trades in the place of an agent that was not shown to be better."""
 
+import dataclasses
 import json
 
+import numpy as np
 import pytest
+from drawn import random_bars
+from untrained import untrained_run
 
+import nca_trader as nca
 from nca_trader import backtest
-from nca_trader.agents.baselines import baseline_rules
+from nca_trader.agents.baselines import MATCHED, baseline_rules
 from nca_trader.config.records import plain
 from nca_trader.data.bars import write_bars
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import StateError
+from nca_trader.evaluate.gate import decide, deployable
 from nca_trader.paper.session import paper_trade
 from nca_trader.runs.manifest import Deployment, Run
 
@@ -58,6 +64,33 @@ def test_paper_trades_it_too_and_says_so(deployed, tiny, tmp_path):
     forced = paper_trade(copy.path, feed, tmp_path / "b", start=start, force_agent=True)
     agent = backtest(tiny.bars, tiny.run, start=start, look=False)
     assert forced["equity"] == pytest.approx(agent.equity.iloc[-1], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["buy and hold", "equal weight"])
+def test_a_hold_in_an_account_that_sizes_by_volatility_buys(tmp_path, name):
+    bars = random_bars(np.random.default_rng(2), 300, 2)
+    env = dataclasses.replace(nca.load_env("panel_daily"), volatility_span=20)
+    assert env.sizing == "volatility"
+    run = untrained_run(tmp_path / "run", bars, env, nca.load_agent("nano"))
+    decided = Deployment(baseline=name, year=20, sentence=SENTENCE, data=run.manifest.data)
+    run.write_json("deployment.json", decided)
+    write_bars(bars, tmp_path / "bars.csv")
+    done = paper_trade(run.path, f"replay:{tmp_path / 'bars.csv'}", tmp_path / "paper")
+    assert done["orders"] >= 2 and done["equity"] != 1.0
+    result = nca.backtest(bars, Run(run.path), start=str(bars.index[0]))
+    assert done["equity"] == pytest.approx(result.equity.iloc[-1], rel=1e-12)
+
+
+def test_a_control_is_never_deployed(tmp_path):
+    """The exposure-matched hold knows the span that is judged."""
+    bars = random_bars(np.random.default_rng(2), 150, 1)
+    result = nca.backtest(bars, np.sign(np.sin(np.arange(150.0))), start=str(bars.index[50]))
+    held = deployable(result, bars, str(bars.index[50]))
+    assert MATCHED in held and MATCHED not in baseline_rules(20)
+    run = untrained_run(tmp_path / "run", bars, nca.load_env("index_daily"), nca.load_agent("nano"))
+    start = str(bars.index[50])
+    found = decide(run, result, {"agent": result.judged_returns}, bars, start)
+    assert found.baseline != MATCHED and found.deployed in (found.agent, *baseline_rules(50))
 
 
 def test_where_the_agent_is_deployed_it_trades(deployed):

@@ -274,13 +274,11 @@ def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
     copy = shutil.copytree(run.path, tmp_path / "run")
     found = select.decide(Run(copy))
     agent = backtest(bars, Run(copy, force_agent=True), start=FROM, stop=TO, look=False)
-    # The hold of the agent's mean exposure, as weights that are ordered once.
-    hold = np.tile(agent.targets.ffill().fillna(0.0).to_numpy().mean(0), (len(bars), 1))
     rules = baseline_rules(min(round(bars.bars_per_year), bars.row(FROM)))
     given = {"start": FROM, "stop": TO} | agent.rules._asdict()
     others = {
         name: backtest(bars, rule, ENV.costs, **given).judged_returns
-        for name, rule in {**rules, "exposure-matched hold": hold}.items()
+        for name, rule in rules.items()
     }
     every = {f"the mean agent after update {k}": v for k, v in read_returns(run).items()}
     want = gate(every, others, bars.bars_per_year)

@@ -14,9 +14,8 @@ from jax import Array
 from nca_trader.agents.strategy import Strategy
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.gate import Gate, deploy, mean_exposure, refuse_other
+from nca_trader.evaluate.gate import Gate, deploy, refuse_other
 from nca_trader.evaluate.inference import Interval
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup, candidate
@@ -84,11 +83,10 @@ class WalkForward:
         last = int(self.bars.index.searchsorted(self.result.equity.index[-1]))
         refuse_other(run, self.recipe, self.seeds, self.bars, last)
         assert self.recipe is not None
-        rules = rules_of(self.recipe[0])
         judged = self.bars.between(str(self.result.equity.index[0]), None)
         # By count, because the stitched test spans have no gap.
         judged = judged[: len(self.result.equity)]
-        return deploy(run, self.gate, judged, self.year, mean_exposure(self.result, rules))
+        return deploy(run, self.gate, judged, self.year)
 
     @property
     def metrics(self) -> dict[str, float]:

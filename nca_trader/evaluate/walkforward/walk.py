@@ -426,8 +426,9 @@ class _Walk:
         per_year = setup.bars.bars_per_year
         difference = float(np.mean(ours - theirs) * per_year)
         interval = mean_difference_interval(ours, theirs, per_year)
-        # The best constant weight is known in hindsight only, and is not among those to deploy.
-        others = {n: r.judged_returns for n, r in baselines.items() if n != CONSTANT}
+        # Known in hindsight only: they are controls, and not among those to deploy.
+        controls = (CONSTANT, MATCHED)
+        others = {n: r.judged_returns for n, r in baselines.items() if n not in controls}
         found = gate({result.name: result.judged_returns}, others, per_year)
         where = f"Out of sample over {count(len(folds), 'fold')}"
         if self.spans.scheme == "combinatorial":
