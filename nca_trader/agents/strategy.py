@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from numbers import Integral, Real
 from typing import Any
 
@@ -218,14 +218,23 @@ def until_sized(strategy: Strategy, span: Any) -> Strategy:
 sized_once = functools.lru_cache(maxsize=64)(until_sized)
 
 
-def arguments_needed(function: Callable[..., Any]) -> int:
-    """Count the positional arguments that a call can't leave out; functions of bars have one."""
+def arguments_needed(function: Callable[..., Any], given: Container[str] = ()) -> int:
+    """Count the positional arguments that a call can't leave out; functions of bars have one.
+
+    Args:
+      function: anything callable.
+      given: names of arguments that the call gives.
+    """
+    # What a partial binds is not needed any more, whatever the function that it wraps takes.
+    wrapped = not isinstance(function, functools.partial)
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function, follow_wrapped=wrapped).parameters.items()
     except (TypeError, ValueError):  # some built-ins have no signature
         return 1
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.default is p.empty and p.kind in kinds for p in parameters)
+    return sum(
+        p.default is p.empty and p.kind in kinds and name not in given for name, p in parameters
+    )
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:

@@ -131,10 +131,9 @@ def check(args: argparse.Namespace) -> None:
     # Built and dropped: its own checks say what is wrong with a cost.
     Costs(**{name: given[name] for name in ("commission", "slippage") if name in given})
     if args.command == "sweep":
-        from nca_trader.cli.sweep import grid_of
+        from nca_trader.config.spans import parse_grid
 
-        # `walkforward` has another grammar for its grid, see `config.spans`.
-        grid_of(given["grid"], "sample" in given)
+        parse_grid(given["grid"], "sample" in given)
     if args.command in ("backtest", "paper") and "strategy" in given:
         for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
             if name in given:

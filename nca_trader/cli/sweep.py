@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import pathlib
 from typing import Any
 
@@ -18,7 +16,6 @@ from nca_trader.cli.options import (
     load_experiment,
     typed,
 )
-from nca_trader.errors import ConfigError
 from nca_trader.progress import say
 
 NOTE = (
@@ -49,8 +46,8 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME=VALUES",
-        help="values of a parameter: START:STOP:STEP, or A,B,C; with --sample also LOW:HIGH; "
-        "repeatable",
+        help="values of a parameter: START:STOP[:STEP], or A,B,C; with --sample LOW:HIGH is a "
+        "range to draw from; repeatable",
     )
     add_options(parser, "data", *READING, seed={"help": "of --sample, from 0"})
     parser.add_argument("--sample", type=int, metavar="N", help="draw N combinations")
@@ -69,66 +66,16 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def grid_of(texts: list[str], sampled: bool = False) -> dict[str, Any]:
-    """Return the values of `--grid` by parameter.
-
-    Raises:
-      ConfigError: one that cannot be read.
-
-    Example:
-      >>> grid_of(["k=5:20:5", "stop=0.05,null"])
-      {'k': range(5, 20, 5), 'stop': [0.05, None]}
-    """
-    grid: dict[str, Any] = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        wrong = ConfigError(
-            f"--grid {text}: write NAME=START:STOP:STEP or NAME=A,B,C, e.g. fast=5:35:1."
-        )
-        if not equals or not name.isidentifier() or not values:
-            raise wrong
-        if name in grid:
-            raise ConfigError(f"--grid {text}: {name} is given twice; give it once.")
-        if ":" not in values:
-            grid[name] = [_value(part) for part in values.split(",")]
-            continue
-        ends = [_value(part) for part in values.split(":")]
-        numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in ends)
-        if not numbers or len(ends) not in (2, 3) or (len(ends) == 2 and not sampled):
-            raise wrong
-        if len(ends) == 2:
-            grid[name] = tuple(ends)
-            continue
-        start, stop, step = ends
-        if not step > 0 or not stop > start:
-            raise ConfigError(f"--grid {text}: give START < STOP and a STEP above 0.")
-        if all(isinstance(x, int) for x in ends):
-            grid[name] = range(start, stop, step)
-        else:
-            # A little less, so that 0.1:0.3:0.1 has no third value by rounding.
-            count = math.ceil((stop - start) / step - 1e-9)
-            if count > 1_000_000:
-                raise ConfigError(f"--grid {text}: {count:,} values; give a larger STEP.")
-            grid[name] = [round(start + k * step, 12) for k in range(count)]
-    return grid
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     """Run the sweep; return its rows and the verdict."""
     from nca_trader.config import EnvConfig
+    from nca_trader.config.spans import parse_grid
     from nca_trader.evaluate.combinations import combinations_of
     from nca_trader.evaluate.report.tables import report_sweep
     from nca_trader.evaluate.subjects import member_of
     from nca_trader.evaluate.sweep import sweep
 
-    grid, method, seed = grid_of(args.grid, args.sample is not None), args.method, args.seed or 0
+    grid, method, seed = parse_grid(args.grid, args.sample is not None), args.method, args.seed or 0
     # The function and not a strategy: the sweep calls it with traced parameters.
     rule = member_of(args.strategy)
     # Refused before the bars are read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from nca_trader.errors import ConfigError, argument
 SCHEMES = ("rolling", "expanding", "combinatorial")
 # By which a train span may choose: a larger value is better.
 METRICS = ("sharpe", "sortino", "calmar", "cagr", "total_return", "hit_rate", "max_drawdown")
-LARGEST_GRID = 100_000  # combinations that one fold may score
+LARGEST_GRID = 1_000_000  # combinations: more are a search for luck, and hours of work
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,51 +124,63 @@ def _named(text: str, name: str, example: str) -> tuple[str, str]:
     return key, values
 
 
-def parse_grid(texts: Sequence[str], name: str = "grid") -> dict[str, tuple[Any, ...]]:
-    """Parse the values of parameters: "fast=5:35:5", without 35, or "fast=5,10,20".
+def parse_grid(
+    texts: Sequence[str], sampled: bool = False, name: str = "grid"
+) -> dict[str, Sequence[Any]]:
+    """Parse the values of parameters: "fast=5:35:5", without 35, or "fast=5,10,null".
+
+    Args:
+      texts: one for each parameter.
+      sampled: whether START:STOP is a range to draw from, with both ends; else its step is 1.
+      name: of the option.
 
     Raises:
       ConfigError: another form, a name that is given twice, or more than `LARGEST_GRID`
         combinations.
 
     Example:
-      >>> parse_grid(["fast=5:20:5", "slow=50,100"])
-      {'fast': (5, 10, 15), 'slow': (50, 100)}
+      >>> parse_grid(["fast=5:20:5", "slow=50,100", "stop=null"])
+      {'fast': range(5, 20, 5), 'slow': [50, 100], 'stop': [None]}
     """
-    found: dict[str, tuple[Any, ...]] = {}
+    found: dict[str, Sequence[Any]] = {}
     for text in texts:
         key, values = _named(text, name, "fast=5:35:5 or fast=5,10,20")
         said = argument(name, text)
         if key in found:
             raise ConfigError(f"{said}: {key} is given twice; give it once.")
-        parts = values.split(":")
-        if len(parts) == 1:
-            found[key] = tuple(_number(part, said) for part in values.split(","))
+        if ":" not in values:
+            found[key] = [_value(part) for part in values.split(",")]
             continue
-        ends = [_number(part, said) for part in parts]
-        # `range` refuses a step of 0 too, but without the option's name.
-        if len(ends) > 3 or not all(isinstance(end, int) for end in ends) or ends[-1] == 0:
+        ends = [_number(part, said) for part in values.split(":")]
+        if sampled and len(ends) == 2:
+            found[key] = tuple(ends)
+            continue
+        start, stop, step = (*ends, 1)[:3]
+        if len(ends) > 3 or not step > 0 or not start < stop:
             raise ConfigError(
-                f"{said}: START:STOP or START:STOP:STEP takes whole numbers; list others, e.g. "
-                f"{key}=0.1,0.2."
+                f"{said}: give START:STOP or START:STOP:STEP with START < STOP and a STEP above 0."
             )
-        found[key] = tuple(range(*[int(end) for end in ends]))
-    check_grid(found, name)
+        if all(isinstance(end, int) for end in ends):
+            found[key] = range(int(start), int(stop), int(step))
+            continue
+        # A little less, so that 0.1:0.3:0.1 has no third value by rounding.
+        count = math.ceil((stop - start) / step - 1e-9)
+        found[key] = [round(start + k * step, 12) for k in range(min(count, LARGEST_GRID + 1))]
+    size = math.prod(len(values) for values in found.values())
+    if size > LARGEST_GRID and not sampled:
+        raise ConfigError(
+            f"{argument(name)}: {size:,} combinations, more than {LARGEST_GRID:,}; give fewer "
+            "values."
+        )
     return found
 
 
-def check_grid(grid: Mapping[str, Sequence[Any]], name: str = "grid") -> None:
-    """Refuse a parameter without a value, and more combinations than `LARGEST_GRID`."""
-    count = 1
-    for key, values in grid.items():
-        if not values:
-            raise ConfigError(f"{argument(name)}: {key} has no values; give at least one.")
-        count *= len(values)
-    if count > LARGEST_GRID:
-        raise ConfigError(
-            f"{argument(name)}: {count:,} combinations, and a fold scores {LARGEST_GRID:,} at "
-            "most; give fewer values."
-        )
+def _value(text: str) -> Any:
+    """Return a number, None for null, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 class Range(NamedTuple):

@@ -1,34 +1,69 @@
-"""Combinations of a rule's parameters: a whole grid, or a sample of a space."""
+"""A rule and its parameters: what they build, and their combinations in a grid or a sample."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Container, Iterable, Mapping, Sized
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from nca_trader.agents.strategy import arguments_needed
+from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.ranges import described, nearest
+from nca_trader.config.spans import LARGEST_GRID
 from nca_trader.errors import ConfigError
 
-MOST = 1_000_000  # combinations: more are a search for luck, and hours of work
 SAMPLES = ("sobol", "halton", "latin", "random")
 Combination = dict[str, Any]
 
 
-def takes_bars(rule: Callable[..., Any], grid: Mapping[str, Any]) -> bool:
-    """Return whether `rule` is a function of bars, and not a rule that returns a `Strategy`."""
-    # Parameters with a value are options of a rule, whatever their names are.
-    needed = [
-        name
-        for name, p in inspect.signature(rule).parameters.items()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return arguments_needed(rule) == 1 and needed[0] not in grid
+def takes_bars(rule: Callable[..., Any], given: Container[str]) -> bool:
+    """Return whether `rule`, with the parameters `given`, is a function of bars.
+
+    Else it is a rule that returns a `Strategy`: parameters with a value are its options.
+    """
+    return arguments_needed(rule, given) == 1
+
+
+def check_parameters(name: str, rule: Callable[..., Any], given: Iterable[str]) -> None:
+    """Refuse parameters that a rule or a function of bars does not have.
+
+    Raises:
+      ConfigError: one that it does not have.
+    """
+    parameters = inspect.signature(rule).parameters
+    # A rule with **options has parameters that its signature does not name.
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    # The bars are given by who runs the function.
+    known = [parameter for parameter in parameters if parameter != "bars"]
+    for parameter in given:
+        if parameter not in known:
+            has = f"It has {', '.join(known)}." if known else "It has none."
+            raise ConfigError(
+                f"{name}: has no parameter {parameter!r}; {nearest(parameter, known)}{has}"
+            )
+
+
+def built(rule: Callable[..., Any], parameters: Combination) -> Any:
+    """Return the strategy of these parameters, or the function of bars with them bound.
+
+    Raises:
+      ConfigError: the rule refuses them, or returns something else.
+    """
+    if takes_bars(rule, parameters):
+        return functools.partial(rule, **parameters) if parameters else rule
+    found = rule(**parameters)
+    if not isinstance(found, Strategy):
+        raise ConfigError(
+            f"{getattr(rule, '__name__', 'rule')} returns {described(found)}; let it return a "
+            "Strategy, or take bars as its first parameter and return targets."
+        )
+    return found
 
 
 def combinations_of(
@@ -49,8 +84,8 @@ def combinations_of(
       seed: of the draw.
 
     Raises:
-      ConfigError: no combination, or more than `MOST`; a parameter that the rule does not have; a
-        rule that is not a function; an unknown method.
+      ConfigError: no combination, or more than `LARGEST_GRID`; a parameter that the rule does not
+        have; a rule that is not a function; an unknown method.
 
     Example:
       >>> from nca_trader.agents.rules import sma_cross
@@ -68,17 +103,11 @@ def combinations_of(
         raise ConfigError(
             f"grid is {described(grid)}; give values by parameter, e.g. {{'fast': range(5, 35)}}."
         )
-    name = getattr(rule, "__name__", "the rule")
-    known = inspect.signature(rule).parameters
-    # A rule with **options has parameters that its signature does not name.
-    every = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    for parameter in grid:
-        if parameter not in known and not every:
-            has = f"It has {', '.join(known)}." if known else "It has none."
-            hint = nearest(parameter, known)
-            raise ConfigError(f"{name} has no parameter {parameter!r}; {hint}{has}")
-    if sample is not None and (not isinstance(sample, Integral) or not 1 <= sample <= MOST):
-        raise ConfigError(f"sample = {sample!r}; give a number of combinations from 1 to {MOST:,}.")
+    check_parameters(getattr(rule, "__name__", "the rule"), rule, grid)
+    if sample is not None and (not isinstance(sample, Integral) or not 1 <= sample <= LARGEST_GRID):
+        raise ConfigError(
+            f"sample = {sample!r}; give a number of combinations from 1 to {LARGEST_GRID:,}."
+        )
     if sample is None and grid:
         for parameter, values in grid.items():
             _refuse_no_values(parameter, values)
@@ -91,10 +120,10 @@ def combinations_of(
             raise ConfigError(
                 f"grid: {empty!r} has no values, so there is no combination; give some."
             )
-        if size > MOST:
+        if size > LARGEST_GRID:
             raise ConfigError(
                 f"grid: {size:,} combinations ({' x '.join(f'{n:,}' for n in lengths.values())}), "
-                f"more than {MOST:,}; take fewer values, or sample=1000 of them."
+                f"more than {LARGEST_GRID:,}; take fewer values, or sample=1000 of them."
             )
         lists = [[_plain(x) for x in values] for values in grid.values()]
         return [dict(zip(grid, chosen, strict=True)) for chosen in itertools.product(*lists)]

@@ -19,6 +19,7 @@ from nca_trader.data.features import Feature, feature_set
 from nca_trader.envs.account.costs import SIZES, Trade, own_rates
 from nca_trader.envs.account.state import Rules, legs_of
 from nca_trader.errors import ConfigError, user_line
+from nca_trader.evaluate.combinations import check_parameters
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars, Costs
 
@@ -135,12 +136,7 @@ def built(member: Any, where: str, params: Mapping[str, Any]) -> Any:
             f"{where}: a {type(member).__name__} is not a strategy; name a function of bars, a "
             "Strategy or a Feature."
         )
-    # The bars are given by the backtest, and no `--param` may replace them.
-    taken = [name for name in inspect.signature(member).parameters if name != "bars"]
-    for name in params:
-        if name not in taken:
-            known = f"There are {', '.join(taken)}." if taken else "It has none."
-            raise ConfigError(f"{where}: no parameter {name!r}; {nearest(name, taken)}{known}")
+    check_parameters(where, member, params)
     function = functools.partial(member, **params)
     needed = arguments_needed(function)
     if needed == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import math
 import os
@@ -15,14 +14,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import TRACED
-from nca_trader.config.ranges import described, expect
+from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Rules, with_limits
 from nca_trader.errors import BarError, ConfigError, NcaTraderError
 from nca_trader.evaluate.backtest import backtest, digest_of_trace
 from nca_trader.evaluate.benchmark import HOLD
-from nca_trader.evaluate.combinations import Combination, combinations_of, takes_bars, valid
+from nca_trader.evaluate.combinations import (
+    Combination,
+    built,
+    combinations_of,
+    takes_bars,
+    valid,
+)
 from nca_trader.evaluate.inference import block_returns
 from nca_trader.evaluate.sweep_parts import (
     TAILS,
@@ -200,12 +204,7 @@ def run_combinations(
     left_out, why = 0, ""
     if not loop:
         combinations, left_out, why = valid(rule, combinations)
-        first = rule(**combinations[0])
-        if not isinstance(first, Strategy):
-            raise ConfigError(
-                f"{name} returns {described(first)}; let it return a Strategy, or take bars as its "
-                "first parameter and return targets."
-            )
+        first = built(rule, combinations[0])
         name, order = first.name if len(combinations) == 1 else name, order or first.order
     account = with_limits(Rules(), fill, order or "rebalance", costs, limits)
     setting = Setting(
@@ -285,12 +284,11 @@ def _several(setting: Setting, combinations: list[Combination]) -> dict[str, np.
 def _one(setting: Setting, one: Combination) -> dict[str, Any]:
     """Backtest one combination; return its metrics, block returns and digest."""
     account = setting.account
-    takes = takes_bars(setting.rule, one)
-    subject = functools.partial(setting.rule, **one) if takes else setting.rule(**one)
     try:
         result = backtest(
-            setting.bars, subject, setting.costs, account.fill, account.order, **setting.limits
-        )
+            setting.bars, built(setting.rule, one), setting.costs, account.fill, account.order,
+            **setting.limits,
+        )  # fmt: skip
     except NcaTraderError as error:
         raise type(error)(f"combination {one}: {error}") from None
     names = (*METRICS, *TAILS) if setting.tails else METRICS

@@ -49,9 +49,9 @@ def test_a_rule_of_a_file_and_a_page(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--grid", "fast"], "write NAME=START:STOP:STEP"),
-        (["--grid", "fast=5:35"], "write NAME=START:STOP:STEP"),
-        (["--grid", "fast=5:5:1"], "give START < STOP"),
+        (["--grid", "fast"], "write NAME=VALUES"),
+        (["--grid", "fast=5:35:1:2"], "give START:STOP or START:STOP:STEP"),
+        (["--grid", "fast=5:5:1"], "with START < STOP"),
         (["--grid", "fast=1:9:1", "--grid", "fast=3"], "given twice"),
         (["--grid", "fats=1:9:1"], "did you mean 'fast'"),
         (["--grid", "fast=1:5000:1", "--grid", "slow=1:5000:1"], "24,990,001 combinations"),

@@ -33,7 +33,7 @@ def half(weight=0.5):
 ready = half(0.25)
 number = 3
 def needs(bars, other):
-    return bars.close
+    return 0.0 * bars.close + other
 """
 
 
@@ -55,6 +55,11 @@ def test_a_function_of_bars_from_a_file_is_the_rule_it_copies(file):
     same = backtest(BARS, rules.sma_cross(3, 9), order="rebalance")
     np.testing.assert_array_equal(result.targets, same.targets)
     assert result.num_fills > 5
+
+
+def test_a_function_of_bars_takes_a_parameter_without_a_default(file):
+    found = subject_of(f"{file}:needs", {"other": 0.25})
+    assert (backtest(BARS, found).targets == 0.25).to_numpy().all()
 
 
 def test_a_rule_of_a_file_takes_parameters(file):

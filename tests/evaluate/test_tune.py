@@ -112,7 +112,11 @@ def test_wrong_searches_are_one_line(bars, tmp_path):
 
 
 def test_a_grid_and_a_space_are_parsed():
-    assert parse_grid(["a=1:7:2", "b=0.1,0.2"]) == {"a": (1, 3, 5), "b": (0.1, 0.2)}
+    found = parse_grid(["a=1:7:2", "b=0.1,0.2", "c=5:8", "d=0.1:0.3:0.1", "e=null,x"])
+    expected = {"a": [1, 3, 5], "b": [0.1, 0.2], "c": [5, 6, 7], "d": [0.1, 0.2], "e": [None, "x"]}
+    assert {key: list(values) for key, values in found.items()} == expected
+    # To draw from, a range keeps both ends.
+    assert parse_grid(["c=5:8"], sampled=True) == {"c": (5, 8)}
     space = parse_space(["x.y=1:9", "x.z=1e-3:1:log", "p.kind=mlp,gru"])
     assert space["x.y"] == Range(low=1, high=9) and isinstance(space["x.y"].low, int)
     assert space["x.z"] == Range(low=1e-3, high=1, log=True)

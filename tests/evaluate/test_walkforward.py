@@ -74,8 +74,9 @@ def test_spans_are_those_of_a_hand_count(spans, train, test):
         ({"scheme": "roling"}, "no such scheme; did you mean 'rolling'"),
         ({"scheme": "combinatorial"}, "train: combinatorial folds are equal parts"),
         ({"workers": "many"}, "give a number of processes"),
-        ({"grid": {"side": ()}}, "side has no values"),
-        ({"grid": {"side": range(400), "x": range(400)}}, "160,000 combinations"),
+        ({"grid": {"side": ()}}, "'side' has no values"),
+        ({"grid": {"side": range(1_600_000)}}, "1,600,000 combinations"),
+        ({"grid": {"sides": (1,)}}, "has no parameter 'sides'; did you mean 'side'"),
         ({"subject": nca.rules.buy_and_hold()}, "a Strategy has no parameters to refit"),
         ({"subject": 7, "grid": None}, "subject is a int; give a Strategy, a rule"),
         ({"subject": "nano", "grid": None}, "env is missing; an agent needs"),
@@ -381,6 +382,23 @@ def test_several_assets_and_missing_bars():
 
     done = nca.walk_forward(bars, held, grid={"weight": (0.1, 0.4)}, train=150, test=100)
     assert done.result.targets.shape == (200, 2) and set(done.folds["weight"]) <= {0.1, 0.4}
+
+
+def test_parameters_without_a_default_are_of_a_rule_as_in_a_sweep(persistent):
+    """A rule whose parameters have no values is not a function of bars."""
+
+    def weighted(weight):
+        return held(weight)
+
+    def of_bars(bars, side):
+        return follow(bars, side)
+
+    done = walked(persistent, weighted, grid={"weight": (0.25, 0.5)}, metric="max_drawdown")
+    assert set(done.folds["weight"]) == {0.25}
+    table = nca.sweep(persistent, weighted, {"weight": (0.25, 0.5)}, trials=None)
+    assert table["max_drawdown"].idxmax() == 0
+    assert set(walked(persistent, of_bars).folds["side"]) == {1}
+    assert nca.sweep(persistent, of_bars, SIDES, trials=None)["sharpe"].idxmax() == 1
 
 
 def test_a_rule_refuses_combinations_of_a_grid_without_ending_the_walk(persistent):

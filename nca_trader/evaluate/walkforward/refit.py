@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import os
 import time
@@ -15,12 +14,13 @@ import numpy as np
 
 from nca_trader.agents.heads import mean_order
 from nca_trader.agents.quantise import leaves_of, params_of
-from nca_trader.agents.strategy import Strategy, arguments_needed
+from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import as_targets, in_force, needs_account, strategy_targets
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.combinations import built, combinations_of, takes_bars
 from nca_trader.evaluate.futures import Future, changed
 from nca_trader.evaluate.leakcheck import compare
 from nca_trader.evaluate.sweep import METRICS, run_combinations
@@ -100,48 +100,20 @@ def is_agent(subject: Any) -> bool:
     return isinstance(subject, AgentConfig | str | os.PathLike)
 
 
-def combinations(grid: Grid) -> list[dict[str, Any]]:
-    """Return every combination of a grid's values; one, of no parameters, for an empty grid.
-
-    Example:
-      >>> combinations({"fast": (5, 10), "slow": (50,)})
-      [{'fast': 5, 'slow': 50}, {'fast': 10, 'slow': 50}]
-    """
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
 @functools.lru_cache(maxsize=4096)
 def _built(subject: Callable[..., Any], items: tuple[tuple[str, Any], ...]) -> Any:
-    """Call a rule, or bind the parameters of a function of bars.
-
-    One object for equal parameters: jax finds what it compiled for it in an earlier fold.
-    """
-    if needs_bars(subject):
-        return functools.partial(subject, **dict(items)) if items else subject
-    built = subject(**dict(items))
-    if not isinstance(built, Strategy):
-        raise ConfigError(
-            f"{getattr(subject, '__name__', subject)}: returns a {type(built).__name__}; a rule "
-            "takes parameters and returns a Strategy, and a function of bars takes bars first."
-        )
-    return built
-
-
-def needs_bars(subject: Any) -> bool:
-    """Whether a callable has an argument that must be given: a function of bars has one."""
-    return arguments_needed(subject) > 0
+    """One object for equal parameters: jax finds what it compiled for it in an earlier fold."""
+    return built(subject, dict(items))
 
 
 def candidate(subject: Any, parameters: Mapping[str, Any]) -> Any:
     """Return the strategy, or the function of bars, of these parameters."""
-    if isinstance(subject, Strategy):
-        return subject
-    return _built(subject, tuple(parameters.items()))
+    return subject if isinstance(subject, Strategy) else _built(subject, tuple(parameters.items()))
 
 
 def scores(setup: Setup, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndarray:
     """Return the metric of every combination on `bars`, `[n]`; NaN where it is undefined."""
-    if len(tried) > 1 and setup.metric in METRICS and not needs_bars(setup.subject):
+    if len(tried) > 1 and setup.metric in METRICS and not takes_bars(setup.subject, setup.grid):
         # One program for the whole grid; a loop would compile each combination by itself.
         settings = {"precision": "f64", "limits": setup.limits}
         table = run_combinations(bars, setup.subject, list(tried), setup.costs, **settings).table
@@ -183,7 +155,7 @@ def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str,
       The strategy or function of bars that acts, the parameters that were chosen, their score, and
       how many were tried.
     """
-    tried = combinations(setup.grid)
+    tried = combinations_of(setup.subject, setup.grid) if setup.grid else [{}]
     pieces = [bars[first:last] for first, last in spans]
     if setup.grid:
         sizes = np.array([len(piece) for piece in pieces], np.float64)
@@ -198,7 +170,7 @@ def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str,
             )
         best = int(np.nanargmax(mean))
         return candidate(setup.subject, tried[best]), tried[best], float(mean[best]), len(tried)
-    if isinstance(setup.subject, Strategy) or not needs_bars(setup.subject):
+    if isinstance(setup.subject, Strategy) or not takes_bars(setup.subject, ()):
         # Nothing is fitted: a strategy without a grid.
         return candidate(setup.subject, {}), {}, float("nan"), 1
     if len(pieces) > 1:
@@ -239,7 +211,7 @@ def fit_fold(setup: Setup, number: int) -> Fitted:
     subject, chosen, score, tried = fit(setup, setup.bars, fold.train)
     # Its orders depend on fills, which only the account of all folds has.
     if needs := with_account(subject, setup.bars):
-        if not setup.grid and needs_bars(setup.subject):
+        if not setup.grid and takes_bars(setup.subject, ()):
             raise ConfigError(
                 f"strategy {subject.name!r}: sees its portfolio or orders exits, and a function "
                 "fitted it, so that a file cannot hold it; give a rule with a grid."

@@ -18,13 +18,14 @@ from nca_trader.cloud import Place, place
 from nca_trader.config import EnvConfig
 from nca_trader.config.agent import LEAST_SEEDS
 from nca_trader.config.ranges import expect
-from nca_trader.config.spans import Spans, check_grid, check_metric, check_spans
+from nca_trader.config.spans import Spans, check_metric, check_spans
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest, counted
+from nca_trader.evaluate.combinations import combinations_of
 from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other
 from nca_trader.evaluate.inference import mean_difference_interval
 from nca_trader.evaluate.verdict import count, walk_verdict
@@ -232,7 +233,8 @@ def _refuse_subject(
             f"{argument('grid')}: {what} has no parameters to refit; give the rule itself, "
             "e.g. nca.rules.sma_cross."
         )
-    check_grid(grid)
+    if grid and callable(subject):
+        combinations_of(subject, grid)  # refuses what is not a grid of it
     if agent and scheme == "combinatorial":
         raise ConfigError(
             f"{argument('scheme', scheme)}: an agent trains on one span of bars; take rolling or "
