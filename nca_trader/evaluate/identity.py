@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.config import AgentConfig
+from nca_trader.config.records import plain
+
 
 def digest_of(subject: Any) -> str:
     """Return a digest of a rule, a strategy or a function, the same in another process.
@@ -33,6 +36,17 @@ def digest_of(subject: Any) -> str:
       False
     """
     return hashlib.sha256(repr(_facts(subject, {})).encode()).hexdigest()
+
+
+def identity(subject: Any) -> Any:
+    """Describe a subject in the types of JSON, so that work is not resumed with another one."""
+    if isinstance(subject, AgentConfig):
+        return plain(subject)
+    # A strategy has a name, a rule is a function, and a model may be any callable.
+    name = getattr(subject, "name", None) or getattr(
+        subject, "__qualname__", type(subject).__name__
+    )
+    return {"name": name, "sha256": digest_of(subject)}
 
 
 def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:

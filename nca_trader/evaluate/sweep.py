@@ -32,7 +32,6 @@ from nca_trader.evaluate.sweep_parts import (
     TAILS,
     Done,
     Setting,
-    Store,
     run_as_one_program,
     tail_metrics,
 )
@@ -112,7 +111,8 @@ def sweep(
 
     Raises:
       ConfigError: no combination or too many, a parameter that the rule does not have, a value
-        that it refuses, a strategy that raises, `resume` of another sweep.
+        that it refuses, a strategy that raises.
+      RunError: `resume` holds another sweep. StateError: a file there is damaged.
       BarError: too few bars, or targets that are not weights.
 
     Example:
@@ -256,11 +256,12 @@ def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
     many = seconds > LOOP_SECONDS and sendable(setting.rule)
     where = f"in {cores()} processes" if many else "in this process"
     log.warning("%d combinations are backtested one by one %s", len(rest) + 1, where)
-    store = Store(resume, setting, max(1, len(rest) // (8 * cores())))
-    parts = [rest[i : i + store.width] for i in range(0, len(rest), store.width)]
-    found = {k: store.read(k) for k in range(len(parts)) if store.has(k)}
+    store = setting.parts(resume, max(1, len(rest) // (8 * cores())))
+    width = int(store.settings["width"])
+    parts = [rest[i : i + width] for i in range(0, len(rest), width)]
+    found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
     missing = [k for k in range(len(parts)) if k not in found]
-    jobs = [Job(f"combinations {k * store.width + 2} and on", (parts[k],)) for k in missing]
+    jobs = [Job(f"combinations {k * width + 2} and on", (parts[k],)) for k in missing]
     with Progress(len(rest) + 1, "sweep", "combinations") as bar:
         bar.skip(1 + sum(len(parts[k]) for k in found))
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import hashlib
-import io
-import json
 import os
-import pathlib
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +17,12 @@ from nca_trader import __version__
 from nca_trader.agents.rolling import periods_up_to
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import LARGEST, needs_account, strategy_faults
+from nca_trader.config.records import plain
 from nca_trader.envs.account.state import Rules
-from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.errors import BarError
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.combinations import Combination, traced_parameters
-from nca_trader.evaluate.identity import digest_of
+from nca_trader.evaluate.identity import identity
 from nca_trader.evaluate.sweep_program import (
     WIDEST,
     Given,
@@ -36,9 +33,10 @@ from nca_trader.evaluate.sweep_program import (
     program_of_returns,
 )
 from nca_trader.evaluate.tally import Tally, summaries
-from nca_trader.machine import cores, write_atomically
+from nca_trader.machine import cores
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.progress import Progress
+from nca_trader.runs.parts import Parts
 from nca_trader.types import Bars, Costs
 
 STATE_BYTES = 200_000_000  # of one program
@@ -73,12 +71,32 @@ class Setting:
     tails: bool
     limits: dict[str, Any]
 
-    def key(self) -> str:
-        """Return a digest of everything that the numbers depend on."""
-        # The version too: the parts of another one may differ in their last digits.
-        facts = (__version__, self.bars.digest(), digest_of(self.rule), self.combinations)
-        rest = (self.costs, self.account, self.dtype, self.most_blocks, self.tails, Tally._fields)
-        return hashlib.sha256(repr((*facts, *rest)).encode()).hexdigest()
+    def parts(self, folder: str | os.PathLike[str] | None, width: int) -> Parts:
+        """Return the finished parts in a folder, of `width` combinations each.
+
+        A folder that is there keeps its own width, so that a sweep also resumes on a machine of
+        other cores.
+
+        Raises:
+          RunError: the parts of another sweep are there.
+        """
+        if folder is None:
+            return Parts(None, "", "sweep", {"width": width})
+        settings = {
+            # Parts of another version may differ in their last digits.
+            "version": __version__,
+            "kept": Tally._fields,
+            "bars": self.bars.digest(),
+            "rule": identity(self.rule),
+            "grid": hashlib.sha256(repr(self.combinations).encode()).hexdigest(),
+            "costs": plain(self.costs),
+            "account": plain(self.account._asdict()),
+            "precision": self.dtype,
+            "blocks": self.most_blocks,
+            "tails": self.tails,
+            "width": width,
+        }
+        return Parts(folder, "sweep.json", "sweep", settings, adopted="width")
 
 
 def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
@@ -90,12 +108,13 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     devices = jax.local_devices(backend="cpu")
     workers = max(cores(), 1) if len(devices) == 1 else len(devices)
     width = _width(setting, first, max(len(group) for group, _ in groups), workers)
-    store = Store(resume, setting, width)
-    width = store.width
+    store = setting.parts(resume, width)
+    width = int(store.settings["width"])
     parts = _parts(groups, width)
     with float64_on_cpu():
         blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
-    missing = [number for number in range(len(parts)) if not store.has(number)]
+    kept = {k: found for k in range(len(parts)) if (found := store.read(k)) is not None}
+    missing = [number for number in range(len(parts)) if number not in kept]
     used = devices[: max(1, min(len(devices), len(missing)))]
     with float64_on_cpu():
         on_devices = [jax.device_put(blocks, device) for device in used]
@@ -123,10 +142,9 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
         return number, Outcome(found.log_equity[:n], tally, found.blocks[:, :n])
 
     outcomes = {}
-    for number in filter(store.has, range(len(parts))):
-        kept = store.read(number)
-        tally = Tally(*(kept[field] for field in Tally._fields))
-        outcomes[number] = Outcome(kept["log_equity"], tally, kept["blocks"])
+    for number, found in kept.items():
+        tally = Tally(*(found[field] for field in Tally._fields))
+        outcomes[number] = Outcome(found["log_equity"], tally, found["blocks"])
     with (
         Progress(len(combinations), "sweep", "combinations") as shown,
         concurrent.futures.ThreadPoolExecutor(workers) as pool,
@@ -270,63 +288,3 @@ def _refuse_no_weights(setting: Setting, tally: Tally, log_equity: np.ndarray) -
             "weight is a fraction of equity, neither percent nor units. Divide it, or give "
             "max_gross of at least that where so much leverage is meant."
         )
-
-
-class Store:
-    """Finished parts of a sweep in a folder; without a folder it keeps nothing.
-
-    Attributes:
-      width: combinations of a part. A folder that is there keeps its own, so that a sweep also
-        resumes on a machine of other cores.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str] | None, setting: Setting, width: int):
-        self.folder = None if folder is None else pathlib.Path(folder)
-        self.width = width
-        if self.folder is None:
-            return
-        self.key, self.about = setting.key(), self.folder / "sweep.json"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            there = {"key": self.key, "width": width}
-            if self.about.exists():
-                there = json.loads(self.about.read_text())
-            key, self.width = there["key"], int(there["width"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StateError(f"{folder}: cannot keep parts of a sweep ({error}).") from None
-        if key != self.key:
-            raise ConfigError(
-                f"resume={str(folder)!r}: another sweep is there (other bars, grid, costs or "
-                "options, or the file of the rule was edited); give another folder, or remove it."
-            )
-
-    def _path(self, number: int) -> pathlib.Path:
-        return (self.folder or pathlib.Path()) / f"part-{number:05d}.npz"
-
-    def has(self, number: int) -> bool:
-        """Return whether the part is there."""
-        return self.folder is not None and self._path(number).exists()
-
-    def read(self, number: int) -> dict[str, np.ndarray]:
-        """Return the arrays of a part that is there."""
-        try:
-            with np.load(self._path(number), allow_pickle=False) as arrays:
-                return dict(arrays)
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-            raise StateError(
-                f"{self._path(number)}: a damaged part of a sweep ({error}); remove that file."
-            ) from None
-
-    def write(self, number: int, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep a part; a file is whole or not there."""
-        if self.folder is None:
-            return
-        buffer = io.BytesIO()
-        np.savez(buffer, **dict(arrays))  # pyright: ignore[reportArgumentType]
-        try:
-            # With the first part: a rule that turns out to need a loop has parts of another width.
-            if not self.about.exists():
-                write_atomically(self.about, json.dumps({"key": self.key, "width": self.width}))
-            write_atomically(self._path(number), buffer.getvalue())
-        except OSError as error:
-            raise StateError(f"{self.folder}: cannot keep parts of a sweep ({error}).") from None

@@ -7,7 +7,6 @@ those that are given stay unseen: they are for one evaluation of the best.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import pathlib
@@ -33,8 +32,8 @@ from nca_trader.machine import scratch, write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
-from nca_trader.runs.folder import open_folder
 from nca_trader.runs.manifest import now
+from nca_trader.runs.parts import Parts
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars
 
@@ -166,8 +165,7 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
-    # Through JSON once, as the file gives tuples back as lists.
-    open_folder(path, SETTINGS, json.loads(json.dumps(known)), "search")
+    Parts(path, SETTINGS, "search", known).begin()
     study = _study(path)
     with Progress(trials * seeds, "tune", "agents") as shown:
         # So that the time left is estimated from what is still to train.

@@ -33,13 +33,11 @@ from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
 from nca_trader.config.records import (
     CHECKSUM,
     RESTORE,
-    difference,
     read_json,
     record,
-    sealed,
     unsealed,
 )
-from nca_trader.errors import RunError, StateError, StoreError, argument
+from nca_trader.errors import RunError, StateError, StoreError
 from nca_trader.machine import HeldError, make_directory, take_lock, write_atomically
 from nca_trader.parallel import hosts
 
@@ -81,36 +79,6 @@ def make_folder(path: Place, texts: Mapping[str, str]) -> None:
     if path.exists() and not (path.is_dir() and all(map(left, path.iterdir()))):
         raise RunError(f"{path}: holds files of something else; choose another folder.")
     make_directory(path, 0o700)
-
-
-def open_folder(folder: pathlib.Path, name: str, known: Mapping[str, Any], what: str) -> None:
-    """Make the folder of work that can be resumed, or check that it holds the same work.
-
-    Args:
-      folder: of the work.
-      name: of the file that records its settings.
-      known: the settings, of JSON's types.
-      what: a word for the work, e.g. "walk-forward".
-
-    Raises:
-      RunError: it holds work of other settings, or other files.
-      StateError: it cannot be made, or its record was changed.
-    """
-    file = folder / name
-    if not file.exists():
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-            raise RunError(f"{folder}: holds files of something else; choose another folder.")
-        make_directory(folder)
-        write_atomically(file, sealed(known))
-        return
-    there, _ = unsealed(file.read_bytes(), str(file))
-    changed = difference(there, known)
-    if changed is not None:
-        key, was, asked = changed
-        raise RunError(
-            f"{folder}: a {what} of something else: {key} was {was!r} there and is {asked!r} now; "
-            f"choose another {argument('folder')}, or ask for the same."
-        )
 
 
 @contextlib.contextmanager

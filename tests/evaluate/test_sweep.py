@@ -273,19 +273,19 @@ def test_an_interrupted_sweep_resumes(tmp_path, monkeypatch):
         written.append(number)
         return keep(self, number, outcome)
 
-    keep = module.Store.write
-    monkeypatch.setattr(module.Store, "write", broken)
+    keep = module.Parts.write
+    monkeypatch.setattr(module.Parts, "write", broken)
     with pytest.raises(KeyboardInterrupt):
         nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     assert len(list(tmp_path.glob("part-*.npz"))) == 2
     again = []
     monkeypatch.setattr(
-        module.Store, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
+        module.Parts, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
     )
     table = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     np.testing.assert_array_equal(whole.to_numpy(), table.to_numpy())
     assert not set(again) & set(written) and len(again) + 2 == 5
-    with pytest.raises(nca.ConfigError, match="another sweep is there"):
+    with pytest.raises(nca.RunError, match="a sweep of something else: "):
         nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, resume=tmp_path)
 
 
@@ -302,14 +302,14 @@ def above(bars, n=5, scale=1.0):
 def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
     bars, grid = made(200), {"n": range(3, 30)}
     whole = nca.sweep(bars, above, grid, COSTS, trials=None)
-    kept = module.Store.write
+    kept = module.Parts.write
 
     def broken(self, number, arrays):
         if number == 3:
             raise KeyboardInterrupt
         kept(self, number, arrays)
 
-    monkeypatch.setattr(module.Store, "write", broken)
+    monkeypatch.setattr(module.Parts, "write", broken)
     with pytest.raises(KeyboardInterrupt):
         nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
     monkeypatch.undo()
@@ -330,7 +330,7 @@ def test_a_rule_with_other_values_inside_is_another_sweep(tmp_path):
     again = nca.sweep(bars, functools.partial(above, scale=0.5), grid, trials=None, resume=tmp_path)
     pd.testing.assert_frame_equal(again, table, check_exact=True)
     for other in (functools.partial(above, scale=0.6), above):
-        with pytest.raises(nca.ConfigError, match="another sweep is there"):
+        with pytest.raises(nca.RunError, match="a sweep of something else: "):
             nca.sweep(bars, other, grid, trials=None, resume=tmp_path)
 
 

@@ -10,40 +10,24 @@ A call with the same settings takes the folds that are there and computes the ot
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import pathlib
-import zipfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nca_trader.config import AgentConfig
-from nca_trader.config.records import RESTORE, plain, read_json
+from nca_trader.config.records import plain, read_json
 from nca_trader.errors import StateError
-from nca_trader.evaluate.identity import digest_of
+from nca_trader.evaluate.identity import identity
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup
-from nca_trader.machine import write_atomically
+from nca_trader.runs.parts import Parts
 
-FILE = "walkforward.json"
-CHECKED = "checked"
-
-
-def identity(subject: Any) -> Any:
-    """Describe a subject, so that a folder is not resumed with another one."""
-    if isinstance(subject, AgentConfig):
-        return plain(subject)
-    # A strategy has a name, a rule is a function, and a model may be any callable.
-    name = getattr(subject, "name", None) or getattr(
-        subject, "__qualname__", type(subject).__name__
-    )
-    return {"name": name, "sha256": digest_of(subject)}
+FILE, CHECKED = "walkforward.json", "checked"
 
 
 def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the numbers of a walk-forward, in the types of JSON."""
-    known = {
+    """Return what decides the numbers of a walk-forward."""
+    return {
         "bars": setup.bars.digest(),
         "symbols": list(setup.bars.symbols),
         "folds": [plain(fold) for fold in setup.folds],
@@ -57,21 +41,10 @@ def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
         "steps": setup.steps,
         **more,
     }
-    # As the file will give them back: tuples as lists.
-    return json.loads(json.dumps(known, default=str))
 
 
-def file_of(folder: pathlib.Path, number: int) -> pathlib.Path:
-    """Return the path of a fold's file."""
-    return folder / f"fold-{number:03}.npz"
-
-
-def write_fold(folder: pathlib.Path, number: int, fitted: Fitted) -> None:
-    """Write one fold, whole or not at all.
-
-    Raises:
-      StateError: it cannot be written.
-    """
+def arrays_of(fitted: Fitted) -> dict[str, Any]:
+    """Return one fold as arrays by name."""
     facts = {
         field.name: getattr(fitted, field.name)
         for field in dataclasses.fields(fitted)
@@ -80,25 +53,19 @@ def write_fold(folder: pathlib.Path, number: int, fitted: Fitted) -> None:
     arrays: dict[str, Any] = {"targets": fitted.targets, "facts": np.array(json.dumps(facts))}
     for seed, leaves in enumerate(fitted.leaves):
         arrays |= {f"seed {seed} {name}": leaf for name, leaf in leaves.items()}
-    # In memory first, since a file that is written piece by piece could be cut off.
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    write_atomically(file_of(folder, number), buffer.getvalue())
+    return arrays
 
 
-def read_fold(folder: pathlib.Path, number: int) -> Fitted | None:
+def read_fold(parts: Parts, number: int) -> Fitted | None:
     """Read one fold; None where it is not there yet.
 
     Raises:
       StateError: its file is damaged.
     """
-    file = file_of(folder, number)
-    if not file.exists():
+    found = parts.read(number)
+    if found is None:
         return None
     try:
-        # A zip file has a checksum of each array.
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in arrays.files}
         targets, text = found.pop("targets"), str(found.pop("facts"))
         leaves: list[dict[str, np.ndarray]] = []
         for key, leaf in found.items():
@@ -109,7 +76,7 @@ def read_fold(folder: pathlib.Path, number: int) -> Fitted | None:
             while len(leaves) <= int(seed):
                 leaves.append({})
             leaves[int(seed)][name] = leaf
-        return Fitted(targets=targets, leaves=tuple(leaves), **read_json(text, str(file)))
-    except (zipfile.BadZipFile, ValueError, KeyError, TypeError, EOFError, OSError) as error:
-        what = " ".join(str(error).split()) or type(error).__name__
-        raise StateError(f"{file}: not a fold ({what}); {RESTORE}, or delete it.") from None
+        facts = read_json(text, f"fold {number}")
+        return Fitted(targets=targets, leaves=tuple(leaves), **facts)
+    except (ValueError, KeyError, TypeError, StateError) as error:
+        raise parts.damaged(number, error) from None

@@ -55,8 +55,8 @@ from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials as trial_log
-from nca_trader.runs.folder import open_folder
 from nca_trader.runs.manifest import Run, now
+from nca_trader.runs.parts import Parts
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
@@ -292,18 +292,18 @@ class _Walk:
         more: dict[str, Any] = {}
         if self._agent:
             more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
-        if self._path is not None:
-            open_folder(self._path, stored.FILE, stored.settings(self.setup, more), "walk-forward")
-            for fold in self.setup.folds:
-                if (found := stored.read_fold(self._path, fold.number)) is not None:
-                    known[fold.number] = found
+        settings = {} if self._path is None else stored.settings(self.setup, more)
+        parts = Parts(self._path, stored.FILE, "walk-forward", settings, "fold")
+        parts.begin()
+        for fold in self.setup.folds:
+            if (found := stored.read_fold(parts, fold.number)) is not None:
+                known[fold.number] = found
         todo = [fold for fold in self.setup.folds if fold.number not in known]
         # So that the estimate of the time left is of what is still to do.
         shown.skip(len(known) * (self.seeds if self._agent else 1))
 
         def keep(number: int, fold: Fitted) -> None:
-            if self._path is not None:
-                stored.write_fold(self._path, number, fold)
+            parts.write(number, stored.arrays_of(fold))
             known[number] = fold
             self.done(number, fold)
 
