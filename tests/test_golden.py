@@ -56,8 +56,10 @@ def golden(root, pytestconfig):
         figures = {key: _plain(value) for key, value in figures.items()}
         # Written by the first of those that share figures; the others are compared with it.
         if rewrite and name not in written:
-            known[name] = figures
             written.add(name)
+            if name in known and figures == _near(known[name], tolerance):
+                return  # as it was, whose last digits stay
+            known[name] = figures
             path.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
         assert figures == _near(known[name], tolerance), name
 
