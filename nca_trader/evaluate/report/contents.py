@@ -182,7 +182,9 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """The sentences at the top of the page."""
+        """The sentences at the top of the page; of a walk-forward its own: a page has one."""
+        if self.walked:
+            return " ".join(filter(None, [self.walked, self.data_note]))
         tried = self.trials or Trials(count=0, test_touched=0)
         variance = tried.sharpe_variance
         if self.trials is None:
@@ -194,6 +196,11 @@ class Report:
             sharpe_variance=variance,
             note=self.data_note,
         )
+
+    @property
+    def walked(self) -> str:
+        """The verdict of the walk-forward whose folds the page shows; "" for none."""
+        return "" if self.folds is None else str(self.folds.attrs.get("verdict", ""))
 
     @property
     def label(self) -> str:

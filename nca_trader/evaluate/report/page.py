@@ -130,11 +130,6 @@ def report(
       'page.html'
     """
     path = page_path(path)
-    known = {} if sweep is None else sweep.attrs.get("search", {})
-    if run is None and known.get("trials", 0) > (result.tried or 0):
-        # A sweep has counted what its best combination was chosen from.
-        more = {"tried": known["trials"], "tried_variance": known["trials_variance"]}
-        result = dataclasses.replace(result, **more)
     index = result.equity.index
     after = bars.index.searchsorted(index[-1]) + 1
     # Baselines stop where the result did, which may be before the last bar.
@@ -143,7 +138,10 @@ def report(
         # At the result's own costs, fills and limits: otherwise the page would compare settings.
         baselines = backtest_baselines(bars, result, str(index[0]), stop)
         if run is None and sweep is not None:  # each combination is a trial, logged or not
-            result = dataclasses.replace(result, tried=max(result.tried or 0, len(sweep)))
+            known = {"trials": len(sweep), "trials_variance": 1.0} | sweep.attrs.get("search", {})
+            if known["trials"] > (result.tried or 0):
+                more = {"tried": known["trials"], "tried_variance": known["trials_variance"]}
+                result = dataclasses.replace(result, **more)
         shown = report_on(bars, result, baselines, run, command)
         shown = dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress)
         return write_report(path, shown)
@@ -215,7 +213,9 @@ def page(report: Report) -> str:
         ],
         relative=_relative(agent.metrics),
         sweep=None if report.sweep is None else sweep_section(report.sweep),
-        folds=None if report.folds is None else folds_section(report.folds),
+        folds=None
+        if report.folds is None
+        else folds_section(report.folds)._replace(verdict=""),  # it is at the top of the page
         stress=None if report.stress is None else stress_section(report.stress),
         training=[
             figures.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
