@@ -42,7 +42,7 @@ class Gate:
       sharpe: annual Sharpe ratios of the two; 0 for an account that never moves.
       difference: the agent's Sharpe ratio less the baseline's.
       bound: one-sided 95% lower bound of the difference; NaN where it is undefined.
-      most: one-sided 95% upper bound, likewise.
+      most: one-sided 95% upper bound, which lets the luckiest baseline pay; likewise.
       detectable: the difference that years like these show in 4 of 5 cases.
       years: of returns.
       fall: the deepest fall of a baseline from a high, a negative fraction of it.
@@ -178,8 +178,10 @@ def gate(
         # Recentred at what was found, so that the resamples have no advantage of their own.
         lucky = (again - found)[:, :split].max(axis=1)
         errors = lucky - (again[:, split:].max(axis=1) - found[split:].max())
-        low, high = (float(x) for x in np.quantile(errors, [1.0 - LEVEL, LEVEL]))
-        bound, most = apart - high, apart - low
+        high = float(np.quantile(errors, LEVEL))
+        # The best baseline was chosen among several, and here it is the one that may be lucky.
+        others = (again - found)[:, best] - (again - found)[:, split:].max(axis=1)
+        bound, most = apart - high, apart - float(np.quantile(others, 1.0 - LEVEL))
         detectable = high + POWER * float(errors.std(ddof=1))
     fall, fallen = 0.0, float(found[best])
     if len(rows) > 1:

@@ -48,6 +48,19 @@ def test_it_stops_what_is_equal_and_passes_what_is_better(gain, least, most):
     assert least <= passed <= most
 
 
+def test_an_agent_that_is_equal_to_several_baselines_is_seldom_called_worse():
+    """The best of five equals looks better than the agent: that it was chosen has its price."""
+    worse = naive = 0
+    for seed in range(40):
+        r = drawn(900 + seed, 6, (0.3,) * 6)
+        found = gate({"a": r[:, 0]}, {f"b{k}": r[:, k] for k in range(1, 6)}, YEAR, 300)
+        worse += found.worse
+        naive += found.difference + 1.645 * math.sqrt(2.0 / 6) < 0.0
+        assert found.bound < found.difference < found.most
+    # 2 of 40 are expected at most; 7 or more have a probability of .3%.
+    assert worse <= 6 and worse < naive
+
+
 def test_a_choice_among_many_agents_pays_for_its_luck():
     """20 agents without an edge: the best looks better, and seldom passes."""
     passed = lucky = 0
