@@ -137,5 +137,4 @@ PLANTS = {
     "years between": ("D025", years_later, "keep-gaps"),
     "split": ("D026", all_prices(0.5), "keep-jumps"),
     "reverse split": ("D026", all_prices(10.0), "keep-jumps"),
-    "value for volume": ("D028", exchange("volume", "value"), "swap-volume"),
 }

@@ -67,7 +67,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "repair": {
         "metavar": "NAMES",
         "help": "repairs of the file that are allowed, e.g. sort,drop-nan: sort, keep-first, "
-        "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, swap-volume, part-reuse, "
+        "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, part-reuse, "
         "keep-gaps, keep-jumps, unadjusted; without it a fault is refused",
     },
     "columns": {

@@ -26,10 +26,9 @@ REPAIRS = {
     "widen": "widen high and low until they take in open and close",
     "close-only": "take a missing open, high or low column from the close",
     "no-volume": "take missing volume as 0",
-    "swap-volume": "put volume back where price shows that it stands in the other column",
     "part-reuse": "of a symbol with half a year without bars, make each span an asset of its own",
     "keep-gaps": "take half a year without bars as a gap of one asset",
-    "keep-jumps": "take jumps of the price, and gaps as of swapped columns, as real",
+    "keep-jumps": "take jumps of the price as real",
     "unadjusted": "take prices as they stand where the file holds an adjustment as well",
 }
 # Pairs of repairs of one fault in two ways.

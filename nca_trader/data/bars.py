@@ -52,8 +52,7 @@ def read_bars(
     Columns bid and ask (or half_spread), dividend (or dividends; cash per unit, on the ex-date) and
     funding (or funding_rate; paid by a long position) are read as well: see `Bars`.
 
-    A file is read in chunks. In addition to the bars, memory is bounded, except for 8 bytes per row
-    of each further column of numbers.
+    A file is read in chunks, so that memory is bounded in addition to the bars.
 
     Prices are taken unchanged, unless `columns` names factors: a split factor multiplies open,
     high, low and close and divides volume; a dividend factor multiplies the four prices alone.

@@ -95,13 +95,7 @@ def test_columns_that_change_places_half_way_are_found(folder, seed, where):
     clean = market(seed, length=400, num_assets=1)
     row = int(where * clean.length)
     path = folder / "crossed.csv"
-    for first, second, code, repair in (
-        ("volume", "value", "D028", "swap-volume"),
-        ("volume", "interest", "D028", None),
-        ("open", "close", "D029", None),
-        ("high", "low", "D010", "drop-bad"),
-        ("volume", "close", "D011", None),
-    ):
+    for first, second, code in (("high", "low", "D010"), ("volume", "close", "D011")):
         cells = clean.cells.copy()
         i, j = HEADER.index(first), HEADER.index(second)
         cells[row:, [i, j]] = cells[row:, [j, i]]
@@ -109,14 +103,7 @@ def test_columns_that_change_places_half_way_are_found(folder, seed, where):
         said = refusal(path)
         found = re.search(rf"{code} line (\d+)", said)
         assert found, (first, second, said)
-        # Of open and close it takes a few bars to tell.
-        near = 5 if code == "D029" else 0
-        assert abs(int(found[1]) - (row + 2)) <= near, (first, second, row, said)
-        if repair == "swap-volume":
-            path.write_text(text_of(clean.cells))
-            want = read_bars(path).digest()
-            path.write_text(text_of(cells))
-            assert read_bars(path, repair=repair).digest() == want
+        assert int(found[1]) == row + 2, (first, second, row, said)
 
 
 @settings(max_examples=8, deadline=None)

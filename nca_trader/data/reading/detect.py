@@ -16,7 +16,6 @@ from nca_trader.data.reading.faults import (
     adjusted,
     repeated_rows,
     rows_that_stay,
-    volume_put_back,
 )
 from nca_trader.data.reading.forensic import Series
 from nca_trader.data.reading.parse import LONGEST, NUMBERS, is_name, spread_columns
@@ -55,22 +54,8 @@ def detect(table: Table, request: Request) -> list[Fault]:
     faults += time_faults(table.times, request.timezone) if table.times else []
     faults += value_faults(table) + factor_faults(table) + extra_faults(table)
     faults += line_faults(table)
-    # Each column is compared with the volume after the swaps found so far, so that a volume that
-    # belongs to one column is not found swapped with a second one.
-    volume = table["volume"]
     for name, value in table.others:
-        if name.lower().replace(" ", "_") not in forensic.ADJUSTMENTS:
-            found = forensic.volume_swapped(name, value, volume, table.columns)
-            if found is None:
-                continue
-            # Where only the place of the change is known, no repair can put the volume back.
-            remedy = "" if found.each_row else "Swap them on one side of it"
-            fixes = ("swap-volume",) if found.each_row else ()
-            values = value if found.each_row else None
-            fault = Fault(Code.D028, found.say, found.mask, remedy, fixes, values=values)
-            volume = volume_put_back(volume, [fault], request.repairs)
-            faults.append(fault)
-        elif not table.columns.keys() & FACTORS:
+        if not table.columns.keys() & FACTORS:
             mask, use = forensic.unadjusted(name, value, table["close"], table["symbol"])
             if mask.any():
                 say = f"{name} = {value[mask][0]:.6g} adjusts the prices, which are taken as they "
@@ -91,7 +76,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
     for fault in faults:
         if fault.mask is not None and fault.code in ROW_FAULTS:
             sound = sound & ~fault.mask
-    columns = adjusted(table.columns | {"volume": volume}, stays)
+    columns = adjusted(table.columns, stays)
     return faults + between + series_faults(columns, table.symbols, sound)
 
 
@@ -370,17 +355,4 @@ def series_faults(
     at, say = forensic.jump_fault(bars, symbols)
     example = argument("columns", "split=COLUMN")
     add(Code.D026, at, say, remedy=f"{Code.D026.remedy}, e.g. {example}")
-    for name in ("high", "low"):
-        at = forensic.range_volume_swapped(bars, name)
-        say = f"{name} and volume look swapped: the volume is of the size of the price, and the "
-        add(Code.D028, at, f"{say}{name} isn't")
-        if len(at):
-            break
-    at = forensic.open_close_swapped(bars)
-    say = f"open and close look swapped from about here, for {len(at):,} bars: the closes, "
-    add(Code.D029, at, f"{say}not the opens, continue the price of the bar before")
-    at = forensic.assets_swapped(bars) if len(symbols) > 1 else at[:0]
-    name = symbols[bars.code[at[0]]] if len(at) else ""
-    say = f"{name} continues the price of another asset, and that asset its price: their columns "
-    add(Code.D029, at, f"{say}look swapped from here, or up to here")
     return faults

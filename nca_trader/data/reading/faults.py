@@ -62,8 +62,6 @@ class Code(enum.Enum):
     D025 = "half a year without bars", "Give each its own symbol", "part-reuse", "keep-gaps"
     D026 = "the price jumps between two bars", "Correct the prices, or adjust splits", "keep-jumps"
     D027 = "the file holds an adjustment that is not applied", "Apply it", "unadjusted"
-    D028 = "volume and another column are swapped", "Swap them there", "keep-jumps"
-    D029 = "open and close, or two assets, are swapped", "Swap them there", "keep-jumps"
     D030 = "an adjustment factor cannot be used", "Correct or remove the row", "drop-bad"
     D031 = "the quotes are crossed: bid above ask", "Correct or remove the row", "drop-bad"
     D032 = "dividends are given twice", "Leave the factor out, or the cash"
@@ -80,7 +78,6 @@ class Fault(NamedTuple):
       remedy: in place of the code's; or "".
       repairs: in place of the code's, the first that was asked for is applied; or None.
       about: the column, or "".
-      values: `[rows]` the right volume of the faulty rows, where that is known.
     """
 
     code: Code
@@ -89,7 +86,6 @@ class Fault(NamedTuple):
     remedy: str = ""
     repairs: tuple[str, ...] | None = None
     about: str = ""
-    values: np.ndarray | None = None
 
     @property
     def fixes(self) -> tuple[str, ...]:
@@ -133,7 +129,7 @@ class Table:
       columns: `[rows]` each: time datetime64[ns] in UTC, symbol int32 (a place in `symbols`),
         present bool, and float64 open, high, low, close, volume, and what else the file has.
       symbols: the assets' names, in the order of the file.
-      others: name and float64 values `[rows]` of each further column that holds numbers alone.
+      others: name and float64 values `[rows]` of each column of adjustments that is not applied.
       place: `[rows]` int32, the line or row of the file.
       unit: "line" or "row".
       wide: whether a line holds several assets.
@@ -262,8 +258,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
         stays &= ~repeated_rows(table, stays, repairs)
     if not stays.any():
         raise refusal(table.name, Code.D002, "no row is left after the repairs", "Correct the rows")
-    # A volume that was swapped comes first: adjustment divides the right one by the split.
-    columns = table.columns | {"volume": volume_put_back(table["volume"], faults, repairs)}
+    columns = dict(table.columns)
     if not stays.all():
         columns = {name: column[stays] for name, column in columns.items()}
     if "widen" in repairs:
@@ -298,16 +293,6 @@ def repeated_rows(
     mask = np.zeros(len(table), dtype=bool)
     mask[among] = keys.duplicated(keep="last" if "keep-last" in repairs else "first")
     return mask
-
-
-def volume_put_back(
-    volume: np.ndarray, faults: Iterable[Fault], repairs: frozenset[str]
-) -> np.ndarray:
-    """Return `[rows]` the volume, from the other column where it was swapped with it."""
-    for fault in faults:
-        if fault.mask is not None and fault.values is not None and fault.fixed_by(repairs):
-            volume = np.where(fault.mask, fault.values, volume)
-    return volume
 
 
 def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,8 +1,4 @@
-"""Finds faults that no row shows alone: jumps, and columns that are swapped for some bars.
-
-Swapping any two of open, high, low and close breaks a single bar, as no open or close is above the
-high or below the low. The exception is open and close: such a bar looks like any other. Only the
-next open shows it, because it continues from the open before and not from the close.
+"""Finds faults that no row shows alone: jumps, long gaps, and adjustments that are not applied.
 
 Every function takes the bars of all symbols in order of symbol and time, and returns places in
 that order.
@@ -10,8 +6,6 @@ that order.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +13,6 @@ import pandas as pd
 
 REUSE = np.timedelta64(180, "D")  # without bars, at least
 CHANGES = 1e-3  # relative: adjusted closes are rounded
-BLOCK = 1 << 16  # rows examined together: temporary arrays stay small, and medians local
 JUMP = np.log(1.8)  # at least, and
 JUMP_MOVES = 25  # times the symbol's median move: wild symbols jump higher
 RATIOS = (  # shares after and before, of the splits that are common
@@ -32,11 +25,6 @@ AROUND = 50  # bars before and after, at most
 QUIET = 12.0  # or this part of the jump: a price that opens a third lower on news moves on by more
 CALM = 3.0  # times the range of the bars around, at most: news moves a price within the bar too
 BUSY = 2.5  # times the volume of the bars before, at most
-EVIDENCE = 20.0  # natural logarithms; clean files reach 15, see docs/lab-notes/bar-files.md
-FINE = 0.05  # quantile of the bars' bodies, and part of the median one: smaller gaps show no more
-MIRRORED = 10.0  # times an asset's median move from close to close: a jump that another mirrors
-NEAR = 0.25  # of that jump: how far from the other asset's price it ends, at most
-FAR = 0.4  # as a logarithm, at least: of a high or a low from the open and the close of its bar
 # Columns of vendors that hold adjusted prices or factors for them.
 ADJUSTMENTS = {
     "split_factor", "price_factor", "adj_close", "adjclose", "adjusted_close", "ajexdi",
@@ -65,23 +53,6 @@ class Series(NamedTuple):
     def inside(self) -> np.ndarray:
         """`[n - 1]` bool, whether the next bar is of the same symbol and span."""
         return (self.code[1:] == self.code[:-1]) & (np.diff(self.time) <= REUSE)
-
-
-def symbol_ends(code: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield where each symbol's bars begin and end."""
-    cuts = (np.flatnonzero(code[1:] != code[:-1]) + 1).tolist()
-    return itertools.pairwise([0, *cuts, len(code)])
-
-
-def blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the ends of pieces of at most BLOCK bars."""
-    return ((start, min(start + BLOCK, end)) for start in range(begin, end, BLOCK))
-
-
-def logs(*prices: np.ndarray) -> list[np.ndarray]:
-    """Return natural logarithms; NaN or infinite, without a warning, where there is none."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return [np.log(price) for price in prices]
 
 
 def jump_fault(bars: Series, names: list[str]) -> tuple[np.ndarray, str]:
@@ -118,7 +89,8 @@ def jumps(bars: Series) -> np.ndarray:
     found: set[int] = set()
     high = places[is_far(gaps[places], 0.0)]
     if len(high):
-        move = np.abs(np.diff(logs(bars.close)[0]))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            move = np.abs(np.diff(np.log(bars.close)))
         far = is_far(gaps[high], _typical(move, inside, bars.code)[high])
         found.update((high[far] + 1).tolist())
     ratios = np.log([after / before for after, before in RATIOS])
@@ -176,117 +148,6 @@ def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
     return bool(volume[at] <= more * max(BUSY * np.median(known), 1.5 * np.percentile(known, 95)))
 
 
-def open_close_swapped(bars: Series) -> np.ndarray:
-    """Return places of bars that swapped opens and close explain best.
-
-    For each symbol it finds at most one stretch of bars: the one with the most evidence, if that
-    reaches EVIDENCE.
-    """
-    found = [np.zeros(0, dtype=int)]
-    inside = bars.inside
-    for begin, end in symbol_ends(bars.code):
-        evidence, first, last = best_stretch(bars, inside, begin, end)
-        if evidence > EVIDENCE:
-            found.append(np.arange(first, last + 1))
-    return np.concatenate(found)
-
-
-def best_stretch(bars: Series, inside: np.ndarray, begin: int, end: int) -> tuple[float, int, int]:
-    """Return the most evidence for a stretch of the bars from `begin` to `end`, and its ends.
-
-    From each bar to the next a price moves by d; the evidence is the sum of log(1 + d / typical)
-    with columns as they stand, less that with the stretch's columns swapped back: a maximum of
-    prefix sums over the pairs of its ends (Kadane), the moves into and out of it counted as well.
-    """
-    most = (0.0, begin, begin)
-    into, since, total = -np.inf, begin, 0.0  # the best begin so far, and the sum up to this block
-    for start, stop in blocks(begin, end):
-        # Moves into this block's bars, and out of its last one.
-        part = slice(max(start - 1, begin), min(stop + 1, end))
-        as_is, swapped, enter, leave = _moves(bars, inside, part)
-        front, back = int(start == begin), int(stop == end)
-        gained = np.pad(as_is - swapped, (front, 0))[: stop - start]
-        entering = np.pad(as_is - enter, (front, 0))[: stop - start]
-        leaving = np.pad(as_is - leave, (0, back))[1 - front :][: stop - start]
-        sums = total + np.cumsum(gained)
-        entered = entering - sums
-        best = np.maximum(np.maximum.accumulate(entered), into)
-        whole = best + sums + leaving
-        last = int(np.argmax(whole))
-        at = int(np.argmax(entered[: last + 1]))
-        if whole[last] > most[0]:
-            most = float(whole[last]), start + at if entered[at] >= into else since, start + last
-        if entered.max() > into:
-            into, since = float(entered.max()), start + int(np.argmax(entered))
-        total = float(sums[-1])
-    return most
-
-
-def _moves(bars: Series, inside: np.ndarray, part: slice) -> list[np.ndarray]:
-    """Return `[m - 1]` log(1 + d / typical) of the moves between bars in four ways.
-
-    These are close to open, open to close, close to close and open to open. The typical move is
-    of the smaller of the first two, which swapping does not change.
-    """
-    o, c = logs(bars.open[part], bars.close[part])
-    between = inside[part.start : part.stop - 1]
-    pairs = (o[1:], c[:-1]), (c[1:], o[:-1]), (c[1:], c[:-1]), (o[1:], o[:-1])
-    moves = [np.where(between, np.nan_to_num(np.abs(a - b)), 0.0) for a, b in pairs]
-    usual = np.median(np.minimum(moves[0], moves[1])) if len(between) else 0.0
-    body = np.abs(c - o)
-    fine = 0.0
-    if len(body := body[body > 0.0]):
-        # In a quiet hour a price moves up and down by one tick, which is not evidence.
-        fine = max(np.quantile(body, FINE), FINE * np.median(body))
-    typical = max(float(usual), float(fine)) or 1.0
-    return [np.log1p(move / typical) for move in moves]
-
-
-def assets_swapped(bars: Series) -> np.ndarray:
-    """Return places where two assets jump to each other's price at the same time."""
-    jumped = []
-    inside = bars.inside
-    for begin, end in symbol_ends(bars.code):
-        for start, stop in blocks(begin, end - 1):
-            o, c = logs(bars.open[start : stop + 1], bars.close[start : stop + 1])
-            gap = np.where(inside[start:stop], np.abs(o[1:] - c[:-1]), 0.0)
-            usual = np.nanmedian(np.abs(np.diff(c)))
-            jumped.append(np.flatnonzero(gap > MIRRORED * max(usual, 1e-12)) + start + 1)
-    at = np.concatenate([np.zeros(0, dtype=int), *jumped])
-    before, after = logs(bars.close[at - 1], bars.open[at])
-    found = []
-    for same in pd.Series(at).groupby(bars.time[at]).indices.values():
-        same = np.asarray(same)
-        order = same[np.argsort(before[same])]
-        for i in same:
-            # The asset whose price before is nearest to this one's after.
-            place = int(np.searchsorted(before[order], after[i]))
-            for j in order[max(place - 1, 0) : place + 1]:
-                size = NEAR * min(abs(after[i] - before[i]), abs(after[j] - before[j]))
-                if j != i and max(abs(after[i] - before[j]), abs(after[j] - before[i])) < size:
-                    found.append(at[i])
-    return np.unique(np.array(found, dtype=int))
-
-
-def range_volume_swapped(bars: Series, name: str) -> np.ndarray:
-    """Return places where the column `name`, high or low, hold the volume.
-
-    There it is far from open and close, and the volume ends near them on the right side.
-    """
-    side = 1.0 if name == "high" else -1.0  # for the low the logarithms are negated
-    found = [np.zeros(0, dtype=int)]
-    for begin, end in symbol_ends(bars.code):
-        for start, stop in blocks(begin, end):
-            part = slice(start, stop)
-            columns = (bars.open, bars.close, bars.volume, getattr(bars, name))
-            o, c, v, edge = (side * log for log in logs(*(column[part] for column in columns)))
-            top = np.maximum(o, c)
-            out = edge - top
-            far = out > np.maximum(FAR, MIRRORED * np.nanmedian(out))
-            found.append(np.flatnonzero(far & (v >= top) & (v - top < NEAR * out)) + start)
-    return np.concatenate(found)
-
-
 def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarray:
     """Return places of the first bar after half a year without a row.
 
@@ -318,52 +179,3 @@ def unadjusted(
     mask = np.concatenate(([False], moved & (symbol[1:] == symbol[:-1])))
     use = "split=1/ajexdi" if kind == "ajexdi" else f"dividend={name}{'/close' * ratio}"
     return mask, f"split={name}" if kind == "split_factor" else use
-
-
-class Crossing(NamedTuple):
-    """Rows `mask` at which the volume and another column are swapped, or change places.
-
-    `each_row` is True where `mask` holds every swapped row, False where it holds the places of
-    the change alone.
-    """
-
-    mask: np.ndarray
-    say: str
-    each_row: bool
-
-
-def volume_swapped(
-    name: str, value: np.ndarray, volume: np.ndarray, bars: dict[str, np.ndarray]
-) -> Crossing | None:
-    """Find rows whose volume is in another column `[rows]`, or where two columns cross.
-
-    A column of traded value, volume times price, shows it row by row. For any other column only the
-    place is known at which two columns of different sizes are swapped.
-    """
-    close = bars["close"]
-    rows = np.flatnonzero((volume > 0) & (value > 0) & (close > 0) & bars["present"])
-    if len(rows) < 2:
-        return None
-    mask = np.zeros(len(value), dtype=bool)
-    more, price = logs(value[rows], close[rows])
-    more -= np.log(volume[rows])
-    with np.errstate(all="ignore"):
-        edge = np.log(bars["high"][rows] / bars["low"][rows]) + 0.02
-    straight, swapped = np.abs(more - price), np.abs(-more - price)
-    if ((straight <= edge) | (swapped <= edge)).mean() >= 0.8:
-        mask[rows] = swapped + 0.5 < straight
-        if not mask.any():
-            return None
-        row = int(np.argmax(mask))
-        say = f"volume {volume[row]:.8g} and {name} {value[row]:.8g} are swapped: the second "
-        say += "times the price is the first"
-        return Crossing(mask, say, True)
-    sign = np.sign(more).astype(np.int8) * (np.abs(more) > np.log(10.0))
-    flips = np.flatnonzero(sign[1:] != sign[:-1])
-    ups, downs = (sign > 0).mean(), (sign < 0).mean()
-    if 0 < len(flips) <= 5 and min(ups, downs) > 0.02 and ups + downs == 1.0:
-        size = np.abs(more)
-        if abs(np.median(size[sign > 0]) - np.median(size[sign < 0])) < 1.0:
-            mask[rows[flips + 1]] = True
-            return Crossing(mask, f"volume and {name} change places here", False)
-    return None

@@ -1,8 +1,7 @@
 """Parses a file into one table of numbers, one row per asset and time.
 
 A chunk's text is not kept, except for a few cells that are not numbers, which messages name. Memory
-thus depends only on the number of bars and of further columns of numbers. Those are kept because
-one may have changed places with the volume.
+thus depends only on the number of bars.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from nca_trader.data.reading.faults import (
     refusal,
     refuse,
 )
+from nca_trader.data.reading.forensic import ADJUSTMENTS
 from nca_trader.data.reading.formats import Chunk, canonical, load
 from nca_trader.data.reading.times import Growing, TimeReader, holds_numbers
 from nca_trader.errors import argument
@@ -263,7 +263,8 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
             columns.setdefault(key, Growing(array.dtype)).add(array)
         rest = arranged.others if taken.all() else arranged.others[taken]
         for i, (label, column) in enumerate(rest.items()):
-            if pd.api.types.is_numeric_dtype(column.dtype):
+            adjusts = str(label).strip().lower().replace(" ", "_") in ADJUSTMENTS
+            if adjusts and pd.api.types.is_numeric_dtype(column.dtype):
                 values = column.to_numpy(np.float64, na_value=np.nan)
                 others.setdefault((i, str(label).strip()), Growing(float)).add(values)
         times.add(raw["time"])
