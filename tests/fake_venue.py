@@ -21,10 +21,21 @@ UNCLEAR = [
     ("hang-after", "timeout", True), ("hang-before", "timeout", False),
     ("reset-after", "connection", True), ("reset-before", "connection", False),
     ("html-after", "unreadable-body", True), ("empty-after", "unreadable-body", True),
+    ("deep-after", "unreadable-body", True), ("deep500-after", "unreadable-body", True),
     ("drip", "timeout", True), ("redirect-before", "redirected", False),
 ]  # fmt: skip
-UNREAD = ["500", "hang-before", "reset-before", "html", "empty", "429"]  # of a question
+UNREAD = [
+    "500",
+    "hang-before",
+    "reset-before",
+    "html",
+    "empty",
+    "429",
+    "deep",
+    "deep500",
+]  # of a question
 HTML = b"<html><body>Bad gateway</body></html>"
+DEEP = b"[" * 50_000 + b"]" * 50_000
 HANG = 1.5  # seconds, longer than the clients of the tests wait
 
 
@@ -110,6 +121,8 @@ class FakeVenue:
             status, raw = 200, HTML
         elif kind == "empty":
             raw = b""
+        elif kind.startswith("deep"):
+            status, raw = int(kind.removeprefix("deep") or 200), DEEP
         elif kind == "html404":
             status, raw = 404, HTML
         elif kind == "429":

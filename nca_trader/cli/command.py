@@ -86,8 +86,8 @@ class Parser(argparse.ArgumentParser):
         if name not in COMMANDS:
             return super().format_help()
         # `watch --every` is another option of the same name.
-        shared = [a for a in options if a.help == SHARED.get(_name(a), {}).get("help")]
-        reading = [a for a in shared if _name(a) in READING]
+        shared = [a for a in options if a.help == SHARED.get(a.dest, {}).get("help")]
+        reading = [a for a in shared if a.dest in READING]
         account = [a for a in options if _name(a) in ACCOUNT and not a.required]
         others = [a for a in options if a not in reading and a not in account]
         order = {word: number for number, word in enumerate(FIRST)}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import re
 import shlex
 import warnings
 from typing import Any
 
+from nca_trader.config.records import loads
 from nca_trader.errors import ConfigError, argument, options_named
 
 # The options of `read_bars`, the same for every command that reads a bar file.
-READING = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every")
+READING = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every", "memory_gb")
 # The options of an account, the same for every command that trades.
 ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
 SHARED: dict[str, dict[str, Any]] = {
@@ -79,6 +79,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "dates": {"choices": ("dmy", "mdy"), "help": "the order in 01/02/2018"},
     "decimal": {"choices": (".", ","), "help": "the decimal sign of a CSV"},
     "every": {"metavar": "LENGTH", "help": "e.g. 1min, 1h, 1d: gaps of trading are missing bars"},
+    "memory_gb": {"type": float, "metavar": "GIB", "help": "memory of reading a file, at most (2)"},
 }
 
 
@@ -91,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[st
       **changes: options that differ here, e.g. `env={"required": True}`.
     """
     for name in (*names, *changes):
-        parser.add_argument(f"--{name}", **SHARED[name] | changes.get(name, {}))
+        parser.add_argument(f"--{name.replace('_', '-')}", **SHARED[name] | changes.get(name, {}))
 
 
 def add_old_name(parser: Any, old: str, new: str, kind: type) -> None:
@@ -164,7 +165,7 @@ def _named(texts: list[str] | None, option: str, example: str) -> dict[str, Any]
             raise ConfigError(f"--{option} {text}: {name} is given twice; give it once.")
         try:
             # JSON decides the type: 10 is a number, true a truth value, abc a text.
-            found[name] = json.loads(value)
+            found[name] = loads(value)
         except ValueError:
             found[name] = value
     return found

@@ -226,6 +226,7 @@ KINDS_WITH = {
 NEIGHBOURS = ("none", "ring", "nearest", "all")
 # Far above what trains: a mistyped or damaged number would take all memory or never end.
 MAX_STEPS, MAX_WIDTH = 1024, 1 << 16
+MAX_AGENTS = 4096  # of a run, whose file may hold any number
 MAX_NEIGHBOURS = 16  # that an environment ranks for each asset
 LEAST_SEEDS = 3  # of a demo and a walk-forward: one agent does not show how much a seed matters
 
@@ -564,7 +565,7 @@ class AgentConfig:
     selection: SelectionConfig = SelectionConfig()
 
     def __post_init__(self):
-        refuse(whole(self, 1, "num_seeds"), one_of(self, "ensemble", ENSEMBLES))
+        refuse(whole(self, 1, "num_seeds", most=MAX_AGENTS), one_of(self, "ensemble", ENSEMBLES))
         if (self.population.ranged or self.population.every) and self.num_seeds < 2:
             refuse("population is of several agents; give num_seeds, e.g. 8.")
         # A rule of two tables, so neither can check it by itself.

@@ -100,7 +100,9 @@ def multiple(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
 def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
     """Check that `value` divides `of`."""
     if of % value:
-        divisors = [d for d in range(1, of + 1) if of % d == 0]
+        # In pairs, and not all of a huge number, which a file may hold.
+        low = (d for d in range(1, min(math.isqrt(of), 1 << 16) + 1) if of % d == 0)
+        divisors = sorted(each for d in low for each in (d, of // d))
         near = min(divisors, key=lambda d: abs(d - value))
         yield f"{name}={value} does not divide {of_name}={of}; the nearest that does is {near}."
 

@@ -10,6 +10,7 @@ import difflib
 import re
 import zoneinfo
 from collections.abc import Collection, Iterable, Mapping
+from numbers import Real
 
 import numpy as np
 
@@ -37,6 +38,7 @@ FIELDS = ("open", "high", "low", "close", "volume")
 SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
 INCOME = ("cash_dividend", "funding")
 ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
+MEMORY_GB = 2.0  # of memory that reading takes, beside the program, where no other bound is given
 DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 
 
@@ -100,6 +102,18 @@ def parse_step(every: str | None) -> np.timedelta64 | None:
     if not isinstance(step, pd.Timedelta) or not pd.Timedelta(0) < step <= day or day % step:
         raise BarError(f"every={every!r} must divide a day evenly, e.g. 1min, 1h.")
     return step.to_timedelta64().astype("timedelta64[ns]")
+
+
+def parse_memory(memory_gb: float | None) -> float:
+    """Return the GiB of memory that reading may take.
+
+    Raises:
+      BarError: it is not a number above 0.
+    """
+    expect("memory_gb", memory_gb, Real | None, "a number, e.g. 4")
+    if memory_gb is not None and not memory_gb > 0.0:
+        raise BarError(f"{argument('memory_gb', memory_gb)} must be above 0, e.g. 4.")
+    return MEMORY_GB if memory_gb is None else float(memory_gb)
 
 
 def refuse_times(timezone: str | None, dates: str | None) -> None:

@@ -18,7 +18,7 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from nca_trader.config.ranges import nearest
@@ -31,6 +31,18 @@ EXAMPLES = {int: "1, 2", float: "0.5, 1.0", str: '"one", "two"', bool: "true, fa
 INTEGERS = range(-(2**63), 2**63)  # those of TOML and of every array
 SHOWN = 60  # characters of a wrong value that a message repeats
 CHECKSUM, BLANK = "checksum", "0" * 64  # the blank is as long as a SHA-256 in hexadecimal
+
+
+def loads(text: str | bytes, parse_int: Callable[[str], int] | None = None) -> Any:
+    """Parse JSON.
+
+    Raises:
+      ValueError: `text` is not JSON, or is nested too deeply for Python.
+    """
+    try:
+        return json.loads(text, parse_int=parse_int)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:
@@ -46,8 +58,8 @@ def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:
     """
     try:
         text = content if isinstance(content, str) else content.decode()
-        return json.loads(text, parse_int=lambda digits: _narrow(int(digits)))
-    except (ValueError, RecursionError) as error:
+        return loads(text, lambda digits: _narrow(int(digits)))
+    except ValueError as error:
         raise StateError(f"{source}: not JSON ({_reason(error)}); {remedy}.") from None
 
 

@@ -16,15 +16,29 @@ import pandas as pd
 from nca_trader.cloud import CloudPath
 from nca_trader.config.extensions import called, is_source, load
 from nca_trader.config.ranges import described, expect
-from nca_trader.config.reading import parse_columns, parse_repair, parse_step
+from nca_trader.config.reading import (
+    MEMORY_GB,
+    parse_columns,
+    parse_memory,
+    parse_repair,
+    parse_step,
+)
 from nca_trader.data.calendar import DAY, Sessions, bar_length, expected_times
 from nca_trader.data.reading.detect import detect, extra_faults, value_faults
-from nca_trader.data.reading.faults import Request, Table, note_of, refuse
+from nca_trader.data.reading.faults import (
+    ROW_BYTES,
+    Request,
+    Table,
+    note_of,
+    refuse,
+    refuse_large,
+)
 from nca_trader.data.reading.faults import repair as repaired
 from nca_trader.data.reading.parse import parse
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import EXTRAS, PRICES, Bars
 
+TIME_BYTES = 64  # of memory that a time takes while the trading hours are found, about
 # A spreadsheet runs a cell that begins with one of these; the last four are wide forms.
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
@@ -39,6 +53,7 @@ def read_bars(
     dates: str | None = None,
     decimal: str | None = None,
     every: str | None = None,
+    memory_gb: float | None = None,
 ) -> Bars:
     """Read bars from a CSV (any delimiter, .gz, .zip), Parquet or Feather file, or a DataFrame.
 
@@ -76,6 +91,8 @@ def read_bars(
       decimal: "," or "." of a CSV, where its numbers do not show it.
       every: the bars' length, e.g. "1min", "1h", "1d". Times of the file's own trading hours (see
         `calendar.expected_times`) at which no asset has a bar then become missing bars.
+      memory_gb: GiB of memory that reading may take; None: 2. A small file can unpack to far more,
+        and is refused before it does (D034).
 
     Returns:
       Bars `[N, A]` in order of time; `note` says what was repaired or adjusted.
@@ -99,20 +116,22 @@ def read_bars(
             bars = given.select(*wanted)
         else:
             how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
-            bars = read_bars(given, symbol, timezone, repair, every=every, **how)
+            how |= {"every": every, "memory_gb": memory_gb}
+            bars = read_bars(given, symbol, timezone, repair, **how)
         # The record of a run says where its bars came from.
         return dataclasses.replace(bars, source=source)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
     wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
     repairs, step = parse_repair(repair), parse_step(every)
-    request = Request(parse_columns(columns), timezone, dates, decimal, wanted, repairs)
+    most = parse_memory(memory_gb)
+    request = Request(parse_columns(columns), timezone, dates, decimal, wanted, repairs, most)
     # Each step takes the result of the last one; only `assemble` uses it up.
     table = parse(source, request)
     faults = detect(table, request)
     refuse(table.name, faults, repairs, table.where)
     table = repaired(table, faults, repairs)
-    bars = assemble(table, step, timezone, note_of(table, faults, repairs))
+    bars = assemble(table, step, timezone, note_of(table, faults, repairs), most)
     return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
 
 
@@ -210,7 +229,13 @@ def validate(bars: Bars) -> None:
     refuse(table.name, faults, (), lambda i: f"row {i // width}, {names[i % width]}")
 
 
-def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, note: str) -> Bars:
+def assemble(
+    table: Table,
+    step: np.timedelta64 | None,
+    timezone: str | None,
+    note: str,
+    memory_gb: float = MEMORY_GB,
+) -> Bars:
     """Put rows, in any order, on one time axis.
 
     Args:
@@ -218,6 +243,10 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
       step: the bars' length, to make gaps in the trading hours missing bars; or None.
       timezone: the zone of the trading hours.
       note: the `Bars.note`.
+      memory_gb: GiB that the bars may take.
+
+    Raises:
+      BarError: with the missing bars they would take more.
     """
     columns = table.columns
     # Repairs may have dropped every row of a symbol.
@@ -232,10 +261,16 @@ def assemble(table: Table, step: np.timedelta64 | None, timezone: str | None, no
     else:
         time, at = np.unique(own, return_inverse=True)
     if step is not None:
+        # Two rows a century apart would have billions of times between them.
+        steps = int((time[-1] - time[0]) / step) + 1
+        what = f"{steps:,} times from the first bar to the last"
+        refuse_large(table.name, what, steps * TIME_BYTES, memory_gb)
         grown = np.union1d(time, expected_times(time, step, timezone))
         at = np.searchsorted(grown, time)[at]
         time = grown
     shape = (len(time), len(symbols))
+    what = f"{len(symbols):,} assets at {len(time):,} times"
+    refuse_large(table.name, what, shape[0] * shape[1] * ROW_BYTES, memory_gb)
 
     # Each column is popped when its grid is made, so that not all are in memory twice.
     def grid(values: np.ndarray, fill: float | bool) -> np.ndarray:

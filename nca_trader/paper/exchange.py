@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nca_trader.config.ranges import nearest
+from nca_trader.config.records import loads
 from nca_trader.envs.account.state import Quote, Rules, next_legs
 from nca_trader.errors import ConfigError, StateError, argument
 from nca_trader.paper.broker import SimulatedBroker
@@ -176,7 +177,7 @@ class Exchange:
                 "name another journal."
             ) from error
         if found:
-            self._state = json.loads(found[0])
+            self._state = loads(found[0])
             if {name: self._state[name] for name in about} != about:
                 raise ConfigError(
                     f"{self.path}: holds the books of {', '.join(self._state['symbols'])} and "

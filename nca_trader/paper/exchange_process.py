@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nca_trader.config.records import plain
+from nca_trader.config.records import loads, plain
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, NcaTraderError, StateError
 from nca_trader.machine import HeldError, take_lock, write_atomically
@@ -108,7 +108,7 @@ class Server:
     def _serve_one(self, connection: socket.socket, line: bytes) -> None:
         self._clock.sleep(self._exchange.faults.latency)
         try:
-            method, *args = json.loads(line)
+            method, *args = loads(line)
             answer = {"result": self._result(method, args)}
         except (NcaTraderError, ValueError, TypeError, KeyError) as error:
             answer = {"error": f"the exchange refused {line[:200]!r}: {error}"}
@@ -197,7 +197,7 @@ def start_exchange(
 def _running(address: Path, digest: str, timeout: float) -> RemoteExchange | None:
     """Return the process that answers at an address, if it has these settings."""
     with contextlib.suppress(OSError, ValueError, KeyError, Unreachable):
-        found = RemoteExchange(json.loads(address.read_text())["socket"], timeout)
+        found = RemoteExchange(loads(address.read_text())["socket"], timeout)
         if found.greet()["digest"] == digest:
             return found
         found.stop()
@@ -209,7 +209,7 @@ def _replace(address: Path, lock: Path) -> None:
     for number in (None, signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(OSError, ValueError, KeyError):
             if number is not None:
-                about = json.loads(address.read_text())
+                about = loads(address.read_text())
                 # The lock says who holds it: another process may have that number by now.
                 if f"process {about['pid']} on " in lock.read_text():
                     os.kill(about["pid"], number)
@@ -272,7 +272,7 @@ def _within(seconds: float, done: Callable[[], bool], clock: Clock | None = None
 
 def main() -> int:
     """Serve the exchange that the settings on stdin describe."""
-    settings = json.load(sys.stdin)
+    settings = loads(sys.stdin.read())
     books = Path(settings["books"])
     folder = tempfile.mkdtemp(prefix="nca-exchange.")  # 0700, and short enough for a socket's name
     try:
@@ -406,7 +406,7 @@ class RemoteExchange:
             self._left += more
         line, _, self._left = self._left.partition(b"\n")
         try:
-            return json.loads(line)
+            return loads(line)
         except ValueError:
             raise ConnectionResetError("the exchange's answer is not JSON") from None
 

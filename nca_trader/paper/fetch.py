@@ -11,6 +11,7 @@ from typing import Any
 
 from nca_trader.config.ranges import moment
 from nca_trader.config.reading import parse_step
+from nca_trader.config.records import loads
 from nca_trader.data.bars import write_bars
 from nca_trader.data.calendar import EVERY_DAY
 from nca_trader.errors import BarError, ConfigError, StateError, argument
@@ -165,7 +166,7 @@ def _resumed(partial: pathlib.Path, about: dict[str, Any]) -> tuple[dict[str, An
     for line in lines:
         at += len(line)
         try:
-            item: Any = json.loads(line) if line.endswith(b"\n") else None
+            item: Any = loads(line) if line.endswith(b"\n") else None
             if not head:
                 head.update(item)
             elif item[0] == DONE:

@@ -22,6 +22,7 @@ from requests.adapters import HTTPAdapter
 from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
+from nca_trader.config.records import loads
 from nca_trader.errors import ConfigError, NcaTraderError
 
 TIMEOUT = 10.0  # seconds of a call, from its first byte out to its last byte in
@@ -213,16 +214,19 @@ class GuardedSession(requests.Session):
         if 300 <= response.status_code < 400:
             self.fault = "redirected"
             raise requests.TooManyRedirects("a redirect is not followed")
-        if self.status < 300 and self.status != 204 and not _is_json(self.body):
+        if self.status != 204 and not _is_json(self.body, self.status >= 300):
             # ccxt takes a page of HTML, or an empty one, for an account that holds nothing.
             self.fault = "unreadable-body"
             raise requests.exceptions.ContentDecodingError("the answer is not JSON")
         return response
 
 
-def _is_json(text: str) -> bool:
+def _is_json(text: str, page: bool) -> bool:
+    """Return whether an answer is JSON; or a page, but never a nest that breaks a parser."""
     try:
-        return isinstance(json.loads(text), dict | list)
+        return isinstance(loads(text), dict | list) or page
+    except json.JSONDecodeError:
+        return page
     except ValueError:
         return False
 

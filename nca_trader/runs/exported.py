@@ -32,6 +32,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy, stacked, unsta
 from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.agent import MAX_AGENTS
 from nca_trader.config.extensions import refuse_uninstalled
 from nca_trader.config.records import plain, read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
@@ -54,7 +55,6 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NO_DIGEST = "0" * 64
 LARGEST, RANK = 1 << 30, 8  # bytes of a file and axes of an array, at most
-MOST_AGENTS = 4096  # in a file
 MEAN = "mean"  # in the place of an agent's number
 REFERENCE = "features"  # a text of the metadata that older files do not have
 SIGNED = "signature"  # a text of files with own code, see `runs.consent`
@@ -160,7 +160,7 @@ class Compact(NamedTuple):
 def _agent_of(name: str) -> float:
     """Return the number that a name begins with; infinity where it begins with none."""
     number = name.partition(".")[0]
-    return int(number) if number in map(str, range(MOST_AGENTS)) else math.inf
+    return int(number) if number in map(str, range(MAX_AGENTS)) else math.inf
 
 
 def compact(

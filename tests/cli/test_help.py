@@ -65,7 +65,7 @@ def test_the_options_of_a_bar_file_are_described_by_one_command():
         command for command in COMMANDS if "--timezone TIMEZONE" in PARSERS[command].format_help()
     ]
     assert describing == ["data"]
-    assert {f"--{name}" for name in READING} <= {
+    assert {f"--{name.replace('_', '-')}" for name in READING} <= {
         *options_in(sections("data")["reading a bar file"])
     }
 

@@ -79,7 +79,9 @@ def test_help_names_every_repair_and_option(check, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")  # no name is broken over two lines
     code, out, _ = check(CLEAN, "--help")
     assert code == 0
-    assert all(repair in out for repair in REPAIRS) and all(f"--{name}" in out for name in READING)
+    assert all(repair in out for repair in REPAIRS) and all(
+        f"--{name.replace('_', '-')}" in out for name in READING
+    )
 
 
 def test_spread_dividends_and_funding_are_shown(check):

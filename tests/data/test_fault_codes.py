@@ -69,6 +69,7 @@ FILES = {
         {"columns": "dividend=adjustment"},
     ),
     "D033": (with_column("funding", 0, 2), {}),
+    "D034": (days(), {"memory_gb": 1e-6}),
 }
 
 

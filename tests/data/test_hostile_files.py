@@ -49,10 +49,9 @@ BOMBS = {
     "a field": ((HEADER + rows(300)).encode() + b"1991-01-01,A,", b"1", "D022 line 302"),
     "a quote that is not closed": (
         (HEADER + rows(300)).encode() + b'1991-01-01,"',
-        b"2,3,4\n",
+        b"2" * 1023 + b"\n",
         "D022 line 302",
     ),
-    "lines without values": ((HEADER + rows(300)).encode(), b"\n", "D022 line 65538 and 1,"),
     "zeros": (HEADER.encode(), b"\0", "D001 line 2"),
 }
 CHILD = """
@@ -129,7 +128,8 @@ def test_a_field_longer_than_csv_allows_is_one_line_wherever_it_is(tmp_path, lin
 def test_too_many_columns_are_refused(tmp_path):
     wide = "time," + ",".join(f"S{i}" for i in range(70_000))
     path = text_file(tmp_path, f"{wide}\n2020-01-01{',1' * 70_000}\n")
-    assert refusal(path, columns="close=*").startswith("D022 line 1: 70,001 columns")
+    said = refusal(path, columns="close=*")
+    assert said.startswith("D034 70,001 columns count as") and "pass memory_gb=" in said
 
 
 def test_a_pipe_is_named_and_not_waited_for(tmp_path):

@@ -92,7 +92,7 @@ def test_the_command_names_them(capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         main(["paper", "--help"])
     said = capsys.readouterr().out
-    assert end.value.code == 0 and all(f"--{name}" in said for name in READING)
+    assert end.value.code == 0 and all(f"--{name.replace('_', '-')}" in said for name in READING)
 
 
 def test_the_command_hands_them_on(tiny, tmp_path, capsys):

@@ -197,6 +197,7 @@ FORGERIES = {
     "steps without end": about("agent.toml", "\nsteps = 2\n", "\nsteps = 1000000000\n"),
     "a wide policy": about("agent.toml", "channels = 4", "channels = 1000000000000"),
     "a long dilation": about("agent.toml", "dilations = [", "dilations = [4000000000, "),
+    "a billion agents": about("agent.toml", "num_seeds = 1\n", "num_seeds = 1000000000\n"),
     "another number of bits": about("coding", '"bits": 8', '"bits": 4'),
     "a group": about("coding", '"none", "group": 1', '"cosine", "group": 9'),
     "an infinite step": about("steps", "{", '{"nca.embed": Infinity'),

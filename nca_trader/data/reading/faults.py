@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from nca_trader.config.reading import MEMORY_GB
 from nca_trader.data.reading.forensic import gaps_of_half_a_year
 from nca_trader.data.reading.times import Times
 from nca_trader.errors import BarError, argument
 from nca_trader.types import PRICES
+
+GIB = 1 << 30
+ROW_BYTES = 128  # of memory that an asset's bar takes while it is read and checked, about
 
 
 class Code(enum.Enum):
@@ -66,6 +71,7 @@ class Code(enum.Enum):
     D031 = "the quotes are crossed: bid above ask", "Correct or remove the row", "drop-bad"
     D032 = "dividends are given twice", "Leave the factor out, or the cash"
     D033 = "a spread or funding rate is 1 or more", "Correct or remove the row", "drop-bad"
+    D034 = "reading takes more memory than is allowed", "Give fewer rows, or allow more memory"
 
 
 class Fault(NamedTuple):
@@ -181,6 +187,7 @@ class Request(NamedTuple):
       timezone, dates, decimal: as in `read_bars`.
       symbols: those to take; none: all.
       repairs: the repairs asked for.
+      memory_gb: GiB that reading may take.
     """
 
     columns: Mapping[str, str]
@@ -189,6 +196,36 @@ class Request(NamedTuple):
     decimal: str | None
     symbols: Sequence[str]
     repairs: frozenset[str]
+    memory_gb: float = MEMORY_GB
+
+    @property
+    def texts(self) -> list[str]:
+        """Names or numbers of columns, in addition to those called symbol, that hold texts."""
+        return [self.columns["symbol"]] if "symbol" in self.columns else []
+
+    @property
+    def numbered(self) -> bool:
+        """Whether columns are asked for by number, so that the names need not be right."""
+        return any(part.isdigit() for text in self.columns.values() for part in text.split("+"))
+
+    def kept(self, rows: float) -> float:
+        """Return the bytes of memory that so many rows of a file take, where all are taken."""
+        return 0.0 if self.symbols else rows * ROW_BYTES
+
+
+def refuse_large(source: object, what: str, size: float, memory_gb: float) -> None:
+    """Refuse a file before it takes more memory than is allowed.
+
+    Args:
+      source: the name of the file.
+      what: what takes the memory, in the plural.
+      size: bytes of memory that it takes.
+      memory_gb: GiB that are allowed.
+    """
+    if size > memory_gb * GIB:
+        say = f"{what} count as {size / GIB:,.3g} GiB of memory, and {memory_gb:.3g} are allowed"
+        remedy = f"Give fewer, or pass {argument('memory_gb', math.ceil(1.25 * size / GIB))}"
+        raise refusal(source, Code.D034, say, remedy)
 
 
 def refusal(source: object, code: Code, say: str, remedy: str = "") -> BarError:

@@ -20,6 +20,7 @@ RATIOS = (  # shares after and before, of the splits that are common
     (8, 1), (10, 1), (15, 1), (20, 1), (25, 1), (30, 1), (50, 1), (100, 1),
 )  # fmt: skip
 NEAR_RATIO = 0.025  # as logarithms: the price's own move overnight
+SUSPECTS = 10_000  # moves by the ratio of a split that are looked at
 SPLIT_MOVES = 8  # times the moves of the bars around, at least
 AROUND = 50  # bars before and after, at most
 QUIET = 12.0  # or this part of the jump: a price that opens a third lower on news moves on by more
@@ -93,11 +94,12 @@ def jumps(bars: Series) -> np.ndarray:
             move = np.abs(np.diff(np.log(bars.close)))
         far = is_far(gaps[high], _typical(move, inside, bars.code)[high])
         found.update((high[far] + 1).tolist())
-    ratios = np.log([after / before for after, before in RATIOS])
-    for place in places:
-        near = np.abs(np.abs(gaps[place]) - ratios).min() <= NEAR_RATIO
-        row = int(place) + 1
-        if near and row not in found and _is_split(bars, row, gaps):
+    size, near = np.abs(gaps[places]), np.zeros(len(places), dtype=bool)
+    for after, before in RATIOS:
+        near |= np.abs(size - np.log(after / before)) <= NEAR_RATIO
+    # In a file with more moves of such sizes they are no splits, and looking takes minutes.
+    for row in (places[near] + 1).tolist()[:SUSPECTS]:
+        if row not in found and _is_split(bars, row, gaps):
             found.add(row)
     return np.array(sorted(found), dtype=int)
 

@@ -6,6 +6,7 @@ named. Parquet and Feather files are read a part of a row group or record batch 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
@@ -13,20 +14,22 @@ import itertools
 import os
 import re
 import stat
+import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, fetched, place
-from nca_trader.data.reading.faults import Code, refusal
+from nca_trader.data.reading.faults import Code, Request, refusal, refuse_large
 from nca_trader.errors import BarError, argument, printable
 from nca_trader.progress import Progress
 from nca_trader.types import PRICES
@@ -48,12 +51,16 @@ DELIMITERS = ",;\t|"
 VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
-LINE, WIDTH = 1 << 22, 1 << 16  # bytes of a line and columns of a file, at most
+LINE = 1 << 22  # bytes of a line, at most
+COLUMN_BYTES = 1 << 19  # of memory that a column takes beside its cells, about; as pandas' time
+FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns, each of which costs time
 MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer than the first ones
-BLANK = 1 << 20  # lines without a value in succession, at most
+SHOWS = 1 << 24  # unpacked bytes that show how much a packed file unpacks to
+# A byte of unpacked text counts as so many of memory: 500 MiB of it take ten seconds to read.
+TEXT_BYTES = 4
 UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
 RECODE, TABLE = "Save it as UTF-8", "Save the table in it as CSV"
-ZIP = b"PK\x03\x04"
+ZIP, ARROW = b"PK\x03\x04", b"ARROW1\0\0"
 SPREADSHEET = ("[Content_Types].xml", "mimetype")  # files in those of Microsoft and OpenDocument
 NOT_TEXT = {  # what begins with these bytes, and what to do with it
     b"PK\x03\x04": ("a zip archive in an archive", UNPACK),
@@ -82,7 +89,7 @@ class Chunk(NamedTuple):
       unit: "line" or "row".
       decimal: the sign of texts that are numbers.
       short: lines that end early.
-      read: bytes of the file up to here, as far as that is known.
+      share: of the file that was read up to here.
     """
 
     frame: pd.DataFrame
@@ -90,7 +97,7 @@ class Chunk(NamedTuple):
     unit: str
     decimal: str = "."
     short: tuple[int, ...] = ()
-    read: int = 0
+    share: float = 1.0
 
 
 class Layout(NamedTuple):
@@ -117,13 +124,12 @@ class EndlessRow(ValueError):
     """Rows with too much text for a chunk: a quote is open, or lines grow without bound."""
 
 
-def _open_zipped(path: Path, mode: str) -> Any:
-    """Open the one file of a zip archive.
+def _open_zipped(path: Path) -> tuple[Any, int]:
+    """Open the one file of a zip archive; return it and its size.
 
     Raises:
       BarError: a spreadsheet, an archive of no file or of several, or one with a password.
     """
-    del mode  # as `open` takes it
     with zipfile.ZipFile(path) as archive:
         # macOS adds a folder of attributes.
         files = [
@@ -137,7 +143,10 @@ def _open_zipped(path: Path, mode: str) -> Any:
             raise refusal(path, Code.D001, say, UNPACK)
         if files[0].flag_bits & 1:
             raise refusal(path, Code.D001, f"has a password ({names})", UNPACK)
-        return archive.open(files[0])  # stays open until it is closed itself
+        # Python unpacks the other ways without a bound.
+        if files[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise refusal(path, Code.D001, f"is not packed by deflate ({names})", UNPACK)
+        return archive.open(files[0]), files[0].file_size  # open until it is closed itself
 
 
 class Bytes(io.RawIOBase):
@@ -145,32 +154,43 @@ class Bytes(io.RawIOBase):
 
     `taken` counts the bytes since its reader last set it to 0.
 
+    Args:
+      path: the file.
+      memory_gb: see `read_bars`.
+
     Raises:
-      BarError: the file is not text, or a line has no end. EndlessRow: too much was taken.
+      BarError: the file is not text, a line has no end, or it unpacks to more than is allowed.
+      EndlessRow: too much was taken.
     """
 
-    def __init__(self, path: Path):
-        with open(path, "rb") as file:
-            begin = file.read(16)
-        # The suffix may be wrong, so the first bytes decide.
-        opened: Any = gzip.open if begin.startswith(b"\x1f\x8b") else open
-        if begin.startswith(ZIP):
-            opened = _open_zipped
-        with opened(path, "rb") as file:
-            begin = file.read(16)
-        # Read again, as these may be the unpacked bytes.
-        markup = begin.lstrip().lower()
-        for mark, (what, remedy) in NOT_TEXT.items():
-            if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
-                raise refusal(path, Code.D001, f"is {what}", remedy)
-        self._path, self._file = path, opened(path, "rb")
-        self._line, self._length, self.taken = 1, 0, 0
+    def __init__(self, path: Path, memory_gb: float):
+        self._path, self._memory_gb, self._size = path, memory_gb, path.stat().st_size
+        self._line, self._length, self.taken, self._total = 1, 0, 0, 0
+        with contextlib.ExitStack() as stack:
+            file: Any = stack.enter_context(open(path, "rb"))
+            self._file = self._counted = file
+            # The suffix may be wrong, so the first bytes decide.
+            begin = file.peek(16)
+            self._packed = begin.startswith((b"\x1f\x8b", ZIP))
+            if begin.startswith(ZIP):
+                self._file, self._size = _open_zipped(path)
+                self._counted = stack.enter_context(self._file)
+            elif self._packed:
+                self._file = stack.enter_context(gzip.open(file))
+            begin = self._file.peek(16)
+            # Again, as these may be the unpacked bytes.
+            markup = begin.lstrip().lower()
+            for mark, (what, remedy) in NOT_TEXT.items():
+                if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
+                    raise refusal(path, Code.D001, f"is {what}", remedy)
+            self._files = stack.pop_all()
 
     @property
-    def position(self) -> int:
-        """Bytes of the file that were read, of a packed one packed; 0 where that is not known."""
-        packed = getattr(self._file, "fileobj", self._file)
-        return 0 if isinstance(packed, zipfile.ZipExtFile) else packed.tell()
+    def share(self) -> float:
+        """The share of the file that was read; 1 of a packed one that has not shown it yet."""
+        if self._packed and self._total < SHOWS:
+            return 1.0
+        return min(self._counted.tell() / max(self._size, 1), 1.0)
 
     def readable(self) -> bool:
         """Return True."""
@@ -178,7 +198,8 @@ class Bytes(io.RawIOBase):
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if not self.closed:
+            self._files.close()
         super().close()
 
     def readinto(self, buffer: Any) -> int:
@@ -194,6 +215,11 @@ class Bytes(io.RawIOBase):
         end = max(block.rfind(b"\n"), block.rfind(b"\r"))
         self._length = self._length + size if end < 0 else size - end - 1
         self.taken += size
+        self._total += size
+        if self._packed:
+            text = self._total / self.share
+            say = f"unpacks to about {text:,.0f} bytes of text, which"
+            refuse_large(self._path, say, text * TEXT_BYTES, self._memory_gb)
         if self._length > LINE:
             say = f"line {self._line} has more than {LINE:,} bytes"
             raise refusal(self._path, Code.D022, say, "Break it into lines")
@@ -211,33 +237,26 @@ def canonical(column: object) -> str:
     return ALIASES.get(str(column).strip().strip("<>").lower().replace(" ", "_"), "")
 
 
-def load_csv(
-    path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
-) -> Iterator[Chunk]:
+def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
     """Read the rows of a delimited text in chunks.
-
-    Args:
-      path: the file.
-      texts: names or numbers of columns that hold texts.
-      numbered: whether columns are asked for by number.
-      decimal: the decimal sign; None: as the file shows.
 
     Raises:
       BarError: no names, or more fields than names.
     """
     layout = None
     try:
-        layout = _layout(path, texts, numbered, decimal)
-        yield from _chunks(path, layout)
+        layout = _layout(path, request)
+        yield from _chunks(path, request, layout)
     except pd.errors.EmptyDataError:
         return
     except pd.errors.ParserError as error:
         if layout is None or "fields in line" not in str(error):
             raise
-        raise _too_wide(path, layout.delimiter, layout.depth, len(layout.names)) from error
+        width = len(layout.names)
+        raise _too_wide(path, request, layout.delimiter, layout.depth, width) from error
     except UnicodeDecodeError as error:
         say = "is not UTF-8"
-        with io.BufferedReader(Bytes(path)) as file:
+        with io.BufferedReader(Bytes(path, request.memory_gb)) as file:
             for number, line in enumerate(file, 1):
                 try:
                     line.decode()
@@ -252,11 +271,11 @@ def load_csv(
         raise refusal(path, Code.D001, say, "Save it as UTF-8") from error
     except EndlessRow:
         if layout is not None:
-            _field_counts(path, layout.delimiter)  # names the line where a quote is open
+            _field_counts(path, request, layout.delimiter)  # names the line where a quote is open
         raise
 
 
-def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
+def _chunks(path: Path, request: Request, layout: Layout) -> Iterator[Chunk]:
     """Read the rows of a text whose layout is known, with options that leave nothing to guess."""
     columns = range(len(layout.names))
     options: dict[str, Any] = dict(
@@ -274,36 +293,31 @@ def _chunks(path: Path, layout: Layout) -> Iterator[Chunk]:
         chunksize=layout.chunk_rows,
     )
     counts: np.ndarray | None = None
-    blank, source = 0, Bytes(path)
+    source = Bytes(path, request.memory_gb)
     with _text(source) as file, pd.read_csv(file, **options) as chunks:
         for frame in chunks:
             source.taken = 0
             frame.index += layout.depth + 1
             values = frame.drop(columns=list(layout.texts))
-            known = values.notna().any(axis=1)
-            blank = 0 if known.any() else blank + len(frame)
-            if blank > BLANK:
-                line = frame.index[-1] - blank + 1
-                say = f"line {line} and {blank - 1:,} more hold no value"
-                raise refusal(path, Code.D022, say, "Remove them")
-            frame = frame[known]  # without blank lines
+            frame = frame[values.notna().any(axis=1)]  # without blank lines
             short: tuple[int, ...] = ()
             # Pandas silently fills lines up that end early, so fields are counted again.
             if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
-                counts = _field_counts(path, layout.delimiter) if counts is None else counts
+                if counts is None:
+                    counts = _field_counts(path, request, layout.delimiter)
                 if len(counts) >= frame.index.max():
                     # With line ends in fields, lines and rows do not match.
                     lines = frame.index.to_numpy()
                     short = tuple(lines[counts[lines - 1] < frame.shape[1]])
             # An Index of objects: tuples would otherwise become levels.
             frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
-            yield Chunk(frame, str(path), "line", layout.decimal, short, source.position)
+            yield Chunk(frame, str(path), "line", layout.decimal, short, source.share)
 
 
-def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | None) -> Layout:
+def _layout(path: Path, request: Request) -> Layout:
     """Find the layout from the first lines."""
     lines: list[str] = []
-    with _text(Bytes(path)) as file:
+    with _text(Bytes(path, request.memory_gb)) as file:
         for line in file:
             if len(lines) >= SAMPLE or (len(lines) > 3 and sum(map(len, lines)) > LINE):
                 break
@@ -319,26 +333,26 @@ def _layout(path: Path, texts: Sequence[str], numbered: bool, decimal: str | Non
     depth = _header_depth(sample)
     names = _names(sample[:depth])
     width = max(map(len, sample[depth:]), default=len(names))
-    if numbered:
+    if request.numbered:
         names = [*names, *(str(i + 1) for i in range(len(names), width))]
     elif not depth:
         remedy = f"Name the columns by number, e.g. {argument('columns', 'time=1,close=2')}"
         raise refusal(path, Code.D023, "line 1 holds values, not the columns' names", remedy)
-    if max(len(names), width) > WIDTH:
-        say = f"line 1: {max(len(names), width):,} columns, more than {WIDTH:,}"
-        raise refusal(path, Code.D022, say, "Give several files of fewer columns")
+    most = max(len(names), width)
+    refuse_large(path, f"{most:,} columns", most * COLUMN_BYTES, request.memory_gb)
     if len(names) < width:
-        raise _too_wide(path, delimiter, depth, len(names))
+        raise _too_wide(path, request, delimiter, depth, len(names))
     text = set()
     for i, name in enumerate(names):
         level = name[-1] if isinstance(name, tuple) else name
-        known = {str(name), str(i + 1)} & {*texts}
+        known = {str(name), str(i + 1)} & {*request.texts}
         if known or "symbol" in (canonical(name), canonical(level)):
             text.add(i)
-    decimal = decimal or _decimal(path, sample[depth:], depth, delimiter)
+    decimal = request.decimal or _decimal(path, sample[depth:], depth, delimiter)
     # Long rows come in smaller chunks, to bound the memory of one.
     size = sum(map(len, lines)) // len(lines) + 1
-    chunk_rows = min(max(CHUNK_TEXT // size, 1), CHUNK_ROWS)
+    fewest = min(FEW_ROWS, MOST_TEXT // 2 // size)
+    chunk_rows = min(max(CHUNK_TEXT // size, fewest, 1), CHUNK_ROWS)
     return Layout(delimiter, depth, names, frozenset(text), decimal, chunk_rows)
 
 
@@ -416,9 +430,9 @@ def _decimal(path: Path, rows: list[list[str]], depth: int, delimiter: str) -> s
     raise refusal(path, Code.D018, say, remedy)
 
 
-def _field_counts(path: Path, delimiter: str) -> np.ndarray:
+def _field_counts(path: Path, request: Request, delimiter: str) -> np.ndarray:
     """Return the number of fields of each line, 0 for a blank one."""
-    with _text(source := Bytes(path)) as file:
+    with _text(source := Bytes(path, request.memory_gb)) as file:
 
         def size(row: list[str]) -> int:
             # The row has ended, so its text is not endless.
@@ -429,9 +443,9 @@ def _field_counts(path: Path, delimiter: str) -> np.ndarray:
         return np.fromiter(map(size, rows), dtype=np.int32)
 
 
-def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
+def _too_wide(path: Path, request: Request, delimiter: str, depth: int, width: int) -> BarError:
     """Return the error that names the first line with more fields than names."""
-    counts = _field_counts(path, delimiter)
+    counts = _field_counts(path, request, delimiter)
     wide = [(line, count) for line, count in enumerate(counts, 1) if count > width]
     line, count = wide[0]
     more = f" and {len(wide) - 1:,} more" if len(wide) > 1 else ""
@@ -447,36 +461,31 @@ def _too_wide(path: Path, delimiter: str, depth: int, width: int) -> BarError:
 
 
 CELLS = 1 << 19  # of a chunk: enough that the work per cell outweighs the work per chunk
-ROWS_PER_BYTE = 64  # of a Feather file, at most; a damaged one may claim any number
 
 
 def load(
-    source: str | os.PathLike[str] | CloudPath | pd.DataFrame,
-    texts: Sequence[str],
-    numbered: bool,
-    decimal: str | None,
+    source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Request
 ) -> Iterator[Chunk]:
     """Read a file or a frame in chunks of rows, so that memory stays bounded.
 
     Args:
       source: the file, or its URL in an object store, or the frame.
-      texts: names or numbers of columns, in addition to those called symbol, that hold texts.
-      numbered: whether columns are asked for by number, so that the names need not be right.
-      decimal: the decimal sign of a CSV, "." or ","; None: as the file shows.
+      request: columns that hold texts or are asked for by number, the decimal sign, and the memory
+        that reading may take.
 
     Raises:
-      BarError: there is no table.
+      BarError: there is no table, or it unpacks to more than is allowed.
     """
     if isinstance(source, pd.DataFrame):
         path = copy = "DataFrame"
-        chunks = _titled(_slices(source), path)
+        chunks = _titled(_slices(source), path, len(source))
     else:
         path = place(source)
         try:
             copy = fetched(path) if isinstance(path, CloudPath) else path
         except FileNotFoundError as error:
             raise refusal(path, Code.D001, "no such object", "Check the URL") from error
-        chunks = _guarded(copy, texts, numbered, decimal)
+        chunks = _guarded(copy, request)
     empty = True
     try:
         for chunk in chunks:
@@ -490,9 +499,7 @@ def load(
         raise refusal(path, Code.D002, "there are no rows")
 
 
-def _guarded(
-    path: Path, texts: Sequence[str], numbered: bool, decimal: str | None
-) -> Iterator[Chunk]:
+def _guarded(path: Path, request: Request) -> Iterator[Chunk]:
     """Read a file; any failure becomes a `BarError` that names it."""
     try:
         mode = path.stat().st_mode
@@ -503,24 +510,21 @@ def _guarded(
             raise refusal(path, Code.D001, say, "Save what it gives to a file")
         if path.stat().st_size == 0:
             raise refusal(path, Code.D002, "the file is empty")
-        size, rows = path.stat().st_size, 0
+        size, done = path.stat().st_size, 0
         if path.suffix in (".parquet", ".pq"):
-            if path.is_file():
-                rows = pyarrow.parquet.read_metadata(path).num_rows
-            chunks = _titled(_parquet(path), str(path), size / max(rows, 1))
+            chunks = _titled(*_parquet(path, request))
         elif path.suffix in (".feather", ".arrow"):
-            chunks = _titled(_feather(path), str(path))
+            chunks = _titled(*_feather(path, request))
         else:
-            chunks = load_csv(path, texts, numbered, decimal)
-        known = rows > 0 or path.suffix not in (".parquet", ".pq", ".feather", ".arrow")
-        done = 0
-        with Progress(size if known else None, f"read {path.name}", "bytes") as shown:
+            chunks = load_csv(path, request)
+        with Progress(size, f"read {path.name}", "bytes") as shown:
             for chunk in chunks:
                 yield chunk
                 # Arrow keeps what it freed, which would add up to more than the bars.
                 pa.default_memory_pool().release_unused()
-                shown.update(chunk.read - done)
-                done = chunk.read
+                read = round(chunk.share * size)
+                shown.update(read - done)
+                done = read
     except FileNotFoundError as error:
         raise refusal(path, Code.D001, "no such file", "Check the path") from error
     except BarError:
@@ -540,68 +544,143 @@ def _slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield frame.iloc[begin : begin + rows]
 
 
-def _parquet(path: Path) -> Iterator[pd.DataFrame]:
-    """Read a file, or a folder of files, in pieces."""
+def _parquet(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, int]:
+    """Return the pieces of a file, or of a folder of files; its name, and its number of rows."""
+    files: list[tuple[str | Path, dict[str, Any]]] = [(path, {})]
     if path.is_dir():  # a data set of several files, whose folders may name columns
-        files = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
-        for fragment in files.get_fragments():
+        whole = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
+        files = []
+        for fragment in whole.get_fragments():
             keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
-            if {*fragment.physical_schema.names, *keys} != set(files.schema.names):
+            if {*fragment.physical_schema.names, *keys} != set(whole.schema.names):
                 say = "its columns are not those of the folder's other files"
                 raise refusal(fragment.path, Code.D005, say, "Write them alike")
-            # The fragment's own scan would hold a whole row group in memory.
-            yield from (frame.assign(**keys) for frame in _parquet(Path(fragment.path)))
-        return
-    with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
-        size = _rows(len(file.schema_arrow.names))
-        for rows in file.iter_batches(batch_size=size, use_threads=False):
-            yield rows.to_pandas(use_threads=False)
+            files.append((fragment.path, keys))
+    rows = size = 0
+    for file, _ in files:
+        about = pyarrow.parquet.read_metadata(file)
+        width = about.num_columns
+        refuse_large(file, f"{width:,} columns", width * COLUMN_BYTES, request.memory_gb)
+        # A column that repeats a value is stored in a few bytes, and a text is as long as it is.
+        groups = (about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        rows += about.num_rows
+        size = max(size + sum(groups), rows * width * 8, request.kept(rows))
+        refuse_large(file, f"{rows:,} rows of {width:,} columns", size, request.memory_gb)
+    frames = (frame.assign(**keys) for file, keys in files for frame in _pieces(file))
+    return frames, str(path), rows
 
 
-def _feather(path: Path) -> Iterator[pd.DataFrame]:
-    """Read a file in pieces."""
-    # Pages of a memory map would stay in memory together with the bars.
+def _pieces(path: str | Path) -> Iterator[pd.DataFrame]:
+    """Read a Parquet file in pieces; a fragment's own scan would hold a whole row group."""
+    schema = pyarrow.parquet.read_schema(path)
+    names = [field.name for field in schema if _is_flat(field.type)]
+    texts = [field.name for field in schema if _is_text(field.type)]
+    options: Any = {"read_dictionary": texts, "buffer_size": 1 << 20, "pre_buffer": False}
+    with pyarrow.parquet.ParquetFile(path, **options) as file:
+        size = _rows(len(names))
+        for rows in file.iter_batches(batch_size=size, columns=names, use_threads=False):
+            yield _frame(rows, path)
+
+
+def _feather(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, int]:
+    """Return the pieces of a file; its name, and its number of rows."""
     with pa.OSFile(str(path)) as file:
-        if file.read(6) != b"ARROW1":  # a feather file of the first version
-            yield from _slices(pd.read_feather(path))
-            return
-        for i in range(pyarrow.ipc.open_file(file).num_record_batches):
-            yield from _of_batch(file, i)
+        if file.read(len(ARROW)) != ARROW:
+            raise refusal(path, Code.D001, "is not Arrow or Feather of version 2", EXPORT)
+        messages = list(map(_unpacked, pyarrow.ipc.MessageReader.open_stream(file)))
+        file.seek(len(ARROW))
+        width = len(pyarrow.ipc.open_stream(file).schema.names)
+    refuse_large(path, f"{width:,} columns", width * COLUMN_BYTES, request.memory_gb)
+    rows, size = (sum(part) for part in zip(*messages, strict=True))
+    # A batch is unpacked as a whole, and some writers make one of the whole table.
+    size = max(size, request.kept(rows) + max(part for _, part in messages))
+    refuse_large(path, f"{rows:,} rows of {width:,} columns", size, request.memory_gb)
+
+    def pieces() -> Iterator[pd.DataFrame]:
+        # Pages of a memory map would stay in memory together with the bars.
+        with pa.OSFile(str(path)) as file:
+            file.seek(len(ARROW))  # as a stream, whose messages are those that were counted
+            options = pyarrow.ipc.IpcReadOptions(use_threads=False)
+            for batch in pyarrow.ipc.open_stream(file, options=options):
+                batch.validate(full=True)  # else offsets of a damaged file reach beyond its buffers
+                batch = batch.select([f.name for f in batch.schema if _is_flat(f.type)])
+                for begin in range(0, len(batch), _rows(width)):
+                    yield _frame(batch.slice(begin, _rows(width)), path)
+
+    return pieces(), str(path), rows
 
 
-def _of_batch(file: pa.NativeFile, index: int) -> Iterator[pd.DataFrame]:
-    """Read a record batch in parts, as some writers make one batch of the whole table.
+def _unpacked(message: Any) -> tuple[int, int]:
+    """Return the rows and the unpacked bytes of a message of Arrow, as its own header says.
 
-    A batch is compressed by columns: in memory are one column and an eighth of the batch at most.
+    Source: Message.fbs of the format; Arrow takes as much memory before it unpacks anything.
     """
-    schema = pyarrow.ipc.open_file(file).schema
+    head = memoryview(message.metadata)
 
-    def column(at: int, begin: int, end: int) -> tuple[pa.Array, int]:
-        options = pyarrow.ipc.IpcReadOptions(included_fields=[at], use_threads=False)
-        whole = pyarrow.ipc.open_file(file, options=options).get_batch(index).column(0)
-        whole.validate(full=True)  # else offsets of a damaged file reach beyond its buffers
-        # Taken, not sliced: a slice would keep the whole column.
-        return whole.take(pa.array(np.arange(begin, min(end, len(whole))))), len(whole)
+    def at(table: int, number: int) -> int:  # of a field of a flatbuffers table; 0 if there is none
+        fields = table - struct.unpack_from("<i", head, table)[0]
+        if 4 + 2 * number >= struct.unpack_from("<H", head, fields)[0]:
+            return 0
+        offset = struct.unpack_from("<H", head, fields + 4 + 2 * number)[0]
+        return table + offset if offset else 0
 
-    width, size = len(schema.names), column(0, 0, 0)[1]
-    rows = max(_rows(width), -(-size // 8))
-    if size > ROWS_PER_BYTE * file.size():
-        raise ValueError(f"{size:,} rows in a file of {file.size():,} bytes")
-    for begin in range(0, size, rows):
-        columns = []
-        for at in range(width):
-            columns.append(column(at, begin, begin + rows)[0])
-            pa.default_memory_pool().release_unused()
-        for part in pa.Table.from_arrays(columns, schema=schema).to_batches(_rows(width)):
-            yield part.to_pandas(use_threads=False)
+    def follow(place: int) -> int:
+        return place + struct.unpack_from("<I", head, place)[0]
+
+    if message.type not in ("record batch", "dictionary"):
+        return 0, 0
+    table = follow(at(follow(0), 2))
+    if message.type == "dictionary":
+        table = follow(at(table, 1))
+    buffers, size, body = follow(at(table, 2)), 0, memoryview(message.body)
+    for k in range(struct.unpack_from("<I", head, buffers)[0]):
+        offset, length = struct.unpack_from("<qq", head, buffers + 4 + 16 * k)
+        if at(table, 3) and length:  # packed: its size comes first, -1 where it is not packed
+            length = max(length, struct.unpack_from("<q", body, offset)[0])
+        size += length
+    rows = struct.unpack_from("<q", head, at(table, 0))[0] if at(table, 0) else 0
+    return rows if message.type == "record batch" else 0, size
+
+
+def _is_flat(kind: pa.DataType) -> bool:
+    """Return whether a column has numbers, times or texts; other columns have no role."""
+    types = pa.types
+    flat = types.is_primitive(kind) or types.is_decimal(kind) or types.is_null(kind)
+    return flat or types.is_dictionary(kind) or _is_text(kind)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
+    return kind in (*texts, pa.binary_view())
+
+
+def _frame(rows: pa.RecordBatch, path: str | Path) -> pd.DataFrame:
+    """Return a piece whose texts were stored once each, unless they are too long as a whole."""
+    columns, size = [], 0
+    for column in rows.columns:
+        if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
+            known = pc.call_function("binary_length", [column.dictionary]).fill_null(0).to_numpy()
+            size += int(known[column.indices.drop_null().to_numpy()].sum(dtype=np.int64))
+            column = pc.cast(column, column.type.value_type) if size <= MOST_TEXT else column
+        elif column.type in (pa.string_view(), pa.binary_view()):
+            views = np.frombuffer(column.buffers()[1], "<i4")[::4]  # each begins with its length
+            size += int(views[column.offset :][: len(column)].sum(dtype=np.int64))
+        if size > MOST_TEXT:
+            say = f"{len(rows):,} rows have more than {MOST_TEXT:,} bytes of text"
+            raise refusal(path, Code.D022, say, "Shorten it")
+        columns.append(column)
+    fields = [pa.field(name, c.type) for name, c in zip(rows.schema.names, columns, strict=True)]
+    # The metadata say which column is the index, and how the columns' names are levels.
+    schema = pa.schema(fields, rows.schema.metadata)
+    return pa.RecordBatch.from_arrays(columns, schema=schema).to_pandas(use_threads=False)
 
 
 def _rows(width: int) -> int:
     """Return the rows of a chunk of that many columns."""
-    return max(CELLS // max(width, 1), 1)
+    return max(CELLS // max(width, 1), FEW_ROWS)
 
 
-def _titled(frames: Iterator[pd.DataFrame], name: str, row_bytes: float = 0.0) -> Iterator[Chunk]:
+def _titled(frames: Iterator[pd.DataFrame], name: str, rows: int) -> Iterator[Chunk]:
     """Make chunks whose columns include the frames' index, if it is a time or a symbol."""
     begin = 0
     for each in frames:
@@ -616,4 +695,4 @@ def _titled(frames: Iterator[pd.DataFrame], name: str, row_bytes: float = 0.0) -
         frame = frame.reset_index(drop=not named)
         frame.index = pd.RangeIndex(begin, begin + len(frame))
         begin += len(frame)
-        yield Chunk(frame, name, "row", read=round(begin * row_bytes))
+        yield Chunk(frame, name, "row", share=begin / max(rows, begin))

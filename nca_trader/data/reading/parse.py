@@ -19,6 +19,8 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.reading import FIELDS, INCOME, SPREADS
 from nca_trader.data.reading.faults import (
     FACTORS,
+    GIB,
+    ROW_BYTES,
     Code,
     Fault,
     Request,
@@ -26,6 +28,7 @@ from nca_trader.data.reading.faults import (
     Unread,
     refusal,
     refuse,
+    refuse_large,
 )
 from nca_trader.data.reading.forensic import ADJUSTMENTS
 from nca_trader.data.reading.formats import Chunk, canonical, load
@@ -189,23 +192,31 @@ def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
         names = {i: pair for i, c in enumerate(raw.columns) if (pair := _pair(c)) and i != at}
     if at is None or "close" not in {field for _, field in names.values()}:
         return None
-    faults, parts, positions = [], [], {}
+    faults, positions = [], {}
     for i, (symbol, field) in names.items():
         fields = positions.setdefault(symbol, {})
         if field in fields:
             say = f"columns {raw.columns[fields[field]]!r} and {raw.columns[i]!r} both mean "
             faults.append(Fault(Code.D005, f"{say}{field} of {symbol}"))
         fields[field] = i
-    for symbol, fields in positions.items():
-        part = pd.DataFrame({field: raw.iloc[:, i] for field, i in fields.items()})
-        # An empty row is not a bar. A row that holds income alone is kept and refused later, so no
-        # dividend is lost silently.
-        paid = part[[name for name in INCOME if name in part]].fillna(0.0).ne(0.0).any(axis=1)
-        part = part[part[[name for name in FIELDS if name in part]].notna().any(axis=1) | paid]
-        part.insert(0, "symbol", symbol)
-        part.insert(0, "time", raw.iloc[:, at][part.index])
-        parts.append(part)
-    frame = pd.concat(parts)
+    rows = np.tile(np.arange(len(raw)), len(positions))  # all rows of a symbol, then of the next
+    times = raw.iloc[:, at].iloc[rows]
+    frame = pd.DataFrame({"time": times, "symbol": np.repeat([*positions], len(raw))})
+    for field in dict.fromkeys(field for fields in positions.values() for field in fields):
+        has = np.array([field in fields for fields in positions.values()])
+        block = raw.iloc[:, [fields[field] for fields in positions.values() if field in fields]]
+        if all(map(holds_numbers, (block.iloc[:, i] for i in range(block.shape[1])))):
+            values = block.to_numpy(np.float64, na_value=np.nan)
+        else:
+            values = block.astype(object).to_numpy()
+        grid = np.full((len(has), len(raw)), np.nan, values.dtype)
+        grid[has] = values.T
+        frame[field] = grid.ravel()
+    # An empty row is not a bar. A row that holds income alone is kept and refused later, so no
+    # dividend is lost silently.
+    paid = frame[[name for name in INCOME if name in frame]].fillna(0.0).ne(0.0).any(axis=1)
+    known = frame[[name for name in FIELDS if name in frame]].notna().any(axis=1)
+    frame = frame[known | paid]
     return Arranged(frame, pd.DataFrame(index=frame.index), faults, tuple(positions))
 
 
@@ -237,15 +248,13 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     """
     given = request.columns
     times = TimeReader(request.timezone, request.dates)
-    texts = [given["symbol"]] if "symbol" in given else []
-    numbered = any(part.isdigit() for text in given.values() for part in text.split("+"))
     symbols = _Symbols(request)
     columns: dict[str, Growing] = {}
     others: dict[tuple[int, str], Growing] = {}
     unread: dict[str, Unread] = {}
     short, faults = [], {}
     name, unit, wide, begin = "", "row", False, 0
-    for chunk in load(source, texts, numbered, request.decimal):
+    for chunk in load(source, request):
         arranged = arrange(chunk, given)
         name, unit, wide = chunk.name, chunk.unit, arranged.symbols is not None
         if not {"time", "close"} <= set(arranged.frame):  # no other column can stand in for these
@@ -271,6 +280,12 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         if raw.index.isin(chunk.short).any():
             short.append(np.flatnonzero(raw.index.isin(chunk.short)) + begin)
         begin += len(raw)
+        if not isinstance(source, pd.DataFrame):  # whose owner holds it in memory already
+            size = max(request.kept(begin / chunk.share), begin * ROW_BYTES)
+            # The rows so far show how many come, but not well: the first lines may be shorter.
+            if max(begin * ROW_BYTES, 0.8 * size) > request.memory_gb * GIB:
+                what = f"about {size / ROW_BYTES:,.0f} bars of an asset"
+                refuse_large(name, what, size, request.memory_gb)
     # Only the whole file shows that it lacks a symbol.
     symbols.check(name)
     if not begin:

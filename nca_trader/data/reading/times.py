@@ -20,7 +20,7 @@ ORDERS = {"dmy": ("b", "a"), "mdy": ("a", "b")}  # month and day among the parts
 DIGITS = r"\d{8}[ T]?\d{6}(?:\d{3}|\d{6})?"
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
 HEAD = 1 << 16  # rows that show the form of the times; epochs of 1970 alone would show no unit
-CAPACITY = 1 << 20  # rows of an array to begin with
+CAPACITY = 1 << 16  # rows of an array to begin with
 
 
 def holds_numbers(column: pd.Series) -> bool:
