@@ -38,7 +38,7 @@ FIELDS = ("open", "high", "low", "close", "volume")
 SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
 INCOME = ("cash_dividend", "funding")
 ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
-MEMORY_GB = 2.0  # of memory that reading takes, beside the program, where no other bound is given
+MEMORY_GB = 2.0  # of memory that reading takes in addition to the program, by default
 DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 
 

@@ -97,7 +97,7 @@ def jumps(bars: Series) -> np.ndarray:
     size, near = np.abs(gaps[places]), np.zeros(len(places), dtype=bool)
     for after, before in RATIOS:
         near |= np.abs(size - np.log(after / before)) <= NEAR_RATIO
-    # In a file with more moves of such sizes they are no splits, and looking takes minutes.
+    # In a file with more moves of such sizes they are not splits, and looking takes minutes.
     for row in (places[near] + 1).tolist()[:SUSPECTS]:
         if row not in found and _is_split(bars, row, gaps):
             found.add(row)

@@ -52,8 +52,8 @@ VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 LINE = 1 << 22  # bytes of a line, at most
-COLUMN_BYTES = 1 << 19  # of memory that a column takes beside its cells, about; as pandas' time
-FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns, each of which costs time
+COLUMN_BYTES = 1 << 19  # of memory that a column takes in addition to its cells, about; as pandas' time
+FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes time
 MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer than the first ones
 SHOWS = 1 << 24  # unpacked bytes that show how much a packed file unpacks to
 # A byte of unpacked text counts as so many of memory: 500 MiB of it take ten seconds to read.
