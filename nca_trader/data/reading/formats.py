@@ -52,7 +52,8 @@ VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 COMMA = re.compile(r"[+-]?\d*,\d+")
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 LINE = 1 << 22  # bytes of a line, at most
-COLUMN_BYTES = 1 << 19  # of memory that a column takes in addition to its cells, about; as pandas' time
+# Bytes of memory that a column takes in addition to its cells, about, as it takes time.
+COLUMN_BYTES = 1 << 19
 FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes time
 MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer than the first ones
 SHOWS = 1 << 24  # unpacked bytes that show how much a packed file unpacks to
