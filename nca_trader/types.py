@@ -22,7 +22,7 @@ SECOND, DAY = np.timedelta64(1, "s"), np.timedelta64(1, "D")
 YEAR_DAYS = 365.2425
 SECONDS_PER_YEAR = YEAR_DAYS * 86_400
 EXCHANGE_DAYS = 252.0  # sessions per year on an exchange: 261 weekdays less about 9 holidays
-WEEKDAYS = YEAR_DAYS * 5.0 / 7.0  # per year, for a market that closes only at weekends
+COUNTED_YEARS, LONGEST_DAY = 2.0, 1.5  # from which bars are counted; days of a bar
 ROUND_THE_CLOCK = 22  # hours with bars per day from which a market counts as open day and night
 PRICES = ("open", "high", "low", "close")
 EXTRAS = ("half_spread", "dividend", "funding")
@@ -141,7 +141,7 @@ class Bars:
 
     @property
     def bars_per_year(self) -> float:
-        """Bars per year of these bars' own calendar: about 252 for daily equities."""
+        """Bars per year of these bars' own calendar, see `trading_year`; 252 for daily equities."""
         return bars_per_year(self.time)
 
     def __getitem__(self, rows: slice) -> Bars:
@@ -219,46 +219,62 @@ def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
 
 
 def bars_per_year(time: np.ndarray) -> float:
-    """Return the bars per year of the bars' own calendar.
+    """Return the bars per year of the bars' own calendar, see `trading_year`."""
+    return trading_year(time)[0]
 
-    Over a year or more, and for bars of a week or more: N - 1 steps over the time between first
-    and last bar. Over less: bars per trading day (the median) times trading days per year. These
-    are 365.2425 where there are bars on Saturdays, or on every day from first to last; 260.9 where
-    weekdays trade round the clock (FX); 252 otherwise, as on exchanges. Two days of minute bars of
-    an exchange are thus 98,280 bars per year, and not as many as two days without nights would be.
+
+def trading_year(time: np.ndarray) -> tuple[float, str]:
+    """Return the bars per year of the bars' own calendar, and where that number comes from.
+
+    From two years on, and for bars longer than a day: N - 1 steps over the time between first and
+    last bar. A shorter file shows how many bars a day of 24 hours has, and how many such days a
+    week, without the bars of exceptional days: 5, 6 or 7. Five are 252 a year, as on exchanges, or
+    260.9 where they are traded round the clock (FX). As the file grows, what is counted over its
+    whole weeks takes the place of that: none of it at first, half in a year, all in two.
+
+    Days and weeks are counted back from the last bar and not from a midnight, so that neither the
+    zone of the market nor a change of its clock matters.
 
     Args:
       time: `[N]` datetime64[ns], UTC.
 
     Returns:
-      NaN for fewer than two bars.
+      Bars per year, NaN for fewer than two bars; and the words, e.g. "390 a day, 5 days a week".
     """
     if len(time) < 2:
-        return float("nan")
-    span = (time[-1] - time[0]) / DAY
-    # A calendar year of daily bars spans a day less from the first bar to the last.
-    if span >= YEAR_DAYS - 1.0:
-        return (len(time) - 1) * YEAR_DAYS / span
+        return float("nan"), "unknown of one bar"
+    span = float((time[-1] - time[0]) / DAY)
     steps, counts = np.unique(np.diff(time), return_counts=True)
-    step = steps[np.argmax(counts)] / DAY  # the commonest: nights and gaps are longer
-    if step >= 7.0:
-        return (len(time) - 1) * YEAR_DAYS / span
-    days, per_day = np.unique(time.astype("datetime64[D]"), return_counts=True)
-    whole = per_day[1:-1] if len(per_day) > 2 else per_day  # the first and last may be cut
-    a_day = float(np.median(whole) if len(per_day) > 2 else whole.max())
-    weekday = (days.astype(np.int64) + 3) % 7  # 1970-01-01 was a Thursday
-    if (weekday == 5).any():
-        return YEAR_DAYS * min(a_day, round(1.0 / step)) if step < 1.0 else YEAR_DAYS / step
-    if step >= 1.0:
-        return EXCHANGE_DAYS / step
-    longest = float(steps[-1] / DAY)
-    if longest < 1.5 * step and span < 2.0:  # no gap shows that it ever closes
-        return YEAR_DAYS / step
-    clock = len(np.unique(time.astype("datetime64[h]").astype(np.int64) % 24))
-    weekdays = per_day[(weekday < 4) & (days > days[0]) & (days < days[-1])]
-    if clock >= ROUND_THE_CLOCK:
-        return WEEKDAYS * (float(np.median(weekdays)) if len(weekdays) else round(1.0 / step))
-    return EXCHANGE_DAYS * a_day
+    step = steps[np.argmax(counts)]  # the commonest: nights and gaps are longer
+    length = float(step / DAY)
+    # A calendar year of daily bars spans a day less from the first bar to the last.
+    if length > LONGEST_DAY or span >= COUNTED_YEARS * YEAR_DAYS - 1.0:
+        return (len(time) - 1) * YEAR_DAYS / span, f"counted over {span / YEAR_DAYS:.1f} years"
+    # Half a step of slack: a change of the clock moves a bar by an hour.
+    in_day = np.arange(len(time)) - np.searchsorted(time, time - DAY + step / 2, "right") + 1
+    whole = in_day[time - time[0] + 1.5 * step >= DAY]
+    # Most days are whole ones, some have fewer bars, and hardly any has more.
+    a_day = float(np.quantile(whole, 0.75, method="lower")) if len(whole) else float(len(time))
+    gapless = bool(steps[-1] < 1.5 * step)
+    if gapless and not len(whole):  # no gap shows that it ever closes
+        a_day = round(1.0 / length)
+    clock = length < 1.0 and a_day * length >= ROUND_THE_CLOCK / 24.0
+    weeks, seen = int((span + length) // 7), 0.0
+    if weeks:
+        days = ((time[-1] - time + step / 2) // DAY).astype(int)  # before the last bar
+        table = np.bincount(days[days < 7 * weeks], minlength=7 * weeks).reshape(weeks, 7)
+        seen = table.sum() / weeks * YEAR_DAYS / 7
+        # The median of each day of the week leaves out holidays and special sessions.
+        a_week = float(np.quantile(table, 0.5, axis=0, method="higher").sum()) / a_day
+    else:
+        weekdays = (time.astype("datetime64[D]").astype(np.int64) + 3) % 7  # 1970-01-01: a Thursday
+        weekend = {5, 6} <= {*weekdays.tolist()}
+        a_week = 7 if weekend or (clock and gapless and span < 2.0) else 5
+    sessions = min(max(round(a_week), 5), 7)
+    a_year = EXCHANGE_DAYS if sessions == 5 and not clock else sessions * YEAR_DAYS / 7
+    share = 7 * weeks / (COUNTED_YEARS * YEAR_DAYS)
+    usual = f"{a_day:,.0f} a day, {sessions} days a week"
+    return float(share * seen + (1.0 - share) * a_day * a_year), usual
 
 
 # Not where the class is defined: a preset must be readable without importing jax.

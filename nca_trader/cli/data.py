@@ -71,6 +71,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
     print(f"  rows     {found['rows']:,} bars at {found['times']:,} times")
     print(f"  span     {found['first']} to {found['last']}, UTC")
     print(f"  symbols  {len(bars.symbols)}: {', '.join(bars.symbols)}")
+    year = "unknown" if len(bars) < 2 else f"{bars.bars_per_year:,.1f} bars: {found['year']}"
+    print(f"  year     {year}")
     print(f"  gaps     {found['gaps']:,} steps longer than the usual {found['step']}{longest}")
     print(f"  missing  {found['missing']:,} bars of an asset at a time of the others{where}")
     if found["half_spread_median"] is not None:
@@ -92,6 +94,8 @@ def summarise(bars: Bars) -> dict[str, Any]:
     """Count bars, times, gaps and missing bars; a statistic of an absent column is None."""
     import numpy as np
     import pandas as pd
+
+    from nca_trader.types import trading_year
 
     between = np.diff(bars.time)
     steps, counts = np.unique(between, return_counts=True)
@@ -115,6 +119,7 @@ def summarise(bars: Bars) -> dict[str, Any]:
         "missing_by_symbol": dict(zip(bars.symbols, map(int, missing), strict=True)),
         # Estimated from the times; annual metrics are scaled by it.
         "bars_per_year": bars.bars_per_year,
+        "year": trading_year(bars.time)[1],
         "half_spread_median": None if spread is None else float(np.median(spread[there])),
         "dividends": None if bars.dividend is None else int((bars.dividend != 0.0).sum()),
         "funding_mean": None if funding is None else float(np.mean(funding[there])),

@@ -28,7 +28,7 @@ REPAIRS = {
     "close-only": "take a missing open, high or low column from the close",
     "no-volume": "take missing volume as 0",
     "part-reuse": "of a symbol with half a year without bars, make each span an asset of its own",
-    "keep-gaps": "take half a year without bars as a gap of one asset",
+    "keep-gaps": "take half a year without bars as a gap of one asset, or a third of the hours",
     "keep-jumps": "take jumps of the price as real",
     "unadjusted": "take prices as they stand where the file holds an adjustment as well",
 }

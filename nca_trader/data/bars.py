@@ -17,7 +17,6 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.extensions import called, is_source, load
 from nca_trader.config.ranges import described, expect
 from nca_trader.config.reading import (
-    MEMORY_GB,
     parse_columns,
     parse_memory,
     parse_repair,
@@ -27,6 +26,8 @@ from nca_trader.data.calendar import DAY, Sessions, bar_length, expected_times
 from nca_trader.data.reading.detect import detect, extra_faults, value_faults
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
+    Code,
+    Fault,
     Request,
     Table,
     note_of,
@@ -38,6 +39,7 @@ from nca_trader.data.reading.parse import parse
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import EXTRAS, PRICES, Bars
 
+MOST_MISSING = 1 / 3  # of the expected times, without a question
 TIME_BYTES = 64  # of memory that a time takes while the trading hours are found, about
 # A spreadsheet runs a cell that begins with one of these; the last four are wide forms.
 FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
@@ -131,7 +133,7 @@ def read_bars(
     faults = detect(table, request)
     refuse(table.name, faults, repairs, table.where)
     table = repaired(table, faults, repairs)
-    bars = assemble(table, step, timezone, note_of(table, faults, repairs), most)
+    bars = assemble(table, step, request, note_of(table, faults, repairs))
     return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
 
 
@@ -229,24 +231,17 @@ def validate(bars: Bars) -> None:
     refuse(table.name, faults, (), lambda i: f"row {i // width}, {names[i % width]}")
 
 
-def assemble(
-    table: Table,
-    step: np.timedelta64 | None,
-    timezone: str | None,
-    note: str,
-    memory_gb: float = MEMORY_GB,
-) -> Bars:
+def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: str) -> Bars:
     """Put rows, in any order, on one time axis.
 
     Args:
       table: rows without a repeated symbol and time. Its columns are removed as they are used.
       step: the bars' length, to make gaps in the trading hours missing bars; or None.
-      timezone: the zone of the trading hours.
+      request: the repairs asked for, and the memory that the bars may take.
       note: the `Bars.note`.
-      memory_gb: GiB that the bars may take.
 
     Raises:
-      BarError: with the missing bars they would take more.
+      BarError: with the missing bars they would take more, or a third of them would be missing.
     """
     columns = table.columns
     # Repairs may have dropped every row of a symbol.
@@ -264,13 +259,21 @@ def assemble(
         # Two rows a century apart would have billions of times between them.
         steps = int((time[-1] - time[0]) / step) + 1
         what = f"{steps:,} times from the first bar to the last"
-        refuse_large(table.name, what, steps * TIME_BYTES, memory_gb)
-        grown = np.union1d(time, expected_times(time, step, timezone))
+        refuse_large(table.name, what, steps * TIME_BYTES, request.memory_gb)
+        expected, zone = expected_times(time, step, request.timezone)
+        grown = np.union1d(time, expected)
+        missing = len(grown) - len(time)
+        say = f"{missing:,} of {len(grown):,} times within the trading hours have no bar"
+        if missing > MOST_MISSING * len(grown):
+            refuse(table.name, [Fault(Code.D035, say)], request.repairs)
+            note = f"{note} {say}.".strip()
+        if zone != (request.timezone or "UTC"):
+            note = f"{note} Trading hours are by the clock of {zone}.".strip()
         at = np.searchsorted(grown, time)[at]
         time = grown
     shape = (len(time), len(symbols))
     what = f"{len(symbols):,} assets at {len(time):,} times"
-    refuse_large(table.name, what, shape[0] * shape[1] * ROW_BYTES, memory_gb)
+    refuse_large(table.name, what, shape[0] * shape[1] * ROW_BYTES, request.memory_gb)
 
     # Each column is popped when its grid is made, so that not all are in memory twice.
     def grid(values: np.ndarray, fill: float | bool) -> np.ndarray:

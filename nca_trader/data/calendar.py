@@ -27,14 +27,21 @@ from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import Bars
 
 HOUR = 3_600_000_000_000  # nanoseconds
-WEEK_HOURS = 7 * 24
+WEEK_HOURS, MONDAY = 7 * 24, 3 * 24 * HOUR  # 1970-01-01 was a Thursday
+# A zone for each rule of changing the clock; others with that rule differ by whole hours.
+ZONES = (
+    "UTC", "America/New_York", "Europe/Berlin", "Australia/Sydney", "Pacific/Auckland",
+    "America/Sao_Paulo", "America/Santiago", "America/Mexico_City", "Asia/Jerusalem",
+)  # fmt: skip
 DAY = np.timedelta64(1, "D")
 FILLS = ("next_open", "close")
 REGULAR = 0.2  # of the weeks: an hour that trades less often is an exception
 FIRST_YEAR, JUNETEENTH = 2014, "2022-06-19"  # before 2014 some half days were other ones
 
 
-def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None) -> np.ndarray:
+def expected_times(
+    time: np.ndarray, step: np.timedelta64, timezone: str | None = None
+) -> tuple[np.ndarray, str]:
     """Return the times at which bars are expected, from the first bar to the last.
 
     The trading hours are those hours of the week in which at least every fifth week has bars; an
@@ -42,23 +49,35 @@ def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None)
     days and holidays thus are missing bars, nights are not. Prices do not matter; the hours are
     those of the whole file.
 
+    Hours are counted by the clock in which they repeat. Daily bars of New York in UTC are of two
+    hours, one in summer and one in winter, and of one hour by the clock there.
+
     Args:
       time: `[N]` datetime64[ns] UTC, ascending.
       step: the bars' length.
-      timezone: the zone of the trading hours; None: UTC.
+      timezone: the zone that is tried first, which is kept if no other is more regular; None: UTC.
 
     Returns:
-      `[M]` datetime64[ns] UTC, every `step` of the trading hours.
+      `[M]` datetime64[ns] UTC, every `step` of the trading hours; and the zone of the clock.
     """
-    first, last = time[[0, -1]]
-    # The grid includes the last bar.
-    grid = np.arange(first, last + step, step)
-    seen, hours = _clock(time, timezone), _clock(grid, timezone)
+    some = np.unique(time.astype("datetime64[h]")).astype("datetime64[ns]")
+    zones = dict.fromkeys((timezone or "UTC", *ZONES))
+
+    def irregular(zone: str) -> tuple[int, int]:
+        seen = _clock(some, zone)
+        trades = _trading(seen)
+        return trades.sum(), (~trades[(seen // HOUR) % WEEK_HOURS]).sum()
+
+    zone = min(zones, key=irregular)
+    seen = _clock(time, zone)
+    if step > np.timedelta64(HOUR, "ns"):  # longer bars open by the clock, e.g. at its midnight
+        hours = np.arange(seen[0], seen.max() + 1, step.astype(np.int64))
+        grid = _utc((hours - MONDAY).astype("datetime64[ns]"), zone)
+    else:
+        grid = np.arange(time[0], time[-1] + step, step)  # includes the last bar
+        hours = _clock(grid, zone)
+    trades = _trading(seen)
     slot, slots = (seen // HOUR) % WEEK_HOURS, (hours // HOUR) % WEEK_HOURS
-    week = seen // (WEEK_HOURS * HOUR)
-    weeks = week[-1] - week[0] + 1
-    pairs = np.unique(np.stack([slot, week], axis=1), axis=0)
-    trades = np.bincount(pairs[:, 0], minlength=WEEK_HOURS) >= REGULAR * weeks
     part = seen % HOUR
     earliest, latest = np.full(WEEK_HOURS, HOUR), np.full(WEEK_HOURS, -1)
     np.minimum.at(earliest, slot, part)
@@ -67,15 +86,29 @@ def expected_times(time: np.ndarray, step: np.timedelta64, timezone: str | None)
     earliest[np.roll(trades, 1)] = 0
     latest[np.roll(trades, -1)] = HOUR
     inside = (hours % HOUR >= earliest[slots]) & (hours % HOUR <= latest[slots])
-    return grid[trades[slots] & inside]
+    expected = grid[trades[slots] & inside]
+    return expected[~np.isnat(expected)], zone
 
 
-def _clock(time: np.ndarray, timezone: str | None) -> np.ndarray:
+def _trading(seen: np.ndarray) -> np.ndarray:
+    """Return `[WEEK_HOURS]` bool, the trading hours of bars at these nanoseconds of `_clock`."""
+    slot, week = (seen // HOUR) % WEEK_HOURS, seen // (WEEK_HOURS * HOUR)
+    pairs = np.unique(np.stack([slot, week], axis=1), axis=0)
+    weeks = week.max() - week.min() + 1
+    return np.bincount(pairs[:, 0], minlength=WEEK_HOURS) >= REGULAR * weeks
+
+
+def _clock(time: np.ndarray, zone: str) -> np.ndarray:
     """Return nanoseconds since Monday, 1969-12-29, by the local clock."""
-    local = pd.DatetimeIndex(time)
-    if timezone is not None:
-        local = local.tz_localize("UTC").tz_convert(timezone).tz_localize(None)
-    return local.to_numpy("datetime64[ns]").astype(np.int64) + 3 * 24 * HOUR
+    local = pd.DatetimeIndex(time).tz_localize("UTC").tz_convert(zone).tz_localize(None)
+    return local.to_numpy("datetime64[ns]").astype(np.int64) + MONDAY
+
+
+def _utc(local: np.ndarray, zone: str) -> np.ndarray:
+    """Convert local times; an ambiguous one becomes NaT."""
+    # A session that opens in a skipped hour opens as soon as the clock has passed it.
+    zoned = pd.DatetimeIndex(local).tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward")
+    return zoned.tz_convert(None).to_numpy("datetime64[ns]")
 
 
 def _local(day: int, clock: str) -> np.timedelta64:
@@ -164,15 +197,7 @@ class Sessions:
                 inside = (local + length > begin) & (local < end)
                 inside &= ~np.isin(np.maximum(local, begin).astype("datetime64[D]"), off)
                 opened[inside], closed[inside] = begin[inside], end[inside]
-        return self._utc(opened), self._utc(closed)
-
-    def _utc(self, local: np.ndarray) -> np.ndarray:
-        """Convert local times; an ambiguous one becomes NaT."""
-        # A session that opens in a skipped hour opens as soon as the clock has passed it.
-        zoned = pd.DatetimeIndex(local).tz_localize(
-            self.zone, ambiguous="NaT", nonexistent="shift_forward"
-        )
-        return zoned.tz_convert(None).to_numpy("datetime64[ns]")
+        return _utc(opened, self.zone), _utc(closed, self.zone)
 
 
 EVERY_DAY = Sessions(zone="UTC", weekly=())

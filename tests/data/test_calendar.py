@@ -1,8 +1,12 @@
 """Calendars: sessions known beforehand, positions flat at their close, bars in a year."""
 
+import datetime
+
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nca_trader.data.bars import read_bars
 from nca_trader.data.calendar import (
@@ -16,7 +20,7 @@ from nca_trader.data.calendar import (
 )
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.types import Bars, bars_per_year
+from nca_trader.types import Bars, bars_per_year, trading_year
 
 NEW_YORK = "America/New_York"
 # From the exchange's own notices.
@@ -198,15 +202,138 @@ def fx_times(first, last, step):
     (pd.date_range("2022-01-05 07:00", periods=500, freq="1min"), 525_949, 1e-4),
     (pd.date_range("2022-01-01", periods=90, freq="1D"), 365.25, 1e-3),
     (exchange_times("2024-06-25", "2024-06-26", "1min"), 98_280, 1e-6),
-    (exchange_times("2024-06-24", "2024-07-12", "1min"), 98_280, 1e-6),  # with a half day
-    (exchange_times("2024-01-05", "2024-04-12", "30min"), 252 * 13, 1e-6),
-    (pd.DatetimeIndex(trading_days("2024-06-03", "2024-06-14")[0]), 252, 1e-6),
+    (exchange_times("2024-06-24", "2024-07-12", "1min"), 98_280, 0.003),  # with a half day
+    (exchange_times("2024-01-05", "2024-04-12", "30min"), 252 * 13, 0.002),
+    (pd.DatetimeIndex(trading_days("2024-06-03", "2024-06-14")[0]), 252, 0.002),
     (fx_times("2024-02-01", "2024-03-15", "1h"), 6262, 0.01),
     (fx_times("2024-02-05", "2024-02-13", "1h"), 6262, 0.01),
 ])  # fmt: skip
 def test_bars_in_a_year_are_those_of_the_calendar(time, want, within):
     stamps = pd.DatetimeIndex(time).to_numpy("datetime64[ns]")
     assert bars_per_year(stamps) == pytest.approx(want, rel=within)
+
+
+def local(days, opens, closes, step, zone=NEW_YORK):
+    """Times in UTC of bars between two clocks of the market's zone, day by day."""
+    clock = pd.timedelta_range(f"{opens}:00", f"{closes}:00", freq=step, closed="left")
+    times = pd.DatetimeIndex(
+        (pd.DatetimeIndex(days).to_numpy()[:, None] + clock.to_numpy()).ravel()
+    )
+    return times.tz_localize(zone).tz_convert("UTC").tz_localize(None)
+
+
+def calendars(first, years):
+    """Six kinds of markets: their times, and the bars a year by the calendar's own rules."""
+    last = first + pd.DateOffset(years=years)
+    days = pd.DatetimeIndex(trading_days(f"{first:%Y-%m-%d}", f"{last:%Y-%m-%d}")[0])
+    every = pd.date_range(first, last, inclusive="left")
+    saturdays = every[every.day_of_week == 5][3::17]  # special sessions, three a year
+    hours = pd.date_range(first, last, freq="1h", inclusive="left")
+    tokyo = [
+        local(days, *span, "30min", "Asia/Tokyo")
+        for span in (("09:00", "11:30"), ("12:30", "15:00"))
+    ]
+    return {
+        "weekdays": (days, 252),
+        "stamped at the day's end": (days + pd.Timedelta(1, "D"), 252),
+        "stamped at New York's midnight": (days.tz_localize(NEW_YORK).tz_convert(None), 252),
+        "special Saturdays": (days.union(saturdays), 252 + 365.2425 / 7 / 17),
+        "half hours": (local(days, "09:30", "16:00", "30min"), 252 * 13),
+        "a break at noon": (tokyo[0].union(tokyo[1]), 252 * 10),
+        "extended hours": (local(days, "04:00", "20:00", "1h"), 252 * 16),
+        "FX with Sunday bars": (every[every.day_of_week != 5], 365.2425 * 6 / 7),
+        "hours of FX": (
+            fx_times(first, last, "1h").tz_localize(None),
+            24 * (365.2425 * 5 / 7 - 1.5),
+        ),
+        "days of a market that never closes": (every, 365.2425),
+        "hours of a market that never closes": (hours, 24 * 365.2425),
+        "minutes": (local(days[:150], "09:30", "16:00", "1min"), 98_280),
+    }  # fmt: skip
+
+
+LEAST_DAYS, NEAR = 28, 0.02  # from four weeks on: a holiday or a special session in each hides none
+
+
+@settings(max_examples=5, deadline=None)
+@given(first=st.dates(datetime.date(2015, 1, 1), datetime.date(2021, 12, 31)))
+def test_bars_in_a_year_stay_near_the_truth_as_a_file_grows(first):
+    for name, (times, want) in calendars(pd.Timestamp(first), 3).items():
+        times = times.to_numpy("datetime64[ns]")
+        ends = times[0] + np.arange(LEAST_DAYS, 1090, 13) * np.timedelta64(1, "D")
+        rows = np.unique(np.searchsorted(times, ends[ends <= times[-1]]))
+        found = np.array([bars_per_year(times[:row]) for row in rows])
+        worst = np.argmax(np.abs(found / want - 1.0))
+        assert abs(found[worst] / want - 1.0) < NEAR, (name, times[rows[worst]], found[worst], want)
+        # Nor does one more bar change it: over the two years after which all is counted, too.
+        two_years = np.searchsorted(times, times[0] + np.timedelta64(730, "D"))
+        some = [*rows[:3], *range(two_years - 3, min(two_years + 3, len(times)))]
+        ratios = [bars_per_year(times[: row + 1]) / bars_per_year(times[:row]) for row in some]
+        assert np.abs(np.array(ratios) - 1.0).max() < 0.012, (name, ratios)
+
+
+STAMPS = {
+    # Zone, days of a week, local clocks and the length of a bar.
+    "New York": ("America/New_York", 5, ["00:00"], "1d"),
+    "Chicago": ("America/Chicago", 5, ["00:00"], "1d"),
+    "London": ("Europe/London", 5, ["00:00"], "1d"),
+    "Sydney": ("Australia/Sydney", 5, ["00:00"], "1d"),
+    "New York's opens": ("America/New_York", 5, ["09:30"], "1d"),
+    "four hours": ("America/New_York", 5, ["04:00", "08:00", "12:00", "16:00"], "4h"),
+    "hours": ("Europe/Berlin", 5, [f"{hour:02}:00" for hour in range(9, 18)], "1h"),
+    "half hours": ("America/Toronto", 5, ["09:30", "10:00", "10:30", "11:00"], "30min"),
+    "Tokyo": ("Asia/Tokyo", 5, ["00:00"], "1d"),
+    "no weekend": ("UTC", 7, ["00:00"], "1d"),
+}
+
+
+@pytest.mark.parametrize("name", STAMPS)
+def test_hours_are_counted_in_the_clock_in_which_they_repeat(name):
+    zone, week, clocks, every = STAMPS[name]
+    days = pd.date_range("2022-01-03", "2023-12-29")
+    days = days[days.day_of_week < week]
+    local = pd.DatetimeIndex([pd.Timestamp(f"{day:%Y-%m-%d} {c}") for day in days for c in clocks])
+    time = local.tz_localize(zone).tz_convert("UTC")
+    frame = pd.DataFrame({"time": time, **dict.fromkeys(("open", "high", "low", "close"), 5.0)})
+    kept = frame.drop(index=[20, 300])
+    for each, missing in ((frame, 0), (kept, 2)):
+        bars = read_bars(each, every=every, repair="no-volume")
+        assert (bars.index == time).all() and (~bars.present).sum() == missing
+    fits = "Trading hours are by the clock of" in bars.note
+    assert fits == (zone not in ("UTC", "Asia/Tokyo")), bars.note
+
+
+def test_a_third_of_the_hours_missing_is_asked_about():
+    time = pd.date_range("2024-01-01", periods=900, freq="1min", tz="UTC")
+    frame = pd.DataFrame({"time": time, **dict.fromkeys(("open", "high", "low", "close"), 5.0)})
+    rng = np.random.default_rng(0)
+    for share, asked in ((0.3, False), (0.4, True)):
+        some = frame[(rng.random(900) > share) | (np.arange(900) % 899 == 0)]
+        options = {"every": "1min", "repair": "no-volume"}
+        if asked:
+            with pytest.raises(BarError, match=r"D035 \d+ of 900 times within .* pass repair="):
+                read_bars(some, **options)
+            options["repair"] += ",keep-gaps"
+        bars = read_bars(some, **options)
+        assert len(bars) == 900 and bars.present.sum() == len(some)
+        assert ("of 900 times within the trading hours have no bar" in bars.note) == asked
+
+
+SIX_DAYS = pd.date_range("2024-01-01", periods=140)
+SIX_DAYS = SIX_DAYS[SIX_DAYS.day_of_week != 5]
+
+
+def test_the_words_say_where_the_bars_in_a_year_come_from():
+    words = {
+        "390 a day, 5 days a week": exchange_times("2024-06-24", "2024-07-12", "1min"),
+        "1 a day, 6 days a week": SIX_DAYS,
+        "24 a day, 7 days a week": pd.date_range("2024-01-01", periods=900, freq="1min"),
+        "counted over 2.9 years": pd.bdate_range("2020-01-01", periods=760),
+        "counted over 4.9 years": pd.date_range("2000-01-01", periods=60, freq="MS"),
+        "unknown of one bar": pd.date_range("2000-01-01", periods=1),
+    }  # fmt: skip
+    for want, times in words.items():
+        assert trading_year(pd.DatetimeIndex(times).to_numpy("datetime64[ns]"))[1] == want
 
 
 def test_two_days_of_minutes_are_not_stretched_over_the_nights():

@@ -72,6 +72,7 @@ class Code(enum.Enum):
     D032 = "dividends are given twice", "Leave the factor out, or the cash"
     D033 = "a spread or funding rate is 1 or more", "Correct or remove the row", "drop-bad"
     D034 = "reading takes more memory than is allowed", "Give fewer rows, or allow more memory"
+    D035 = "a third of the trading hours has no bar", "Give another length of a bar", "keep-gaps"
 
 
 class Fault(NamedTuple):

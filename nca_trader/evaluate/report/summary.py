@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from nca_trader.evaluate.trades import TRADING_COSTS
 from nca_trader.evaluate.verdict import decimal, in_sample_sentence, percent
 from nca_trader.runs.universe import others_sentence
+from nca_trader.types import trading_year
 
 if TYPE_CHECKING:
     from nca_trader.evaluate.result import Result
@@ -81,10 +82,11 @@ def summary_lines(result: Result) -> list[str]:
     m = result.metrics
     other = result.hold and result.hold.account_metrics
     lines = [title_of(result)]
+    _, found = trading_year(result.equity.index.to_numpy("datetime64[ns]"))
     fill = "next open" if result.fill == "next_open" else "close"
     lines.append(
-        f"{len(result.equity):,} bars ({result.bars_per_year:,.1f} per year), fills at the {fill}, "
-        f"{result.order}"
+        f"{len(result.equity):,} bars ({result.bars_per_year:,.1f} per year: {found}), fills at "
+        f"the {fill}, {result.order}"
     )
     lines.append(f"{'':<22}{'this':>14}{'buy and hold' if other else '':>16}")
     for key, name, write in SHOWN:
