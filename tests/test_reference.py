@@ -59,7 +59,9 @@ def test_every_option_of_every_command_is_there(page):
 
 
 def test_every_code_is_there(page):
-    assert {f"D{number:03}" for number in range(1, 36) if number not in (28, 29)} <= first_cells(page)
+    assert {f"D{number:03}" for number in range(1, 36) if number not in (28, 29)} <= first_cells(
+        page
+    )
     codes = first_cells(page.partition("## Exit codes")[2])
     assert codes == {"0", "1", "2", "3", "4", "130"}
 
