@@ -68,7 +68,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "metavar": "NAMES",
         "help": "repairs of the file that are allowed, e.g. sort,drop-nan: sort, keep-first, "
         "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, part-reuse, "
-        "keep-gaps, keep-jumps, unadjusted; without it a fault is refused",
+        "keep-gaps, keep-jumps, keep-case, unadjusted; without it a fault is refused",
     },
     "columns": {
         "metavar": "ROLE=COLUMN,...",

@@ -27,6 +27,7 @@ REPAIRS = {
     "widen": "widen high and low until they take in open and close",
     "close-only": "take a missing open, high or low column from the close",
     "no-volume": "take missing volume as 0",
+    "keep-case": "take symbols that differ in case alone as different assets",
     "part-reuse": "of a symbol with half a year without bars, make each span an asset of its own",
     "keep-gaps": "take half a year without bars as a gap of one asset, or a third of the hours",
     "keep-jumps": "take jumps of the price as real",

@@ -210,3 +210,22 @@ def test_columns_are_named_by_name_or_number_and_nothing_is_guessed(read, long):
     assert "did you mean 'close'" in refusal(read, text, columns="clse=Last")
     assert "has no column" in refusal(read, text, columns="close")
     assert "names a role twice" in refusal(read, text, columns="close=O,close=H")
+
+
+def test_blanks_and_case_do_not_make_other_assets(tmp_path):
+    days = pd.date_range("2020-01-01", periods=6).strftime("%Y-%m-%d")
+    names = ["SPY", "SPY ", " SPY", "spy", "QQQ", "SPY"]
+    rows = [f"{day},{name},10,11,9,10,5" for day, name in zip(days, names, strict=True)]
+    path = tmp_path / "bars.csv"
+    path.write_text("\n".join(["time,symbol,open,high,low,close,volume", *rows]) + "\n")
+    with pytest.raises(BarError, match=r"D024 line 5: the symbols 'SPY' and 'spy' differ in case"):
+        read_bars(path)
+    bars = read_bars(path, repair="keep-case")
+    assert bars.symbols == ("SPY", "spy", "QQQ")
+    assert bars.present.sum(axis=0).tolist() == [4, 1, 1]
+    assert "Blanks around symbols were removed, first of 'SPY '." in bars.note
+    assert read_bars(path, "SPY").present.sum() == 4
+    # A blank may hide that a bar is there twice.
+    path.write_text(path.read_text().replace("2020-01-02,SPY ", "2020-01-01,SPY "))
+    with pytest.raises(BarError, match="D021 line 3"):
+        read_bars(path, repair="keep-case")

@@ -231,6 +231,14 @@ def line_faults(table: Table) -> list[Fault]:
         name = names[table["symbol"][int(np.argmax(wild))]][:LONGEST]
         say = f"the symbol {name!r} does not print or is longer than {LONGEST} characters"
         faults.append(Fault(Code.D024, say, wild))
+    first = {name.casefold(): i for i, name in reversed([*enumerate(names)])}
+    alike = np.isin(
+        table["symbol"], [i for i, name in enumerate(names) if first[name.casefold()] != i]
+    )
+    if alike.any():
+        name = names[table["symbol"][int(np.argmax(alike))]]
+        say = f"the symbols {names[first[name.casefold()]]!r} and {name!r} differ in case alone"
+        faults.append(Fault(Code.D024, say, alike, "Write them alike", ("keep-case",)))
     if {"dividend", "cash_dividend"} <= table.columns.keys():
         say = "dividends are given twice, as a factor of the prices and as cash"
         remedy = f"Leave the factor out, or the cash by {argument('columns', 'cash_dividend=-')}"

@@ -144,6 +144,7 @@ class Table:
       short: rows of lines that end early.
       times: the evidence from reading the times; None where they were times already.
       faults: what is wrong with the columns.
+      blank: symbols as they were written, with blanks around them.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Table:
     short: list[np.ndarray] = dataclasses.field(default_factory=list)
     times: Times | None = None
     faults: list[Fault] = dataclasses.field(default_factory=list)
+    blank: list[str] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.columns["present"])
@@ -311,7 +313,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
     # After the symbols are split up: each span starts at its own first factor.
     columns = adjusted(columns, np.ones(len(columns["time"]), dtype=bool))
     # The columns and texts that only detection needs are freed here.
-    return Table(name=table.name, columns=columns, symbols=symbols)
+    return Table(name=table.name, columns=columns, symbols=symbols, blank=table.blank)
 
 
 def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> np.ndarray:
@@ -377,6 +379,8 @@ def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> s
         for fault in faults
     ]
     notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
+    if table.blank:
+        notes.append(f"Blanks around symbols were removed, first of {table.blank[0]!r}.")
     factors = [name for name in FACTORS if name in table]
     if factors:
         notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")

@@ -306,6 +306,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         short=short,
         times=read,
         faults=list(faults.values()),
+        blank=list(symbols.blank),
     )
 
 
@@ -376,12 +377,14 @@ class _Symbols:
 
     Attributes:
       codes: the place of each among the assets, in the order of the file.
+      blank: names with blanks around them, which do not count.
     """
 
     def __init__(self, request: Request):
         self.codes: dict[str, int] = {}
         self._wanted, self._parted = request.symbols, "part-reuse" in request.repairs
         self._known: dict[str, None] = {}  # every name of the file, in its order
+        self.blank: dict[str, None] = {}  # those that were written with blanks around them
         # FB-2012 names a span of FB, if the repair part-reuse makes one.
         self._bases = {re.sub(r"-\d{4}$", "", name) for name in self._wanted} | {*self._wanted}
 
@@ -408,7 +411,9 @@ class _Symbols:
                 self._code(each)
         # Symbols repeat, so each name is looked up once.
         local, found = pd.factorize(rows.frame["symbol"].astype("str"))
-        names = ["" if name is None or pd.isna(name) else str(name) for name in [*found, ""]]
+        written = ["" if name is None or pd.isna(name) else str(name) for name in [*found, ""]]
+        names = [name.strip() for name in written]
+        self.blank |= {name: None for name in written if name != name.strip()}
         self._known |= dict.fromkeys(name for name in names if name)
         codes = np.full(len(names), -1, dtype=np.int32)
         for i in np.unique(local):  # -1 is the last of names, the empty one
