@@ -23,7 +23,7 @@ from nca_trader.config.reading import (
     parse_step,
 )
 from nca_trader.data.calendar import DAY, Sessions, bar_length, expected_times
-from nca_trader.data.reading.detect import detect, extra_faults, value_faults
+from nca_trader.data.reading.detect import detect, extra_faults, settle_dividends, value_faults
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
     Code,
@@ -66,8 +66,10 @@ def read_bars(
     only empty cells, its bar is missing. `present`, which `write_bars` adds where it must, is False
     in the row of a missing bar.
 
-    Columns bid and ask (or half_spread), dividend (or dividends; cash per unit, on the ex-date) and
-    funding (or funding_rate; paid by a long position) are read as well: see `Bars`.
+    Columns bid and ask (or half_spread), dividend (cash per unit, on the ex-date, with prices as
+    traded) and funding (or funding_rate; paid by a long position) are read as well: see `Bars`.
+    Dividends under a vendor's name, `Dividends` or `dividend_amount`, are left out where the prices
+    show on ex-dates that they are adjusted for them, as yfinance's are.
 
     A file is read in chunks, so that memory is bounded in addition to the bars.
 
@@ -129,7 +131,7 @@ def read_bars(
     most = parse_memory(memory_gb)
     request = Request(parse_columns(columns), timezone, dates, decimal, wanted, repairs, most)
     # Each step takes the result of the last one; only `assemble` uses it up.
-    table = parse(source, request)
+    table = settle_dividends(parse(source, request))
     faults = detect(table, request)
     refuse(table.name, faults, repairs, table.where)
     table = repaired(table, faults, repairs)

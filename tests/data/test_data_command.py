@@ -51,7 +51,7 @@ def test_a_clean_file_ends_with_0_and_a_summary(check):
     assert said["longest_gap_after"] == "2021-03-01T14:32:00+00:00"
     assert "the longest 0 days 00:08:00 after 2021-03-01T14:32:00+00:00" in out
     assert said["missing"] == 2 and said["missing_by_symbol"] == {"A": 0, "B": 2}
-    code, out, _ = check(CLEAN, "--every", "1min")
+    code, out, _ = check(CLEAN, "--every", "1min", "--repair", "keep-gaps")
     assert code == 0 and "at 11 times" in out and "missing  16 bars" in out
     assert "of the others or within the file's trading hours" in out
     assert check(CLEAN, "--symbol", "B", "--json")[0] == 0

@@ -51,10 +51,10 @@ def test_a_spread_of_unknown_unit_is_not_taken_and_a_column_can_be_left_out():
 
 def test_dividends_and_funding_are_read_and_empty_cells_are_none():
     paid = [np.nan, 0.5, np.nan, 0.0, 0.25]
-    bars = read_bars(frame_of(Dividends=paid, funding_rate=[1e-4, np.nan, -1e-4, 0, 0]))
+    bars = read_bars(frame_of(Dividend=paid, funding_rate=[1e-4, np.nan, -1e-4, 0, 0]))
     np.testing.assert_array_equal(bars.dividend[:, 0], [0, 0.5, 0, 0, 0.25])
     np.testing.assert_array_equal(bars.funding[:, 0], [1e-4, 0, -1e-4, 0, 0])
-    assert bars.digest() != read_bars(frame_of(Dividends=paid)).digest()
+    assert bars.digest() != read_bars(frame_of(Dividend=paid)).digest()
     assert "half_spread" not in bars.fields
 
 

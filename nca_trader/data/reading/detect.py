@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pandas as pd
 
@@ -23,6 +25,7 @@ from nca_trader.data.reading.times import Times
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
+SURE = 5.0  # logarithm of the odds for one of the two answers, at least
 SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
 BACK_ADJUSTED = (
     "; adjust a back-adjusted future by ratios instead of differences, or add an offset to all its "
@@ -78,6 +81,43 @@ def detect(table: Table, request: Request) -> list[Fault]:
             sound = sound & ~fault.mask
     columns = adjusted(table.columns, stays)
     return faults + between + series_faults(columns, table.symbols, sound)
+
+
+def settle_dividends(table: Table) -> Table:
+    """Return the table without dividends that its prices are adjusted for, or with a question.
+
+    On an ex-date a price as traded opens lower by about the dividend, and an adjusted one does not.
+    The slope of these returns on the yields is thus 1 or 0, with an error that follows from the
+    other nights of each symbol. Both are equally likely at first.
+    """
+    if not table.vendor or "cash_dividend" not in table:
+        return table
+    names = ("symbol", "time", "open", "close", "cash_dividend", "present")
+    code, time, opens, close, cash, present = (table[name] for name in names)
+    rows = np.flatnonzero(present & (opens > 0) & (close > 0) & ~np.isnat(time))
+    rows = rows[np.lexsort((time[rows], code[rows]))]
+    same = code[rows[1:]] == code[rows[:-1]]
+    before, after = rows[:-1][same], rows[1:][same]
+    night, paid = np.log(opens[after] / close[before]), cash[after] / close[before]
+    usual = pd.Series(np.abs(np.where(paid > 0, np.nan, night)))
+    noise = np.maximum(1.5 * usual.groupby(code[after]).transform("median").fillna(np.inf), 1e-5)
+    ex = np.flatnonzero(paid > 0)
+    if not len(ex):
+        return table
+    drop, paid, noise = -night[ex], paid[ex], noise.to_numpy()[ex]
+    drop = np.clip(drop, -3 * noise, paid + 3 * noise)  # news moves a price by more
+    weight = float(np.sum((paid / noise) ** 2))
+    slope = float(np.sum(paid * drop / noise**2)) / weight if weight else 0.5
+    if abs(slope - 0.5) * weight > SURE:
+        if slope > 0.5:
+            return table
+        note = f"Prices are adjusted for dividends: on {len(ex):,} ex-dates they do not drop."
+        columns = {k: v for k, v in table.columns.items() if k != "cash_dividend"}
+        return dataclasses.replace(table, columns=columns, notes=[*table.notes, note])
+    say = f"{len(ex):,} ex-dates do not show whether prices are adjusted for the dividends"
+    ways = (argument("columns", f"cash_dividend={way}") for way in ("-", "COLUMN"))
+    remedy = "Pass {} if they are, and {} if they are as traded".format(*ways)
+    return dataclasses.replace(table, faults=[*table.faults, Fault(Code.D036, say, None, remedy)])
 
 
 def _column_rank(fault: Fault) -> int:

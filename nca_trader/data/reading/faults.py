@@ -73,6 +73,7 @@ class Code(enum.Enum):
     D033 = "a spread or funding rate is 1 or more", "Correct or remove the row", "drop-bad"
     D034 = "reading takes more memory than is allowed", "Give fewer rows, or allow more memory"
     D035 = "a third of the trading hours has no bar", "Give another length of a bar", "keep-gaps"
+    D036 = "prices may be adjusted for the dividends of the file", "Say whether they are"
 
 
 class Fault(NamedTuple):
@@ -144,7 +145,8 @@ class Table:
       short: rows of lines that end early.
       times: the evidence from reading the times; None where they were times already.
       faults: what is wrong with the columns.
-      blank: symbols as they were written, with blanks around them.
+      notes: sentences for the note of the bars.
+      vendor: whether the dividends have a vendor's name, so that prices may be adjusted for them.
     """
 
     name: str
@@ -158,7 +160,8 @@ class Table:
     short: list[np.ndarray] = dataclasses.field(default_factory=list)
     times: Times | None = None
     faults: list[Fault] = dataclasses.field(default_factory=list)
-    blank: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    vendor: bool = False
 
     def __len__(self) -> int:
         return len(self.columns["present"])
@@ -313,7 +316,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
     # After the symbols are split up: each span starts at its own first factor.
     columns = adjusted(columns, np.ones(len(columns["time"]), dtype=bool))
     # The columns and texts that only detection needs are freed here.
-    return Table(name=table.name, columns=columns, symbols=symbols, blank=table.blank)
+    return Table(name=table.name, columns=columns, symbols=symbols, notes=table.notes)
 
 
 def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> np.ndarray:
@@ -379,8 +382,7 @@ def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> s
         for fault in faults
     ]
     notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
-    if table.blank:
-        notes.append(f"Blanks around symbols were removed, first of {table.blank[0]!r}.")
+    notes += table.notes
     factors = [name for name in FACTORS if name in table]
     if factors:
         notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")

@@ -220,6 +220,12 @@ def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
     return Arranged(frame, pd.DataFrame(index=frame.index), faults, tuple(positions))
 
 
+def _is_vendors(frame: pd.DataFrame) -> bool:
+    """Return whether dividends have a name that vendors use, also for adjusted prices."""
+    levels = (level for c in frame.columns for level in (c if isinstance(c, tuple) else (c,)))
+    return any(str(level).strip().lower() in VENDORS for level in levels)
+
+
 def _pair(column: Any) -> tuple[str, str] | None:
     """Return symbol and field of a wide table's column, such as AAPL_close or close_AAPL."""
     if isinstance(column, tuple) and len(column) == 2:
@@ -236,6 +242,7 @@ def _pair(column: Any) -> tuple[str, str] | None:
     return None if symbol.lower() in NO_ASSETS else (symbol, canonical(field))
 
 
+VENDORS = ("dividends", "dividend_amount", "dividend amount")  # "dividend" is this package's own
 NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
 LONGEST = 64  # characters of a symbol at most
 
@@ -253,7 +260,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     others: dict[tuple[int, str], Growing] = {}
     unread: dict[str, Unread] = {}
     short, faults = [], {}
-    name, unit, wide, begin = "", "row", False, 0
+    name, unit, wide, begin, vendor = "", "row", False, 0, False
     for chunk in load(source, request):
         arranged = arrange(chunk, given)
         name, unit, wide = chunk.name, chunk.unit, arranged.symbols is not None
@@ -286,11 +293,12 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
             if max(begin * ROW_BYTES, 0.8 * size) > request.memory_gb * GIB:
                 what = f"about {size / ROW_BYTES:,.0f} bars of an asset"
                 refuse_large(name, what, size, request.memory_gb)
+        vendor = vendor or ("cash_dividend" not in given and _is_vendors(chunk.frame))
     # Only the whole file shows that it lacks a symbol.
     symbols.check(name)
     if not begin:
         raise refusal(name, Code.D002, "there are no rows")
-    read = times.finish()
+    read, blank = times.finish(), list(symbols.blank)[:1]
     # Times come last, since later rows may decide their form.
     arrays = {"time": read.utc.whole} | {key: column.whole for key, column in columns.items()}
     return Table(
@@ -306,7 +314,8 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         short=short,
         times=read,
         faults=list(faults.values()),
-        blank=list(symbols.blank),
+        notes=[f"Blanks around symbols were removed, first of {name!r}." for name in blank],
+        vendor=vendor,
     )
 
 
