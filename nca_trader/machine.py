@@ -101,7 +101,9 @@ def write_atomically(path: Place, content: str | bytes) -> None:
     # In the same folder: a rename is atomic within one file system only.
     part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as file:
+        # One that a killed process left, or a link.
+        part.unlink(missing_ok=True)
+        with open(part, "xb", opener=no_link) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # before the rename, or a power cut could leave an empty file
@@ -112,6 +114,30 @@ def write_atomically(path: Place, content: str | bytes) -> None:
         raise StateError(
             f"{path}: cannot be written ({error.strerror}); fix that, then try again."
         ) from None
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file to write, as `open(..., opener=no_link)`; a link could lead to another file.
+
+    Raises:
+      OSError: the last part of the path is a link.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+@contextlib.contextmanager
+def safe_path() -> Iterator[None]:
+    """Start processes of Python inside the block that do not import from the current folder.
+
+    A folder with somebody's bars may hold a file that is named as a module of Python.
+    """
+    name = "PYTHONSAFEPATH"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.update({name: before})
 
 
 def write_once(path: pathlib.Path, content: str) -> bool:
@@ -178,7 +204,7 @@ def take_lock(path: pathlib.Path) -> int:
       OSError: the file cannot be opened, or its file system has no locks.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Between the opening and the lock its holder may have deleted it: then a new one.

@@ -416,7 +416,7 @@ def _replay(path: pathlib.Path, job: Job) -> dict[str, Any]:
     write_bars(job.bars, path / BARS)  # all bars: features need those before the span
     command = [
         # This interpreter, since `nca-trader` need not be on the PATH.
-        *(sys.executable, "-m", "nca_trader", "paper", "--run", str(path)),
+        *(sys.executable, "-P", "-m", "nca_trader", "paper", "--run", str(path)),
         *("--feed", f"replay:{path / BARS}", "--broker", "simulated"),
         *("--journal", str(path / JOURNAL), "--start", job.select_until, "--json"),
         # Deployed or not, the agent's own decisions are what the replay has to repeat.

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, printable
 
 FOLDER = "runs"
 
@@ -78,7 +78,7 @@ def run_runs(args: argparse.Namespace) -> dict[str, Any]:
         _print(table.drop(columns="fault"))
         for name, fault in table["fault"].items():
             if fault:
-                print(f"{name}: {fault}", file=sys.stderr)
+                print(f"{printable(name)}: {fault}", file=sys.stderr)
         return {"runs": table.reset_index().to_dict("records")}
     if args.action == "compare":
         table = compare_runs(args.paths)
@@ -99,4 +99,9 @@ def run_runs(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(table: Any) -> None:
-    print("nothing there" if table.empty else table.to_string(na_rep=""))
+    if table.empty:
+        print("nothing there")
+        return
+    # A folder may be a stranger's: its names and texts must not steer the screen.
+    shown = table.map(lambda x: printable(x) if isinstance(x, str) else x)
+    print(shown.rename(index=printable, columns=printable).to_string(na_rep=""))

@@ -8,9 +8,8 @@ it, and in the current folder.
 A config holds the name and never the object, so another process can load a run. `Registry` is a
 mapping of built-in names that also finds such names.
 
-`fingerprint` tells whether the code is still the code that a run was trained with. It is a SHA-256
-of a name's definition and of everything in its own files that the definition uses. Comments,
-docstrings, layout and definitions that it does not use are left out. Nothing is imported for it.
+`digest_of_files` tells whether the code is still the code that a run was trained with: a SHA-256 of
+the file of a name and of the user's own files that it imports. Nothing is imported for it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.machinery import PathFinder
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.ranges import described, nearest
@@ -85,9 +84,16 @@ def parse_name(text: str) -> Name | None:
 @functools.cache
 def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Return the entry points of installed packages in the group "nca_trader.KIND", by name."""
-    return {
-        point.name: point for point in importlib.metadata.entry_points(group=f"nca_trader.{kind}")
-    }
+    return {point.name: point for point in _points() if point.group == f"nca_trader.{kind}"}
+
+
+def _points() -> list[importlib.metadata.EntryPoint]:
+    """Return our entry points of installed packages; what lies in the current folder is not one."""
+    points = importlib.metadata.entry_points()
+    groups = [group for group in points.groups if group.startswith("nca_trader.")]
+    here = os.getcwd()
+    ours = (point for group in groups for point in points.select(group=group))
+    return [x for x in ours if x.dist is None or os.path.realpath(x.dist.locate_file("")) != here]
 
 
 def origin_of(kind: str, text: str) -> tuple[Name, str] | None:
@@ -160,7 +166,7 @@ def load(kind: str, text: str) -> Any:
         value = getattr(home, member)
         # `mine:system`, where mine.py has `from os import system`, is as little the user's own.
         if inspect.isroutine(value) or isinstance(value, type):
-            _refuse_python(getattr(value, "__module__", None) or "", text)
+            _refuse_reexport(getattr(value, "__module__", None) or "", text)
     return value if values is None else called(value, text, values)
 
 
@@ -226,7 +232,7 @@ def module_of(module: str) -> types.ModuleType:
     """
     file = _own_file(module)
     if not module.endswith(".py"):
-        found = _imported(module, os.getcwd(), lambda: importlib.import_module(module))
+        found = _imported(module, _root(module, file), lambda: importlib.import_module(module))
         there = getattr(found, "__file__", None) or ""
         if os.path.isfile(there) and file.samefile(there):
             return found
@@ -236,9 +242,10 @@ def module_of(module: str) -> types.ModuleType:
         )
     path = pathlib.Path(module)
     # A name of its own, so that the file cannot take the place of an installed module.
-    spec = importlib.util.spec_from_file_location(f"strategy_{path.stem}", path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    found, loader = importlib.util.module_from_spec(spec), spec.loader
+    loader = _FromSource(f"strategy_{path.stem}", str(path))
+    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    assert spec is not None
+    found = importlib.util.module_from_spec(spec)
 
     def run() -> types.ModuleType:
         sys.modules[found.__name__] = found  # dataclasses look up their own module there
@@ -272,6 +279,15 @@ def _refuse_python(module: str, text: str) -> None:
     raise ConfigError(f"{text}: {what} a module of Python itself{remedy}")
 
 
+def _refuse_reexport(module: str, text: str) -> None:
+    """Refuse a member that its module has only imported from Python or an installed package."""
+    _refuse_python(module, text)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    foreign = file is not None and _of_package(pathlib.Path(file).resolve())
+    if foreign and module.partition(".")[0] not in {"nca_trader", *_extending()}:
+        raise ConfigError(f"{text}: is of {module}, an installed package; name code of your own.")
+
+
 def _own_file(module: str) -> pathlib.Path:
     """Return the file of a module that may be the user's own.
 
@@ -283,17 +299,17 @@ def _own_file(module: str) -> pathlib.Path:
         _refuse_python(module, module)
     file = locate(module)
     full = file.resolve()
-    installed_in = {"site-packages", "dist-packages"} & set(full.parts)
-    if not installed_in and full.is_relative_to(pathlib.Path(os.__file__).resolve().parent):
+    if _of_python(full):
         raise ConfigError(f"{module}: is a module of Python itself; name one of your own.")
     if full.is_relative_to(pathlib.Path(__file__).resolve().parents[1]):
         raise ConfigError(f"{module}: is of nca_trader; give the built-in name, or your own code.")
-    if installed_in and top not in _extending():
+    if _of_package(full) and top not in _extending():
         raise ConfigError(
             f"{module}: is of an installed package without an entry point for nca_trader; name a "
             "module of your own that imports what you need."
         )
-    for folder in full.parents:
+    # A link in a run folder is inside it, wherever it leads.
+    for folder in (*full.parents, *pathlib.Path(os.path.abspath(file)).parents):
         if (folder / "run.json").is_file() and (folder / "env.toml").is_file():
             raise ConfigError(
                 f"{module}: is code inside the run folder {folder}, which is never run; read it, "
@@ -305,14 +321,55 @@ def _own_file(module: str) -> pathlib.Path:
 @functools.cache
 def _extending() -> set[str]:
     """Return the first names of the modules of entry points in the groups "nca_trader.KIND"."""
-    points = importlib.metadata.entry_points()
-    groups = [group for group in points.groups if group.startswith("nca_trader.")]
-    return {x.module.partition(".")[0] for group in groups for x in points.select(group=group)}
+    return {point.module.partition(".")[0] for point in _points()}
+
+
+def _root(module: str, file: pathlib.Path) -> str:
+    """Return the folder in which Python finds the first name of a module, or of a file."""
+    if module.endswith(".py"):
+        return str(file.resolve().parent)
+    return str(file.resolve().parents[module.count(".") + (file.name == "__init__.py")])
+
+
+class _FromSource(SourceFileLoader):
+    """Loads a file of the user's own from its source: bytecode next to it may be of other code."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _OwnFinder:
+    """Finds what Python finds, and loads the user's own files by `_FromSource`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of an own source file; None leaves the module to other finders."""
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or not isinstance(spec.loader, SourceFileLoader) or not spec.origin:
+            return None
+        file = pathlib.Path(spec.origin).resolve()
+        if _of_python(file) or _of_package(file):
+            return None
+        spec.loader = _FromSource(name, spec.origin)
+        return spec
+
+
+def _of_package(file: pathlib.Path) -> bool:
+    """Whether a file is of an installed package."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+
+
+def _of_python(file: pathlib.Path) -> bool:
+    library = pathlib.Path(os.__file__).resolve().parent
+    return not _of_package(file) and file.is_relative_to(library)
 
 
 def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:
-    # First, as Python itself does for the file that it runs.
+    # First, as Python itself does for the file that it runs. No other folder: what the module
+    # imports must not come from where a command happens to be given.
     sys.path.insert(0, folder)
+    sys.meta_path.insert(0, _OwnFinder)  # pyright: ignore[reportArgumentType]
     try:
         return run()
     except ModuleNotFoundError as error:
@@ -332,6 +389,7 @@ def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> ty
     except (Exception, SystemExit) as error:
         raise _failed(name, error) from None
     finally:
+        sys.meta_path.remove(_OwnFinder)  # pyright: ignore[reportArgumentType]
         sys.path.remove(folder)
 
 
@@ -447,13 +505,15 @@ class Code:
 
     Attributes:
       kind: the group of its entry points, e.g. "features".
-      sha256: the fingerprint; "" where there is no source, as of a prompt.
       package: that installed it, with its version; "" for your own module or file.
+      files: see `digest_of_files`; "" where there is no source, as of a prompt.
+      sha256: what versions before 0.3 recorded, which this one cannot compare.
     """
 
     kind: str
-    sha256: str
     package: str = ""
+    files: str | None = None
+    sha256: str | None = None
 
 
 def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
@@ -468,9 +528,9 @@ def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
     found = {}
     for text, kind in named.items():
         if (origin := origin_of(kind, text)) is not None:
-            (module, member, _), package = origin
-            sha256 = "" if module == "__main__" else fingerprint(module, member)
-            found[text] = Code(kind=kind, sha256=sha256, package=package)
+            (module, _, _), package = origin
+            files = "" if module == "__main__" else digest_of_files(module)
+            found[text] = Code(kind=kind, package=package, files=files)
     return found or None
 
 
@@ -502,23 +562,27 @@ def refuse_changed(codes: Mapping[str, Code] | None, where: str) -> None:
     for text, code in (codes or {}).items():
         origin = origin_of(code.kind, text)
         assert origin is not None
-        (module, member, _), _ = origin
-        if module == "__main__":
+        (module, _, _), _ = origin
+        if module == "__main__" or code.files is None:
             continue  # `load` finds it in the process that defined it, and else refuses it
         try:
             file = locate(module)
-            now = fingerprint(module, member)
+            now = digest_of_files(module)
         except ConfigError as error:
             raise RunError(f"{where}: {text}: {error}") from None
-        if now != code.sha256:
+        if now != code.files:
             raise RunError(
                 f"{where}: {text} was changed in {file} after the run was made, so it is other "
                 "code than the agent was trained with; restore it, or train again."
             )
 
 
-def locate(module: str) -> pathlib.Path:
-    """Return the source file of a module, or of a path, without importing anything.
+def locate(module: str, within: Sequence[str] = ()) -> pathlib.Path:
+    """Return the file of a module, or of a path, without importing anything.
+
+    Args:
+      module: dotted, or the path of a .py file.
+      within: the folders to look into; none are the current one and those of Python.
 
     Raises:
       ConfigError: there is none.
@@ -527,12 +591,16 @@ def locate(module: str) -> pathlib.Path:
         if not os.path.isfile(module):
             raise ConfigError(f"{module}: no such file; check the path.")
         return pathlib.Path(module)
-    folders: Any = [os.getcwd(), *sys.path]
+    folders: Any = list(within) or [os.getcwd(), *sys.path]
     name = ""
     for part in module.split("."):
         name = f"{name}.{part}".lstrip(".")
-        spec = PathFinder.find_spec(name, folders)
-        if spec is None and name == part:  # of a finder of its own, as editable installs have
+        try:
+            spec = PathFinder.find_spec(name, folders)
+        except (KeyError, ImportError):  # below a package without a file of its own
+            spec = None
+        # Of a finder of its own, as editable installs have.
+        if spec is None and name == part and not within:
             with contextlib.suppress(ValueError):
                 spec = importlib.util.find_spec(name)
         # A module that was imported is found here, though its file may be gone.
@@ -542,141 +610,71 @@ def locate(module: str) -> pathlib.Path:
                 "holds it."
             )
         folders = spec.submodule_search_locations or []
-    if not spec.origin or not spec.origin.endswith(".py"):
+    if not spec.origin or not (spec.origin.endswith(".py") or within):
         raise ConfigError(f"{module} has no source in Python; name a module that has.")
     return pathlib.Path(spec.origin)
 
 
-def fingerprint(module: str, member: str) -> str:
-    """Return the SHA-256 of a definition and of what it uses in its own files.
+def digest_of_files(module: str) -> str:
+    """Return the SHA-256 of a module's file and of the user's own files that it imports.
 
     Args:
       module: dotted, or the path of a .py file.
-      member: a name at the top of it.
 
     Raises:
-      ConfigError: there is no such module.
+      ConfigError: there is no such module, or a file is not Python.
     """
-    taken = dict(_used(locate(module), member, module, set()))
-    text = "\n".join(repr(_plain(taken[place])) for place in sorted(taken))
-    return hashlib.sha256(text.encode()).hexdigest()
+    found: dict[pathlib.Path, str] = {}
+    todo = [(module, locate(module))]
+    while todo:
+        name, file = todo.pop()
+        if file in found:
+            continue
+        try:
+            content = file.read_bytes()
+            found[file] = hashlib.sha256(content).hexdigest()
+            # A compiled file imports nothing that could be read here.
+            tree = ast.parse(content, str(file)) if file.suffix == ".py" else ast.Module([], [])
+        except (OSError, SyntaxError, ValueError) as error:
+            raise ConfigError(f"{file}: cannot be read ({error}); repair it.") from None
+        todo += _parents(name)
+        for node in ast.walk(tree):
+            todo += _imports(node, file, name)
+    # Without names and folders: a project may move.
+    return hashlib.sha256(" ".join(sorted(found.values())).encode()).hexdigest()
 
 
-def _used(
-    file: pathlib.Path, member: str | None, module: str, seen: set[tuple[str, str | None]]
-) -> Iterator[tuple[tuple[str, int], ast.stmt]]:
-    """Yield the place and the syntax of each statement that `member` uses; None is the file."""
-    if (str(file), member) in seen:
-        return
-    seen.add((str(file), member))
-    try:
-        body = _parse(file.read_text(encoding="utf-8-sig"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read ({error}); check the file.") from None
-    bound: dict[str, list[int]] = {}
-    for number, node in enumerate(body):
-        for name in _bound(node):
-            bound.setdefault(name, []).append(number)
-    # What binds no name may still change what others do, e.g. `table.update(...)`.
-    loose = [number for number, node in enumerate(body) if _acts(node)]
-    wanted, found = [member, *loose] if member else list(range(len(body))), set()
-    while wanted:
-        one = wanted.pop()
-        for number in [one] if isinstance(one, int) else bound.get(str(one), []):
-            if number not in found:
-                found.add(number)
-                names = (x.id for x in ast.walk(body[number]) if isinstance(x, ast.Name))
-                wanted += [name for name in names if name in bound]
-    for number in found:
-        yield (str(file), number), body[number]
-        for other, name in _imports(body[number], file, module):
-            yield from _used(other[1], name, other[0], seen)
+def _parents(module: str) -> Iterator[tuple[str, pathlib.Path]]:
+    """Yield the packages that importing a dotted module runs first."""
+    parts = [] if module.endswith(".py") else module.split(".")
+    for count in range(1, len(parts)):
+        with contextlib.suppress(ConfigError):  # without a file of its own
+            yield ".".join(parts[:count]), locate(".".join(parts[:count]))
 
 
-@functools.lru_cache(maxsize=64)
-def _parse(text: str, name: str) -> list[ast.stmt]:
-    try:
-        return ast.parse(text).body
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"{name}: {error}; repair it.") from None
-
-
-def _bound(node: ast.AST) -> Iterable[str]:
-    """Return the names that a statement outside of functions binds."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    names: set[str] = set()
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
-            names.update(_bound(child))
-        else:
-            found = (x for x in ast.walk(child) if isinstance(x, ast.Name))
-            names.update(x.id for x in found if isinstance(x.ctx, ast.Store))
-    return names
-
-
-def _acts(node: ast.stmt) -> bool:
-    """Return whether a statement does something without binding a name: not a docstring or main."""
-    if isinstance(node, ast.Expr):
-        return not isinstance(node.value, ast.Constant)
-    main = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-    return not main and not _bound(node)
-
-
-def _imports(
-    node: ast.stmt, file: pathlib.Path, module: str
-) -> Iterator[tuple[tuple[str, pathlib.Path], str | None]]:
-    """Yield each module of the same folder or package that a statement imports, and the name."""
+def _imports(node: ast.AST, file: pathlib.Path, module: str) -> Iterator[tuple[str, pathlib.Path]]:
+    """Yield each module of the same folder or package that a statement imports."""
     if isinstance(node, ast.Import):
-        targets = [(alias.name, None) for alias in node.names]
+        names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
         base = node.module or ""
         if node.level:  # relative to the package that the file is in
             package = module.split(".")
             package = package if file.name == "__init__.py" else package[:-1]
             base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [base])])
-        targets = [(base, alias.name) for alias in node.names]
+        names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
     else:
         return
-    for name, member in targets:
-        # Of other packages the version is recorded, and their code is not read.
-        for dotted, wanted in ((f"{name}.{member}", None), (name, member)):
-            try:
-                other = _neighbour(dotted, file, module)
-            except ConfigError:
-                continue
-            yield (dotted, other), None if wanted == "*" else wanted
-            break
+    for name in names:
+        with contextlib.suppress(ConfigError):  # of another package, or no module
+            yield name, _neighbour(name, file, module)
 
 
 def _neighbour(name: str, file: pathlib.Path, module: str) -> pathlib.Path:
     """Return the file of a module that belongs to the same package, or is in the same folder."""
     top = name.partition(".")[0]
-    folder, package = file.parent, module.partition(".")[0]
-    if not module.endswith(".py") and top == package:
+    if not module.endswith(".py") and top == module.partition(".")[0]:
         return locate(name)
-    path = folder.joinpath(*name.split(".")).with_suffix(".py")
-    if not path.is_file() or top in sys.stdlib_module_names:
-        raise ConfigError(f"{name}: is of another package.")
-    return path
-
-
-def _plain(node: Any) -> Any:
-    """Return syntax as nested tuples, without places, comments and docstrings.
-
-    Empty fields are left out, as versions of Python differ in which there are.
-    """
-    if isinstance(node, list):
-        return [_plain(x) for x in node]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = dict(ast.iter_fields(node))
-    body = fields.get("body")
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and body:
-        first = body[0]
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            fields["body"] = body[1:]
-    kept = [(k, _plain(v)) for k, v in fields.items() if v not in (None, []) and k != "kind"]
-    return type(node).__name__, kept
+    if top in sys.stdlib_module_names:
+        raise ConfigError(f"{name}: is of Python.")
+    return locate(name, [_root(module, file)])

@@ -233,7 +233,7 @@ def _spawn(settings: dict[str, Any], timeout: float) -> RemoteExchange:
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "nca_trader.paper.exchange_process"],
+            [sys.executable, "-P", "-m", "nca_trader.paper.exchange_process"],
             stdin=subprocess.PIPE,
             stdout=errors,
             stderr=errors,

@@ -139,7 +139,7 @@ def subject_on(
     """
     if isinstance(run, list | tuple):
         source = feed_of(None)
-        members, agent, runs = members_on(run, source.bars, capital, terms, force_agent)
+        members, agent, runs = members_on(run, source.bars, capital, terms, force_agent, allow_code)
         return Subject(agent, members, runs), source
     one = opened(run, seed, force_agent, allow_code)
     # As a backtest of the same file: every symbol of it, where the policy can trade others.
@@ -149,7 +149,12 @@ def subject_on(
 
 
 def members_on(
-    sleeves: Sequence[Sleeve], bars: Bars, capital: float, terms: Terms, force_agent: bool
+    sleeves: Sequence[Sleeve],
+    bars: Bars,
+    capital: float,
+    terms: Terms,
+    force_agent: bool,
+    allow_code: bool = False,
 ) -> tuple[list[Member], Agent, list[Run]]:
     """Return the sleeves of an account, the agent that stands for them, and their runs.
 
@@ -159,6 +164,7 @@ def members_on(
       capital: of the account.
       terms: of the account.
       force_agent: as in `paper_trade`.
+      allow_code: as in `paper_trade`.
 
     Raises:
       ConfigError: a sleeve that cannot trade; names it.
@@ -169,7 +175,7 @@ def members_on(
     for sleeve in sleeves:
         where = f"sleeve {sleeve.name}"
         refuse_subject(sleeve.run, f"{where}: run")
-        run = opened(sleeve.run, sleeve.seed, force_agent)
+        run = opened(sleeve.run, sleeve.seed, force_agent, allow_code)
         symbols = sleeve.symbols or symbols_of(run) or bars.symbols
         unknown = [symbol for symbol in symbols if symbol not in bars.symbols]
         if unknown:

@@ -32,6 +32,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.errors import ConfigError, NcaTraderError, StoreError, argument, in_a_command
+from nca_trader.machine import safe_path
 
 T = TypeVar("T")
 Answers = Generator[tuple[int, Any], None, None]  # a job's number, and what it returned
@@ -326,7 +327,8 @@ class _Lane:
     def renew(self) -> None:
         # An executor of one process: where it dies, only its job is lost, and it is known which.
         context = multiprocessing.get_context("spawn")
-        self.pool = concurrent.futures.ProcessPoolExecutor(1, context, _begin, (self._common,))
+        with safe_path():  # its queues start a process that keeps count of them
+            self.pool = concurrent.futures.ProcessPoolExecutor(1, context, _begin, (self._common,))
 
 
 def _on_processes(
@@ -343,7 +345,9 @@ def _on_processes(
         while waiting or running:
             while idle and waiting:
                 lane, number = idle.pop(0), waiting.popleft()
-                running[lane.pool.submit(_perform_held, packed[number])] = lane, number
+                with safe_path():  # a process starts with its first job
+                    future = lane.pool.submit(_perform_held, packed[number])
+                running[future] = lane, number
             finished, _ = concurrent.futures.wait(
                 running, return_when=concurrent.futures.FIRST_COMPLETED
             )

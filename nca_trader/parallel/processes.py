@@ -229,7 +229,7 @@ class Supervisor:
         """
         words = list(command)
         if words[0] == "nca-trader":
-            words[:1] = [sys.executable, "-m", "nca_trader"]
+            words[:1] = [sys.executable, "-P", "-m", "nca_trader"]
         self._command, self._processes, self._say = words, processes, say
         self._restarts, self._backoff = restarts, backoff
         self._running: list[subprocess.Popen[bytes]] = []

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import logging
 import os
 import pathlib
 import secrets
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.extensions import (
     Code,
+    codes_of,
     locate,
     origin_of,
     refuse_changed,
@@ -41,18 +43,21 @@ _spare = secrets.token_bytes(KEY_BYTES)  # the key of such a user, for this proc
 
 def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
     """Return the kind of each name in the configs that may be of your own code."""
-    named = {}
+    return dict(_named(env, agent))
+
+
+def _named(env: EnvConfig, agent: AgentConfig) -> Iterator[tuple[str, str]]:
+    # A name of two kinds is yielded twice: it may be built in as one of them alone.
     for config in (env, env.costs, agent.policy, agent.learner):
         for field, kind in config.OWN.items():
             value = getattr(config, field)
-            named |= dict.fromkeys([value] if isinstance(value, str) else value or (), kind)
-    return named
+            for text in [value] if isinstance(value, str) else value or ():
+                yield text, kind
 
 
 def own_code(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
     """Return the kind of each name in the configs that is not built in."""
-    named = own_names(env, agent)
-    return {text: kind for text, kind in named.items() if origin_of(kind, text) is not None}
+    return {text: kind for text, kind in _named(env, agent) if origin_of(kind, text) is not None}
 
 
 def key_file() -> pathlib.Path:
@@ -61,7 +66,9 @@ def key_file() -> pathlib.Path:
     Raises:
       RuntimeError: the user has no home.
     """
-    home = os.environ.get("XDG_CONFIG_HOME") or pathlib.Path.home() / ".config"
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):  # a relative one would be of the folder of the command
+        home = pathlib.Path.home() / ".config"
     return pathlib.Path(home) / "nca_trader" / "signing.key"
 
 
@@ -106,6 +113,17 @@ def _read_key(file: pathlib.Path) -> bytes:
     )
 
 
+def signed_with(names: Mapping[str, str], content: bytes) -> str:
+    """Return the signature of a new file that names own code of the user's."""
+    return signature_of(content + _state_of(names), make=True)
+
+
+def _state_of(names: Mapping[str, str]) -> bytes:
+    """Return the digest of the files of each name."""
+    found = codes_of(names) or {}
+    return json.dumps({text: code.files for text, code in found.items()}, sort_keys=True).encode()
+
+
 def admit(
     names: Mapping[str, str],
     codes: Mapping[str, Code] | None,
@@ -145,22 +163,23 @@ def admit(
             refuse_foreign(text, kind)
     except ConfigError as error:
         raise RunError(f"{where}: {error}") from None
-    made = signature_of(content)
-    signed, known = hmac.compare_digest(signature, made.encode()), made in _allowed
-    allowed = known or allow is True or (bool(allow) and names.keys() <= {*allow})
-    if not signed and not allowed:
-        text = next(iter(names))
-        remedy = argument("allow_code") + ("" if in_a_command() else "=True")
-        raise RunError(
-            f"{where}: names own code, {named(text)}, and you have not signed it; read that code, "
-            f"then give {remedy} once."
-        )
     if unknown := [text for text in names if text not in (codes or {})]:
         raise RunError(
             f"{where}: names own code {printable(unknown[0])} without a record of it; restore it "
             "from a copy, or train again."
         )
     refuse_changed(codes, where)
+    # With the code as it is now: older versions recorded it otherwise, and may not compare it.
+    content += _state_of(names)
+    made = signature_of(content)
+    signed, known = hmac.compare_digest(signature, made.encode()), made in _allowed
+    allowed = known or allow is True or (bool(allow) and names.keys() <= {*allow})
+    if not signed and not allowed:
+        remedy = argument("allow_code") + ("" if in_a_command() else "=True")
+        raise RunError(
+            f"{where}: names own code that you have not signed: {'; '.join(map(named, names))}; "
+            f"read that code, then give {remedy} once."
+        )
     if signed:
         return ""
     if allow is True and not known:

@@ -38,7 +38,13 @@ from nca_trader.config.records import (
     unsealed,
 )
 from nca_trader.errors import RunError, StateError, StoreError
-from nca_trader.machine import HeldError, make_directory, take_lock, write_atomically
+from nca_trader.machine import (
+    HeldError,
+    make_directory,
+    no_link,
+    take_lock,
+    write_atomically,
+)
 from nca_trader.parallel import hosts
 
 RETURNS = "selection.parquet"  # on the selection span, a column for each number of updates
@@ -186,7 +192,7 @@ class Lines:
         text = line.encode() + b"\n"
         if not isinstance(self.path, CloudPath):
             # Closed after each line, so that a reader sees it.
-            with open(self.path, "ab") as file:
+            with open(self.path, "ab", opener=no_link) as file:
                 file.write(text)
             return
         if self._part is None:  # continue the last part of another process, or of a cut
@@ -212,10 +218,8 @@ class Lines:
         self.flush()
         if isinstance(self.path, CloudPath):
             return b"".join(self._parts(self.path).values())
-        try:
-            return self.path.read_bytes()
-        except FileNotFoundError:
-            return b""
+        # A pipe of that name would wait without end.
+        return self.path.read_bytes() if self.path.is_file() else b""
 
     def split(self) -> list[bytes]:
         """Return all lines with their ends; the last one may have none."""

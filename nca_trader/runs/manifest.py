@@ -265,10 +265,9 @@ class Run:
 
     def _config(self, cls: type[T], name: str) -> T:
         file = self.path / name
-        try:
-            content = file.read_bytes()
-        except FileNotFoundError:
-            raise RunError(f"{file}: is missing; {RESTORE}.") from None
+        if not file.is_file():  # a pipe of that name would wait without end
+            raise RunError(f"{file}: is missing; {RESTORE}.")
+        content = file.read_bytes()
         # Changed dilations or costs would still fit the parameters: only the checksum shows them.
         if hashlib.sha256(content).hexdigest() != self.manifest.config.get(name):
             raise RunError(
@@ -420,8 +419,8 @@ class Run:
                 found = checkpoints.newest(update)
         if found is None:
             raise RunError(
-                f"{self.path}: no checkpoint yet; give the command that began it again: "
-                f"{self.manifest.command}"
+                f"{self.path}: no checkpoint yet; by its record it was begun with this command, "
+                f"which resumes it: {self.manifest.command}"
             )
         # Shapes alone: no parameters are drawn.
         like = jax.eval_shape(self.each.init, jax.random.key(0))

@@ -68,7 +68,7 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
     data = record_of_env(env)
     # Written last, so without it the folder does not hold a run yet.
     if (path / "run.json").exists():
-        run = Run(path, allow_code=own_names(env.config, agent))
+        run = Run(path, allow_code=None)
         there, here = (
             {"seed": number, "data symbols": tuple(bars.symbols), "data rows": bars.rows}
             | {"data sha256": bars.sha256, "env": plain(config), "agent": plain(kept)}
@@ -89,7 +89,8 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
                 f"{run.path}: a run of something else: {name} was {was!r} there and is {asked!r} "
                 f"now; choose another {argument('run_dir')}, or ask for the same."
             )
-        return run
+        # The same names, which the caller gave itself.
+        return Run(path, allow_code=own_names(env.config, agent))
     texts = _texts(env, agent)
     code = codes_of(own_names(env.config, agent))
     make_folder(path, texts)

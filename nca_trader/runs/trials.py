@@ -29,7 +29,7 @@ from nca_trader.config.records import record as record_of
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import StateError
-from nca_trader.machine import write_atomically
+from nca_trader.machine import no_link, write_atomically
 from nca_trader.types import Bars
 
 FILE = "trials.jsonl"
@@ -166,7 +166,7 @@ def record(root: Place, entry: Entry) -> None:
         return
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with open(root / FILE, "a", encoding="utf-8") as file:
+        with open(root / FILE, "a", encoding="utf-8", opener=no_link) as file:
             # Several runs below this folder may write at the same time.
             fcntl.flock(file, fcntl.LOCK_EX)
             file.write(line)
@@ -214,7 +214,7 @@ def entries(root: Place) -> list[Entry]:
         # All at once: a store answers each request after some tenths of a second.
         content = b"".join(together(CloudPath.read_bytes, path.iterdir()))
     else:
-        content = path.read_bytes() if path.exists() else b""
+        content = path.read_bytes() if path.is_file() else b""
     remedy = "the count of trials can't be trusted. Restore the file from a copy, or move it away"
     remedy += " to begin a new count"
     found = []

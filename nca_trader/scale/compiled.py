@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.errors import ConfigError, RunError, argument
-from nca_trader.machine import scratch
+from nca_trader.machine import safe_path, scratch
 from nca_trader.scale.chips import Slice
 from nca_trader.scale.hlo import Cost, cost_of, read_module, unknown_loops
 from nca_trader.types import Bars
@@ -96,7 +96,7 @@ def compiler() -> Iterator[Ask]:
             "plan needs the TPU compiler, which is not installed; "
             "pip install libtpu==0.0.51 (Linux on x86-64, no TPU needed)."
         )
-    with scratch() as folder, open(folder / "said", "w+") as log:
+    with safe_path(), scratch() as folder, open(folder / "said", "w+") as log:
         # Not forked: that process would have a jax that has read its variables already.
         process = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(

@@ -146,7 +146,7 @@ def gather(
 
 def _probe(timeout: float) -> dict[str, Any]:
     """Start JAX in its own process, since a wrong flag aborts the process."""
-    command = [sys.executable, "-c", PROBE]
+    command = [sys.executable, "-P", "-c", PROBE]
     dead = {"platform": "", "kinds": (), "device_memory": ()}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)

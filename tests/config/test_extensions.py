@@ -1,5 +1,7 @@
 """Names of the user's own code: what they load, what a run records of them, what is refused."""
 
+import importlib.util
+import py_compile
 import sys
 import textwrap
 
@@ -11,7 +13,7 @@ from nca_trader import ConfigError, EnvConfig, RunError
 from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig, extensions
 from nca_trader.config.extensions import (
     codes_of,
-    fingerprint,
+    digest_of_files,
     load,
     name_of,
     origin_of,
@@ -110,50 +112,80 @@ def test_code_that_cannot_be_loaded_is_refused_in_one_line(own, name, text, mess
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_the_fingerprint_follows_what_a_definition_uses_and_nothing_else(own):
-    def now(code=CODE, near="GAIN = 2.0\nOTHER = 1\n"):
+def test_the_digest_is_of_the_file_and_of_the_own_files_that_it_imports(own, tmp_path):
+    def now(code=CODE, near="GAIN = 2.0\n", other="X = 1\n"):
         own("ext_print", code)
         own("near", near)
-        return fingerprint("ext_print", "momentum")
+        own("other", other)
+        return digest_of_files("ext_print")
 
     first = now()
-    same = [
-        CODE.replace("# a comment", "# another"),
-        CODE.replace("'''Adds.'''", "'''Adds more.'''"),
-        CODE.replace("return 7", "return 8"),
-        CODE.replace("print(unused())", "print(1)"),
-        CODE.replace("x + LIMIT", "x  +  LIMIT"),
-    ]
-    assert {now(code) for code in same} == {first}
-    assert now(near="GAIN = 2.0\nOTHER = 2\n") == first
-    other = [
-        CODE.replace("LIMIT = 3", "LIMIT = 4"),
-        CODE.replace("x + LIMIT", "x - LIMIT"),
-        CODE.replace("period=20", "period=21"),
-        CODE.replace('TABLE["a"] = 1', 'TABLE["a"] = 2'),
-        CODE.replace("near import GAIN", "near import OTHER as GAIN"),
-    ]
-    changed = {now(code) for code in other} | {now(near="GAIN = 3.0\nOTHER = 1\n")}
-    assert len(changed) == len(other) + 1 and first not in changed
+    assert now(other="X = 2\n") == first  # a file that it does not import
+    # Whatever runs at an import is in a file, so every change of a file counts.
+    changes = {
+        now(CODE.replace("# a comment", "# another")),
+        now(CODE + "_ = open\n"),
+        now(CODE.replace("'__main__'", "'elsewhere'").replace('"__main__"', '"elsewhere"')),
+        now(CODE + "import other\n"),
+        now(CODE + "import other\n", other="X = 2\n"),
+        now(near="GAIN = 3.0\n"),
+    }
+    assert len(changes) == 6 and first not in changes
+    assert now() == first
+    # Python takes a package before a file of the same name.
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near/__init__.py").write_text("GAIN = 5.0\n")
+    assert digest_of_files("ext_print") != first
 
 
-def test_the_fingerprint_reaches_through_a_package_and_conditions(own, tmp_path):
+def test_the_digest_reaches_through_a_package(own, tmp_path):
     (tmp_path / "ext_pack").mkdir()
     files = {
         "__init__": "from .inner import f\n",
         "inner": "from . import constants\ndef f():\n    return constants.C\n",
-        "constants": "try:\n    def g(): return 1\nexcept ImportError:\n    g = None\nC = g()\n",
+        "constants": "C = 1\n",
     }
 
-    def now(**changes):
+    def now(module="ext_pack", **changes):
         for name, text in (files | changes).items():
             (tmp_path / "ext_pack" / f"{name}.py").write_text(text)
-        return fingerprint("ext_pack", "f")
+        return digest_of_files(module)
 
-    first = now()
-    assert now(constants=files["constants"].replace("return 1", "return 2")) != first
-    assert now(inner=files["inner"].replace("constants.C", "2 * constants.C")) != first
+    first, inner = now(), now("ext_pack.inner")
+    assert now(constants="C = 2\n") != first
+    assert now(inner=files["inner"] + "\n") != first
+    assert now("ext_pack.inner", __init__=files["__init__"] + "X = 1\n") != inner  # it runs first
     assert now() == first
+
+
+def test_own_code_is_loaded_from_its_source(own, tmp_path):
+    """Bytecode beside a file may be of other code, and nothing would check it."""
+    file = own("ext_fresh", "import ext_near\ndef f():\n    return ext_near.X\n")
+    near = own("ext_near", "X = 1\n")
+    for path in (file, near):
+        evil = tmp_path / "evil.py"
+        evil.write_text("raise SystemExit('bytecode ran')\n")
+        py_compile.compile(
+            str(evil), cfile=importlib.util.cache_from_source(str(path)),
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )  # fmt: skip
+    assert load("features", "ext_fresh:f")() == 1
+    sys.modules.pop("ext_near")
+    assert load("features", "ext_fresh.py:f")() == 1
+
+
+def test_what_own_code_imports_is_never_of_the_folder_of_the_command(own, tmp_path, monkeypatch):
+    (tmp_path / "lib").mkdir()
+    text = "try:\n    import ext_third\nexcept ImportError:\n    ext_third = None\n"
+    (tmp_path / "lib/ext_mine.py").write_text(f"{text}def f():\n    return ext_third\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    own("ext_third", "X = 1\n")
+    assert load("features", "ext_mine:f")() is None
+
+
+def test_names_below_a_package_without_a_file_are_refused_in_one_line(own):
+    with pytest.raises(ConfigError, match="no module named 'ext_ns' here"):
+        load("features", "ext_ns.sub.m:f")
 
 
 def test_a_run_refuses_changed_missing_and_planted_code(own, tmp_path):
@@ -180,11 +212,11 @@ def test_an_entry_point_is_a_name_and_its_package_is_named_when_missing(own, tmp
         "ext_entry",
         "from nca_trader.data.features import rsi\ndef mine(period=5):\n    return rsi(period)\n",
     )
-    about = tmp_path / "ext_dist-1.2.dist-info"
-    about.mkdir()
+    about = tmp_path / "lib" / "ext_dist-1.2.dist-info"
+    about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ext-dist\nVersion: 1.2\n")
     (about / "entry_points.txt").write_text("[nca_trader.features]\next_mine = ext_entry:mine\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path / "lib"))
     extensions.installed.cache_clear()
     try:
         assert "ext_mine" in FEATURES and "ext_mine" in list(FEATURES)

@@ -1,7 +1,6 @@
 """Own code that a file names loads by consent alone: a corpus of forged files, and a marker."""
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import json
@@ -22,8 +21,9 @@ import nca_trader as nca
 from nca_trader import ConfigError, RunError
 from nca_trader.cli import main
 from nca_trader.config.extensions import codes_of, load
-from nca_trader.config.records import sealed, unsealed
+from nca_trader.config.records import plain, sealed, unsealed
 from nca_trader.paper.journal import Journal, read_events, verify
+from nca_trader.runs import consent, trials
 from nca_trader.runs.consent import key_file
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
 from nca_trader.runs.listing import compare_runs, runs_in
@@ -103,8 +103,8 @@ def code_record(name, kind="features"):
     try:
         found = codes_of({name: kind})
     except ConfigError:
-        return {name: {"kind": kind, "sha256": "0" * 64}}
-    return {text: dataclasses.asdict(code) for text, code in (found or {}).items()}
+        return {name: {"kind": kind, "package": "", "files": "0" * 64}}
+    return {text: plain(code) for text, code in (found or {}).items()}
 
 
 KINDS = {
@@ -192,7 +192,8 @@ def test_the_same_files_without_the_change_load(here, capsys):
 @pytest.mark.parametrize("allowed", [True, ["evil:run"]])
 def test_consent_is_asked_once_and_loads_what_it_names(here, allowed, caplog):
     forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
-    with pytest.raises(RunError, match=r"rewards evil:run of evil .*evil.py.*allow_code=True once"):
+    said = r"not signed: rewards evil:run of evil .*evil.py.*allow_code=True once"
+    with pytest.raises(RunError, match=said):
         nca.Run("runs/plain")
     with pytest.raises(RunError, match="not signed"):
         nca.Run("runs/plain", allow_code=["evil:other"])
@@ -328,6 +329,109 @@ def test_a_folder_that_cannot_be_signed_is_remembered_by_this_process(here, monk
     nca.Run("runs/plain", allow_code=True)
     nca.Run("runs/plain")
     assert "not signed" in opened("runs/plain")
+
+
+def test_a_refusal_names_all_code_and_a_name_of_two_kinds_is_one(here, monkeypatch):
+    forge_run(here / "runs/plain", "env.toml", "", "features", "good:paid")
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
+    about, _ = unsealed((here / "runs/plain/run.json").read_bytes(), "run.json")
+    about["code"] |= code_record("good:paid")
+    (here / "runs/plain/run.json").write_text(sealed(about))
+    with pytest.raises(RunError, match=r"features good:paid of good .*; rewards evil:run of evil"):
+        nca.Run("runs/plain")
+    # Built in as a reward, and the name of a feature that a package brings.
+    named = lambda kind, text: kind == "features" and text == "log_return"  # noqa: E731
+    monkeypatch.setattr(consent, "origin_of", lambda kind, text: named(kind, text) or None)
+    env = nca.EnvConfig()
+    object.__setattr__(env, "features", ("log_return",))
+    assert consent.own_code(env, nca.AgentConfig()) == {"log_return": "features"}
+
+
+def test_a_run_of_an_older_version_is_allowed_once_until_its_code_changes(here):
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "good:paid")
+    about, _ = unsealed((here / "runs/plain/run.json").read_bytes(), "run.json")
+    about["code"] = {"good:paid": {"kind": "rewards", "sha256": "1" * 64, "package": ""}}
+    (here / "runs/plain/run.json").write_text(sealed(about))
+    with pytest.raises(RunError, match="not signed"):
+        nca.Run("runs/plain")
+    nca.Run("runs/plain", allow_code=True)
+    assert opened("runs/plain") == ""
+    (here / "good.py").write_text("def paid(config, spec, step):\n    return 0.0\n")
+    assert "not signed" in opened("runs/plain")
+
+
+def test_a_refused_resume_signs_nothing(here):
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "good:paid")
+    (here / "own.toml").write_text((here / "runs/plain/env.toml").read_text())
+    words = "train --env own.toml --agent nano --data bars.csv --steps 64 --run runs/plain --seed 9"
+    assert main([*words.split(), *(x for s in SMALL for x in ("--set", s))]) == 2
+    assert not (here / "runs/plain/signature").exists()
+
+
+def test_no_write_follows_a_link(here, capsys):
+    """A stranger's folder may hold links to the user's own files in the place of ours."""
+    victim = here / "profile"
+    victim.write_text("mine\n")
+    for name in ("runs/trials.jsonl", "runs/plain/train.lock", "runs/plain/signature.part"):
+        (here / name).unlink(missing_ok=True)
+        (here / name).symlink_to(victim)
+    assert main("backtest --run runs/plain --data bars.csv --start 1999-07-01".split()) in (0, 4)
+    main("train --env index_daily --agent nano --data bars.csv --run runs/plain".split())
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "good:paid")
+    nca.Run("runs/plain", allow_code=True)
+    with pytest.raises(nca.StateError, match="the trial log cannot be written"):
+        trials.record(here / "runs", trials.Entry(kind="test", run="x", data=""))
+    (here / "runs/plain/metrics.jsonl").unlink()
+    (here / "runs/plain/metrics.jsonl").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        nca.Run("runs/plain").lines.append("x")
+    assert victim.read_text() == "mine\n"
+
+
+def test_a_pipe_in_a_run_folder_is_no_file(here):
+    (here / "runs/plain/metrics.jsonl").unlink()
+    os.mkfifo(here / "runs/plain/metrics.jsonl")
+    assert nca.Run("runs/plain", allow_code=None).metrics() == []
+    (here / "runs/plain/env.toml").unlink()
+    os.mkfifo(here / "runs/plain/env.toml")
+    with pytest.raises(RunError, match=r"env.toml: is missing"):
+        nca.Run("runs/plain", allow_code=None)
+
+
+def test_children_import_nothing_from_the_folder_of_the_command(here):
+    """A folder of bars may hold a file that is named as a module of Python."""
+    (here / "socket.py").write_text(f"open({str(here / 'marker')!r}, 'w')\n")
+    script = (
+        "import nca_trader as nca\n"
+        "if __name__ == '__main__':\n"
+        "    nca.walk_forward(nca.read_bars('bars.csv'), nca.rules.sma_cross, train=60, test=30,"
+        " grid={'fast': [2], 'slow': [10]}, workers=2, check=False)\n"
+    )
+    (here / "there").mkdir()
+    (here / "there/walk.py").write_text(script)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in (["there/walk.py"], ["-P", "-m", "nca_trader", "doctor"]):
+        done = subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert not (here / "marker").exists(), words
+
+
+def test_a_member_that_a_module_only_imported_never_loads(here):
+    (here / "good.py").write_text("from pandas import read_pickle\n")
+    with pytest.raises(ConfigError, match=r"pandas.*, an installed package"):
+        load("rewards", "good:read_pickle(filepath_or_buffer='e.pkl')")
+    sys.modules.pop("good")
+    (here / "runs/plain/link.py").symlink_to(here / "evil.py")
+    with pytest.raises(ConfigError, match="inside the run folder"):
+        load("rewards", "runs/plain/link.py:run")
+    assert not (here / "marker").exists()
+
+
+def test_a_key_in_the_folder_of_the_command_is_none_of_ours(here, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", ".")
+    assert key_file().is_absolute() and key_file().parent.parent.name == ".config"
 
 
 def evil(value):
