@@ -93,7 +93,9 @@ def _points() -> list[importlib.metadata.EntryPoint]:
     groups = [group for group in points.groups if group.startswith("nca_trader.")]
     here = os.getcwd()
     ours = (point for group in groups for point in points.select(group=group))
-    return [x for x in ours if x.dist is None or os.path.realpath(x.dist.locate_file("")) != here]
+    return [
+        x for x in ours if x.dist is None or os.path.realpath(str(x.dist.locate_file(""))) != here
+    ]
 
 
 def origin_of(kind: str, text: str) -> tuple[Name, str] | None:
