@@ -16,7 +16,8 @@ def made_up_result(name, targets, market, costs=None, fill="next_open", rate=7e-
     traded = np.abs(np.diff(held, axis=0, prepend=0.0)).sum(axis=1)
     equity = np.cumprod(1.0 + (held * market).sum(axis=1) - traded * rate)
     flows = pd.DataFrame({"market": np.diff(equity, prepend=1.0), "commission": 0.0}, time)
-    flows.loc[time[0], ["market", "commission"]] += [0.01, -0.01]
+    if traded.any():
+        flows.loc[time[0], ["market", "commission"]] += [0.01, -0.01]
     return Result(
         name=name,
         equity=pd.Series(equity, time),

@@ -38,7 +38,9 @@ def targets_of(
     to `nca_trader.backtest` with the costs, fill and order of `config`.
 
     Args:
-      model: anything with Stable-Baselines3's `predict(observation, deterministic=True)`.
+      model: anything with Stable-Baselines3's `predict(observation, deterministic=True)`. Where it
+        was trained in a `VecNormalize`, it sees observations with the statistics of that; a model
+        that was loaded needs it: `PPO.load(path, env=VecNormalize.load(...))`.
       bars: N bars of the A assets that it was trained on.
       config: of the environment that it was trained in.
       window: T, bars of features in an observation.
@@ -56,8 +58,10 @@ def targets_of(
     spec = env.trading.spec
     seen, info = env.reset(seed=0, options={"start": spec.warmup if start is None else start})
     targets, ended = np.full((len(bars), spec.num_assets), np.nan), False
+    trained_in = getattr(model, "get_vec_normalize_env", lambda: None)()
     while not ended:
-        action, _ = model.predict(seen, deterministic=True)
+        shown = seen if trained_in is None else trained_in.normalize_obs(seen)
+        action, _ = model.predict(shown, deterministic=True)
         row = info["row"]
         # Gymnasium's discrete space takes a number, the model returns an array.
         action = int(action) if env.action_space.shape == () else action

@@ -8,7 +8,6 @@ Metrics against a benchmark are in `evaluate.benchmark`, those of trades in `eva
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -47,79 +46,15 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
     return (equity[1:] if capital is None else equity) / before - 1.0
 
 
-class Returns:
-    """The returns of one account, with what several metrics need of them, each computed once.
-
-    Every metric below takes it in place of an array. Those of sums alone also take `Sums`, whose
-    fields have the same names.
-
-    Attributes:
-      by_bar: `[T]` float64, NaN included.
-      known: those that are not NaN.
-    """
-
-    def __init__(self, returns: ArrayLike):
-        """Take simple returns `[T]`."""
-        self.by_bar = np.asarray(returns, np.float64)
-        if self.by_bar.ndim != 1:
-            shape = self.by_bar.shape
-            raise ConfigError(f"returns have shape {shape}; metrics take one account's, [T].")
-        self.known = self.by_bar[~np.isnan(self.by_bar)]
-        # NaN bars are counted in `bars` as well, because their time has passed.
-        self.bars, self.count = float(self.by_bar.size), np.float64(self.known.size)
-
-    @functools.cached_property
-    def growth(self) -> np.floating:
-        """`prod(1 + r)`."""
-        return np.prod(1.0 + self.known)
-
-    @functools.cached_property
-    def depth(self) -> np.floating:
-        """The deepest drawdown, 0 or below."""
-        return drawdown_series(self.known).min(initial=0.0)
-
-    @functools.cached_property
-    def mean(self) -> np.floating:
-        """The mean."""
-        return self.known.sum() / self.count
-
-    @functools.cached_property
-    def variance(self) -> np.floating:
-        """The second central moment."""
-        return ((self.known - self.mean) ** 2).sum() / self.count
-
-    @functools.cached_property
-    def third(self) -> np.floating:
-        """The third central moment."""
-        return ((self.known - self.mean) ** 2 * (self.known - self.mean)).sum() / self.count
-
-    @functools.cached_property
-    def fourth(self) -> np.floating:
-        """The fourth central moment."""
-        return ((self.known - self.mean) ** 2 * (self.known - self.mean) ** 2).sum() / self.count
-
-    @functools.cached_property
-    def downside(self) -> np.floating:
-        """The mean of `min(r, 0)^2`."""
-        return (np.minimum(self.known, 0.0) ** 2).sum() / self.count
-
-    @functools.cached_property
-    def won(self) -> np.floating:
-        """The number of bars with a gain."""
-        return (self.known > NO_RETURN).sum(dtype=np.float64)
-
-    @functools.cached_property
-    def moved(self) -> np.floating:
-        """The number of bars with a gain or a loss."""
-        return (np.abs(self.known) > NO_RETURN).sum(dtype=np.float64)
-
-
 class Sums(NamedTuple):
-    """What `Returns` computes of one account, of M accounts whose returns were summed bar by bar.
+    """What metrics need of returns r, all `[M]` float64 of M accounts, or one number each.
 
-    bars, count: of bars. growth: `prod(1 + r)`. depth: the deepest drawdown. mean, variance, third,
-    fourth: central moments, all divided by `count`. downside: mean of `min(r, 0)^2`. won, moved:
-    bars with a gain, and with a return. All are `[M]` float64 or one number.
+    The metrics of sums alone take it in place of returns, see `of_sums`.
+
+    bars, count: of bars, with and without those of NaN, whose time has passed. growth:
+    `prod(1 + r)`. depth: the deepest drawdown. mean, variance, third, fourth: central moments, all
+    divided by `count`. downside: mean of `min(r, 0)^2`. won, moved: bars with a gain, and with a
+    return.
     """
 
     bars: Any
@@ -135,8 +70,32 @@ class Sums(NamedTuple):
     moved: Any
 
 
-def _shared(returns: Any) -> Any:
-    return returns if isinstance(returns, Returns | Sums) else Returns(returns)
+# An undefined quotient is NaN by `_defined`, and no reason to warn.
+_quiet = np.errstate(all="ignore")
+
+
+@_quiet
+def sums(returns: ArrayLike | Sums) -> Sums:
+    """Compute the sums of one account's simple returns `[T]`."""
+    if isinstance(returns, Sums):
+        return returns
+    r, count = known(returns), np.float64(known(returns).size)
+    mean = r.sum() / count
+    centred = r - mean
+    square = centred * centred
+    return Sums(
+        bars=np.float64(np.size(returns)),
+        count=count,
+        growth=np.prod(1.0 + r),
+        depth=drawdown_series(r).min(initial=0.0),
+        mean=mean,
+        variance=square.sum() / count,
+        third=(square * centred).sum() / count,
+        fourth=(square * square).sum() / count,
+        downside=(np.minimum(r, 0.0) ** 2).sum() / count,
+        won=(r > NO_RETURN).sum(dtype=np.float64),
+        moved=(np.abs(r) > NO_RETURN).sum(dtype=np.float64),
+    )
 
 
 def _defined(condition: Any, value: Any) -> Any:
@@ -145,13 +104,12 @@ def _defined(condition: Any, value: Any) -> Any:
     return found if found.ndim else float(found)
 
 
-# An undefined quotient is NaN by `_defined`, and no reason to warn.
-_quiet = np.errstate(all="ignore")
-
-
-def known(returns: ArrayLike | Returns) -> np.ndarray:
+def known(returns: ArrayLike) -> np.ndarray:
     """Return the returns that are not NaN, `[T]` float64."""
-    return _shared(returns).known
+    r = np.asarray(returns, np.float64)
+    if r.ndim != 1:
+        raise ConfigError(f"returns have shape {r.shape}; metrics take one account's, [T].")
+    return r[~np.isnan(r)]
 
 
 def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
@@ -195,37 +153,35 @@ def excess_returns(
     return r - earned / np.concatenate([[capital], equity[:-1]])
 
 
-def total_return(returns: ArrayLike | Returns | Sums) -> Any:
+def total_return(returns: ArrayLike | Sums) -> Any:
     """Compute `prod(1 + r) - 1`. NaN for no bars."""
-    r = _shared(returns)
+    r = sums(returns)
     return _defined(r.count > 0, r.growth - 1.0)
 
 
 @_quiet
-def cagr(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
+def cagr(returns: ArrayLike | Sums, bars_per_year: float) -> Any:
     """Compute the annual growth rate, `prod(1 + r) ** (P / T) - 1`; P = bars per year.
 
     NaN for no bars, and for an account that lost more than its equity.
     """
-    r = _shared(returns)
+    r = sums(returns)
     return _defined((r.count > 0) & (r.growth >= 0.0), r.growth ** (bars_per_year / r.bars) - 1.0)
 
 
 @_quiet
-def annual_volatility(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
+def annual_volatility(returns: ArrayLike | Sums, bars_per_year: float) -> Any:
     """Compute `std(r, ddof=1) * sqrt(P)`. NaN for fewer than two bars."""
-    r = _shared(returns)
+    r = sums(returns)
     return _defined(r.count > 1, _deviation(r) * math.sqrt(bars_per_year))
 
 
-def _deviation(r: Returns | Sums) -> Any:
+def _deviation(r: Sums) -> Any:
     return np.sqrt(r.variance * r.count / (r.count - 1.0))
 
 
 @_quiet
-def sharpe(
-    returns: ArrayLike | Returns | Sums, bars_per_year: float, risk_free: float = 0.0
-) -> Any:
+def sharpe(returns: ArrayLike | Sums, bars_per_year: float, risk_free: float = 0.0) -> Any:
     """Compute the Sharpe ratio, `mean(r - rf / P) / std(r, ddof=1) * sqrt(P)` (Sharpe 1994).
 
     Args:
@@ -237,23 +193,23 @@ def sharpe(
       The annualised ratio; NaN where the returns have no volatility: an account that is always
       flat has no Sharpe ratio.
     """
-    r = _shared(returns)
+    r = sums(returns)
     deviation, mean = _deviation(r), r.mean - risk_free / bars_per_year
     # NaN and not 0, which would rank an account that never trades above one that loses.
     return _defined(deviation >= NO_VOLATILITY, mean / deviation * math.sqrt(bars_per_year))
 
 
 @_quiet
-def downside_deviation(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
+def downside_deviation(returns: ArrayLike | Sums, bars_per_year: float) -> Any:
     """Compute `sqrt(mean(min(r, 0) ** 2) * P)`, the mean over all bars (Sortino 1994)."""
-    r = _shared(returns)
+    r = sums(returns)
     return _defined(r.count > 0, np.sqrt(r.downside * bars_per_year))
 
 
 @_quiet
-def sortino(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
+def sortino(returns: ArrayLike | Sums, bars_per_year: float) -> Any:
     """Compute `mean(r) * P / downside_deviation`, target 0. NaN where no bar lost."""
-    r = _shared(returns)
+    r = sums(returns)
     downside = downside_deviation(r, bars_per_year)
     return _defined(downside >= NO_VOLATILITY, r.mean * bars_per_year / downside)
 
@@ -272,30 +228,29 @@ def drawdown_series(returns: ArrayLike) -> np.ndarray:
     return equity
 
 
-def max_drawdown(returns: ArrayLike | Returns | Sums) -> Any:
+def max_drawdown(returns: ArrayLike | Sums) -> Any:
     """Compute the deepest drawdown, 0 or below, e.g. -0.55. NaN for no bars."""
-    r = _shared(returns)
+    r = sums(returns)
     return _defined(r.count > 0, r.depth)
 
 
 @_quiet
-def calmar(returns: ArrayLike | Returns | Sums, bars_per_year: float) -> Any:
+def calmar(returns: ArrayLike | Sums, bars_per_year: float) -> Any:
     """Compute `cagr / |max_drawdown|` (Young 1991) of the span. NaN where nothing was lost."""
-    r = _shared(returns)
+    r = sums(returns)
     deepest = max_drawdown(r)
     return _defined(deepest < 0.0, np.divide(cagr(r, bars_per_year), -deepest))
 
 
-def max_drawdown_duration(returns: ArrayLike | Returns) -> float:
+def max_drawdown_duration(returns: ArrayLike) -> float:
     """Compute the longest time below an earlier high, in bars; 0 without a drawdown.
 
     It runs from the bar of the high to the bar that reaches the high again, or to the last bar
     where none does. NaN bars count, because their time has passed. NaN for no bars.
     """
-    r = _shared(returns)
-    if not r.known.size:
+    if not known(returns).size:
         return math.nan
-    below = drawdown_series(r.by_bar) < 0.0
+    below = drawdown_series(returns) < 0.0
     # The distance between two bars at a high, the start and the end included.
     edges = np.flatnonzero(np.concatenate([[True], ~below, [True]]))
     lengths = np.diff(edges)
@@ -305,13 +260,13 @@ def max_drawdown_duration(returns: ArrayLike | Returns) -> float:
     return float(lengths[lengths > 1].max(initial=1 if below[-1] else 0))
 
 
-def ulcer_index(returns: ArrayLike | Returns) -> float:
+def ulcer_index(returns: ArrayLike) -> float:
     """Compute `sqrt(mean(drawdown ** 2))` (Martin and McCann 1989). NaN for no bars."""
     r = known(returns)
     return float(np.sqrt(np.mean(drawdown_series(r) ** 2))) if r.size else math.nan
 
 
-def omega(returns: ArrayLike | Returns, threshold: float = 0.0) -> float:
+def omega(returns: ArrayLike, threshold: float = 0.0) -> float:
     """Compute `sum(max(r - h, 0)) / sum(max(h - r, 0))` (Keating and Shadwick 2002).
 
     Args:
@@ -326,7 +281,7 @@ def omega(returns: ArrayLike | Returns, threshold: float = 0.0) -> float:
     return float(np.maximum(r, 0.0).sum() / lost) if lost > 0 else math.nan
 
 
-def tail_ratio(returns: ArrayLike | Returns) -> float:
+def tail_ratio(returns: ArrayLike) -> float:
     """Compute `|95% quantile| / |5% quantile|` of returns. NaN where the 5% quantile is 0."""
     r = known(returns)
     if not r.size:
@@ -335,19 +290,19 @@ def tail_ratio(returns: ArrayLike | Returns) -> float:
     return float(high / low) if low > 0 else math.nan
 
 
-def value_at_risk(returns: ArrayLike | Returns) -> float:
+def value_at_risk(returns: ArrayLike) -> float:
     """Compute the 5% quantile of returns per bar, e.g. -0.02; NaN for no bars."""
     r = known(returns)
     return float(np.quantile(r, TAIL)) if r.size else math.nan
 
 
-def expected_shortfall(returns: ArrayLike | Returns) -> float:
+def expected_shortfall(returns: ArrayLike) -> float:
     """Compute the mean of the returns at or below `value_at_risk` (CVaR); NaN for no bars."""
     r = known(returns)
     return float(r[r <= np.quantile(r, TAIL)].mean()) if r.size else math.nan
 
 
-def stability(returns: ArrayLike | Returns) -> float:
+def stability(returns: ArrayLike) -> float:
     """Compute R squared of a line through cumulative log-returns, 1 for a constant growth.
 
     NaN for fewer than two bars, for an equity that never moved, and after a loss of everything.
@@ -362,27 +317,27 @@ def stability(returns: ArrayLike | Returns) -> float:
 
 
 @_quiet
-def hit_rate(returns: ArrayLike | Returns | Sums) -> Any:
+def hit_rate(returns: ArrayLike | Sums) -> Any:
     """Compute the share of winning bars among those with a return other than 0; NaN for none.
 
     A return within 1e-15 of 0 is rounding, e.g. of an account that holds cash.
     """
-    r = _shared(returns)
+    r = sums(returns)
     return _defined(r.moved > 0, r.won / r.moved)
 
 
 @_quiet
-def skewness(returns: ArrayLike | Returns | Sums) -> Any:
+def skewness(returns: ArrayLike | Sums) -> Any:
     """Compute the third standardised moment, `mean((r - mean)^3) / std(ddof=0)^3`."""
-    r = _shared(returns)
+    r = sums(returns)
     deviation = np.sqrt(r.variance)
     return _defined(deviation >= NO_VOLATILITY, r.third / deviation**3)
 
 
 @_quiet
-def kurtosis(returns: ArrayLike | Returns | Sums) -> Any:
+def kurtosis(returns: ArrayLike | Sums) -> Any:
     """Compute the fourth standardised moment, not in excess: a Gaussian has 3."""
-    r = _shared(returns)
+    r = sums(returns)
     return _defined(np.sqrt(r.variance) >= NO_VOLATILITY, r.fourth / r.variance**2)
 
 
@@ -438,19 +393,19 @@ def summary(
       NaN. `interest` is the sum of what cash earned, as a fraction of the capital.
     """
     plain = simple_returns(equity, capital)
-    r = Returns(plain)
-    grown = Returns(judged(plain, turnover))
-    ratios = Returns(judged(excess_returns(equity, interest, capital), turnover))
+    grown, excess = (
+        judged(r, turnover) for r in (plain, excess_returns(equity, interest, capital))
+    )
     return {
-        "bars": float(r.count),
-        **of_sums(r, grown, ratios, bars_per_year),
+        "bars": float(known(plain).size),
+        **of_sums(sums(plain), sums(grown), sums(excess), bars_per_year),
         "exposure": math.nan if weights is None else exposure(weights),
         "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),
         "interest": 0.0 if interest is None else float(np.maximum(interest, 0.0).sum()),
-        **of_tails(r, grown, ratios),
-        "stability": stability(r),
-        "max_drawdown_duration": max_drawdown_duration(r),
-        "ulcer_index": ulcer_index(r),
+        **of_tails(plain, grown, excess),
+        "stability": stability(plain),
+        "max_drawdown_duration": max_drawdown_duration(plain),
+        "ulcer_index": ulcer_index(plain),
     }
 
 
@@ -458,7 +413,7 @@ def of_sums(r: Any, grown: Any, ratios: Any, bars_per_year: float) -> dict[str, 
     """Compute the metrics of sums over bars, of one account or of M.
 
     Args:
-      r: `Returns` or `Sums` of all returns.
+      r: `Sums` of all returns.
       grown: of the same, `judged`.
       ratios: of those in excess of the interest on cash, `judged`.
       bars_per_year: P.

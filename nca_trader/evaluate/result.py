@@ -25,6 +25,9 @@ from nca_trader.evaluate.trades import Fills
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars, Costs
 
+# Of a liquid market, shown next to a result without any cost.
+PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -276,6 +279,25 @@ class Result:
     def order(self) -> str:
         """When a target trades: "on_change" or "rebalance"."""
         return self.rules.order
+
+    @property
+    def costs_paid(self) -> float:
+        """What trading cost, of the capital: commission, slippage and the other costs of trades."""
+        # A cost of the user's own is a cost of trading too. What is not charged has no column.
+        trading = [*trades.TRADING_COSTS, *(self.charged.own or ())]
+        return -float(self.flows.reindex(columns=trading, fill_value=0.0).to_numpy().sum())
+
+    @property
+    def uncharged(self) -> str:
+        """What plausible costs would leave of a result that nothing was charged; "" elsewhere."""
+        if self.again is None or self.charged != Costs() or not self.num_fills:
+            return ""
+        found = self.again(costs=PLAUSIBLE).account_metrics
+        return (
+            f"NOTHING CHARGED: at {1e4 * PLAUSIBLE.commission:g} bp commission and "
+            f"{1e4 * PLAUSIBLE.slippage:g} bp slippage total return {found['total_return']:.1%}, "
+            f"Sharpe ratio {found['sharpe']:.2f}."
+        )
 
     @property
     def costs(self) -> pd.DataFrame:

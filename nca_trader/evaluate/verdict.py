@@ -39,7 +39,7 @@ class Scored:
     Attributes:
       metrics: of `Result.metrics`.
       sharpe_interval: 95%, of the annualised ratio.
-      costs_paid: sum over bars of all costs, as fractions of equity.
+      costs_paid: of trading, as a fraction of the capital.
       gross: mean over bars of the sum of absolute weights, in equities.
     """
 
@@ -179,7 +179,7 @@ def weigh(
         scored[name] = Scored(
             metrics=result.metrics,
             sharpe_interval=inference.sharpe_interval(ratios[name], resampled_per_year, seed),
-            costs_paid=float(result.cost.sum()),
+            costs_paid=result.costs_paid,
             gross=float(result.weights.abs().sum(axis=1).mean()),
         )
     ours = scored.pop(None)

@@ -202,6 +202,15 @@ def test_the_same_seed_is_the_same_stream_of_episodes(env):
     assert len({info["row"] for _, info in starts(env, 0, 12)}) > 3
 
 
+def test_a_seed_may_be_a_whole_number_of_numpys(env):
+    one = env.reset(seed=1)[0]
+    np.testing.assert_array_equal(env.reset(seed=np.int64(1))[0], one)
+    batch = make_vec(2)
+    two = batch.reset(seed=1)[0]
+    for seeds in (np.int64(1), np.array([1, 2]), [np.uint8(1), 2]):
+        np.testing.assert_array_equal(batch.reset(seed=seeds)[0], two)
+
+
 def test_an_episode_starts_where_it_is_told_to(env):
     date = str(BARS.time[30].astype("datetime64[D]"))
     for start in (30, np.int64(30), date, BARS.time[30]):

@@ -230,8 +230,8 @@ def test_a_calmar_ratio_and_a_tail_ratio_are_those_of_the_figures_next_to_them()
 def test_sums_of_several_accounts_have_the_metrics_of_each():
     rows = np.random.default_rng(2).normal(0, 0.01, (3, 200))
     rows[2] = 0.0
-    each = [metrics.Returns(r) for r in rows]
-    sums = metrics.Sums(*(np.array([getattr(r, f) for r in each]) for f in metrics.Sums._fields))
+    each = [metrics.sums(r) for r in rows]
+    sums = metrics.Sums(*(np.array(field) for field in zip(*each, strict=True)))
     together = metrics.of_sums(sums, sums, sums, 252)
     for k, r in enumerate(each):
         for name, value in metrics.of_sums(r, r, r, 252).items():

@@ -1,5 +1,6 @@
 """What a backtest returns: trades that add up, tables, the printed summary, plots and pages."""
 
+import math
 import re
 
 import numpy as np
@@ -220,3 +221,39 @@ def test_a_result_keeps_what_it_computed():
     bars = random_bars(np.random.default_rng(4), 120, 1)
     result = nca.backtest(bars, nca.rules.momentum(5))
     assert result.trades is result.trades and isinstance(result.trades, pd.DataFrame)
+
+
+def test_a_week_has_no_growth_of_a_year():
+    bars = random_bars(np.random.default_rng(4), 9, 1)
+    result = nca.backtest(bars, nca.rules.buy_and_hold(), fill="close")
+    found = result.metrics["sharpe"]
+    # Lo (2002) for independent Gaussian returns, per bar and then times sqrt(P).
+    per_bar = found / math.sqrt(bars.bars_per_year)
+    error = math.sqrt((1.0 + per_bar**2 / 2.0) / 9.0 * bars.bars_per_year)
+    for text in (str(result), result._repr_html_(), str(nca.compare([result]))):
+        assert f"{found:.2f} (se {error:.2f})" in text
+        assert re.search(r"CAGR\D+n/a", text) and re.search(r"Calmar ratio\D+n/a", text)
+    year = random_bars(np.random.default_rng(4), 400, 1)
+    assert not re.search(r"CAGR\D+n/a", str(nca.backtest(year, nca.rules.buy_and_hold())))
+
+
+def test_a_winner_that_is_still_open_is_counted_next_to_the_win_rate():
+    bars = random_bars(np.random.default_rng(4), 200, 1)
+    result = nca.backtest(bars, nca.rules.buy_and_hold())
+    assert "trades 1, 1 open, win rate of the ended n/a" in str(result)
+
+
+def test_who_was_charged_nothing_reads_it_and_what_costs_would_leave(tmp_path):
+    bars = random_bars(np.random.default_rng(4), 300, 1)
+    free = nca.backtest(bars, nca.rules.momentum(5))
+    paid = nca.backtest(bars, nca.rules.momentum(5), nca.Costs(commission=5e-4, slippage=2e-4))
+    left = f"total return {paid.metrics['total_return']:.1%}"
+    for text in (str(free), free._repr_html_(), free.report(tmp_path / "a.html").read_text()):
+        assert "NOTHING CHARGED: at 5 bp commission and 2 bp slippage" in text and left in text
+        assert "pays the same costs" not in text
+    charged = paid.report(tmp_path / "b.html").read_text()
+    assert "NOTHING CHARGED" not in charged and "pays the same costs" in charged
+    assert (
+        f"costs of trading {-paid.costs.loc[['commission', 'slippage'], 'amount'].sum():.2%}"
+        in str(paid)
+    )

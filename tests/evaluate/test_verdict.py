@@ -187,7 +187,12 @@ def fake(returns, target, **rules):
     cost.iloc[0] = abs(target) * 1e-3
     weights = pd.DataFrame(market, TIME)
     return dataclasses.replace(
-        result, equity=equity, weights=weights, turnover=cost * 1e3, cost=cost
+        result,
+        equity=equity,
+        weights=weights,
+        turnover=cost * 1e3,
+        cost=cost,
+        flows=result.flows.assign(commission=-cost),
     )
 
 

@@ -12,10 +12,11 @@ import dataclasses
 import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
 import nca_trader as nca
 from nca_trader.envs.gym.environment import ID
-from nca_trader.envs.sb3 import SB3VecEnv
+from nca_trader.envs.sb3 import SB3VecEnv, targets_of
 from nca_trader.errors import ConfigError
 
 CONFIG = dataclasses.replace(nca.load_env("index_daily"), episode_bars=5)
@@ -67,3 +68,20 @@ def test_what_a_batch_cannot_do_is_refused(bars):
         env.set_attr("window", 3)
     with pytest.raises(ConfigError, match="make_vec_env"):
         env.env_method("reset")
+
+
+def test_a_model_sees_what_it_was_trained_to_see(bars, tmp_path):
+    """The statistics of `VecNormalize` are applied, as the model's own environment would."""
+    made = VecNormalize(SB3VecEnv(2, bars[:400], CONFIG))
+    made.obs_rms.mean, made.obs_rms.var = made.obs_rms.mean + 0.3, made.obs_rms.var * 4.0
+    model = PPO("MlpPolicy", made, n_steps=8, seed=0)
+    found = targets_of(model, bars[:400], CONFIG)
+
+    class Within:
+        """The same network, that normalises by itself."""
+
+        def predict(self, seen, deterministic):
+            z = (seen - made.obs_rms.mean) / np.sqrt(made.obs_rms.var + made.epsilon)
+            return model.predict(np.clip(z, -10, 10).astype(np.float32), deterministic=True)
+
+    np.testing.assert_array_equal(found, targets_of(Within(), bars[:400], CONFIG))

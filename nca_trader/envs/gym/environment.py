@@ -253,7 +253,8 @@ class GymEnv(gymnasium.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode; see the class."""
-        super().reset(seed=seed)
+        # Gymnasium takes no whole number of numpy's.
+        super().reset(seed=None if seed is None else int(seed))
         kernel, start = self._open(), start_row(self.trading, options)
         # The number of the episode and not a state of a generator: episode n of a seed is the same
         # however long the ones before it were.

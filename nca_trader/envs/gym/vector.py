@@ -206,9 +206,10 @@ class GymVectorEnv(VectorEnv):
 
     def _draw(self, seed: int | Sequence[int | None] | None, which: np.ndarray) -> None:
         """Move the environments in `which` to their next episode, or to new seeds."""
+        one = int(seed) if isinstance(seed, Integral) else None
         # Seeds `np_random`, from which environments without a seed of their own draw theirs.
-        super().reset(seed=seed if isinstance(seed, int) else None)
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed
+        super().reset(seed=one)
+        seeds: Any = seed if one is None else range(one, one + self.num_envs)
         if seeds is not None and len(seeds) != self.num_envs:
             raise ConfigError(f"{len(seeds)} seeds for {self.num_envs} environments.")
         first = self._seeds is None
@@ -217,9 +218,9 @@ class GymVectorEnv(VectorEnv):
             self._seeds = np.stack(draws)
         # On the CPU a device array may be the host's own memory: never write into what was given.
         self._seeds, self._counts = self._seeds.copy(), self._counts + (which & (not first))
-        for i, one in enumerate(seeds or []):
-            if which[i] and one is not None:
-                self._seeds[i], self._counts[i] = seed_words(seeding.np_random(one)[0]), 0
+        for i, own in enumerate(() if seeds is None else seeds):
+            if which[i] and own is not None:
+                self._seeds[i], self._counts[i] = seed_words(seeding.np_random(int(own))[0]), 0
 
     def _observed(self, words: np.ndarray) -> Any:
         assert self._batch is not None

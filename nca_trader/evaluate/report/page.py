@@ -7,6 +7,7 @@ turns that into plots, tables and the data of the price chart. See `render` for 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from nca_trader.evaluate.report import figures
 from nca_trader.evaluate.report.chart import CHART, price_chart
 from nca_trader.evaluate.report.contents import Report, backtest_baselines, report_on
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
-from nca_trader.evaluate.report.summary import money, whole, with_error
+from nca_trader.evaluate.report.summary import annual, money, whole, with_error
 from nca_trader.evaluate.report.tables import folds_section, stress_section, sweep_section
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.stress import Stress
@@ -43,6 +44,8 @@ TRAINING = {
 }
 # Costs that a reader may expect, where they are zero.
 NOT_CHARGED = {
+    "commission": "commission",
+    "slippage": "slippage",
     "half_spread": "a spread in addition to the slippage and the bars' own quotes",
     "impact": "market impact",
     "borrow_fee": "borrowing fees",
@@ -71,7 +74,7 @@ DETAILS = {
     ),
     "Trades": (
         ("trades", "trades, with those still open", whole),
-        ("win_rate", "winning trades", percent),
+        ("win_rate", "winning trades, of those that ended", percent),
         ("profit_factor", "profit factor", decimal),
         ("expectancy", "expectancy per trade, of the capital", lambda x: percent(x, 3)),
         ("average_trade", "average trade", lambda x: percent(x, 2)),
@@ -189,6 +192,7 @@ def page(report: Report) -> str:
     chart = price_chart(agent)
     # The strongest baseline and not the first: an agent has to beat that one.
     best = report.baselines[evidence.best]
+    years = len(agent.equity) / agent.bars_per_year
     return render(
         "report.html",
         scripts=[] if chart is None else [script(LIBRARY), script(CHART)],
@@ -207,11 +211,15 @@ def page(report: Report) -> str:
         details=[
             (
                 group,
-                [(name, [write(r.metrics[key]) for r in (agent, best)]) for key, name, write in x],
+                [
+                    (name, [annual(key, r.metrics, years, write) for r in (agent, best)])
+                    for key, name, write in x
+                ],
             )
             for group, x in DETAILS.items()
         ],
         relative=_relative(agent.metrics),
+        annual=functools.partial(annual, years=years),
         sweep=None if report.sweep is None else sweep_section(report.sweep),
         folds=None
         if report.folds is None

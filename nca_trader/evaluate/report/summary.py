@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from nca_trader.evaluate.trades import TRADING_COSTS
+from nca_trader.evaluate.trades import OPEN, TRADING_COSTS
 from nca_trader.evaluate.verdict import decimal, in_sample_sentence, percent
 from nca_trader.runs.universe import others_sentence
 from nca_trader.types import trading_year
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # Of equity alone, so that a benchmark has them too: key, name for readers, how it is written.
 WIDTH = 110  # of the line of caveats
+LEAST_YEARS = 0.5  # below which a growth of a year is not shown
 SHOWN = (
     ("total_return", "total return", percent),
     ("cagr", "CAGR", percent),
@@ -89,30 +90,51 @@ def summary_lines(result: Result) -> list[str]:
         f"the {fill}, {result.order}"
     )
     lines.append(f"{'':<22}{'this':>14}{'buy and hold' if other else '':>16}")
-    for key, name, write in SHOWN:
-        reference = write(other[key]) if other else ""
-        lines.append(f"{name:<22}{write(m[key]):>14}{reference:>16}")
-    # A cost of the user's own is a cost of trading too.
-    trading = [*TRADING_COSTS, *(result.charged.own or ())]
-    # Columns of costs that are not charged are absent from the flows.
-    paid = result.flows.reindex(columns=trading, fill_value=0.0).to_numpy().sum()
-    others = [*trading, "market", "interest"]
+    for name, cells in shown(result, m, *([other] if other else [])):
+        lines.append(f"{name:<22}{cells[0]:>14}{cells[1] if other else '':>16}")
+    others = [*TRADING_COSTS, *(result.charged.own or ()), "market", "interest"]
     held = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
     lines += [
         f"alpha per year {with_error(m['alpha'], m['alpha_error'], percent)}, beta "
         f"{with_error(m['beta'], m['beta_error'])}, information ratio "
         f"{with_error(m['information_ratio'], m['information_ratio_error'])}",
-        f"trades {whole(m['trades'])}, win rate {percent(m['win_rate'])}, profit factor "
+        f"trades {whole(m['trades'])}, {open_trades(result)} open, win rate of the ended "
+        f"{percent(m['win_rate'])}, profit factor "
         f"{decimal(m['profit_factor'])}, average {percent(m['average_trade'], 2)} over "
         f"{decimal(m['trade_duration'], 1)} bars, SQN {decimal(m['sqn'])}",
         f"exposure {percent(m['exposure'])}, turnover {decimal(m['turnover'], 1)} per year, "
         f"capacity at 1% of volume {money(m['capacity'])}",
-        f"costs of trading {percent(-paid, 2)} of the capital, interest "
+        result.uncharged
+        or f"costs of trading {percent(result.costs_paid, 2)} of the capital, interest "
         f"{percent(m['interest'], 2)}, other holding {percent(held, 2)}",
         "details: .trades .orders .positions .costs .exposure .metrics .plot() .report('x.html')",
     ]
     said = " ".join(caveats(result))
     return [*lines, said if len(said) <= WIDTH else said[: WIDTH - 3].rstrip() + "..."]
+
+
+def shown(result: Result, *of: dict[str, float]) -> list[tuple[str, list[str]]]:
+    """Write the metrics of `SHOWN`, one cell for each of the accounts `of` of one span."""
+    years = len(result.equity) / result.bars_per_year
+    return [(name, [annual(key, m, years, write) for m in of]) for key, name, write in SHOWN]
+
+
+def annual(key: str, m: dict[str, float], years: float, write: Callable[[float], str]) -> str:
+    """Write a metric of a span; one that half a year cannot show as n/a or with its error.
+
+    Growth in a year is n/a. A Sharpe ratio has the standard error of Lo, The Statistics of Sharpe
+    Ratios (2002), which is near 1 / sqrt(years).
+    """
+    if years >= LEAST_YEARS or key not in ("cagr", "calmar", "sharpe") or math.isnan(m[key]):
+        return write(m[key])
+    if key != "sharpe":
+        return "n/a"
+    return with_error(m[key], math.sqrt(1.0 / years + 0.5 * m[key] ** 2 / m["bars"]))
+
+
+def open_trades(result: Result) -> int:
+    """Return the number of trades that have not ended."""
+    return int((result.trades["reason"] == OPEN).sum())
 
 
 def comparison_lines(results: Sequence[Result]) -> list[str]:
@@ -136,13 +158,14 @@ def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
         rows.append(
             row("in-sample bars", lambda r: "n/a" if r.in_sample is None else whole(r.in_sample))
         )
+    each = [shown(result, result.metrics) for result in results]
+    rows += [(row[0][0], [cells[0] for _, cells in row]) for row in zip(*each, strict=True)]
     for key, name, write in (
-        *SHOWN,
         ("alpha", "alpha per year", percent),
         ("beta", "beta", decimal),
         ("information_ratio", "information ratio", decimal),
         ("trades", "trades", whole),
-        ("win_rate", "win rate", percent),
+        ("win_rate", "win rate, ended", percent),
         ("profit_factor", "profit factor", decimal),
         ("turnover", "turnover per year", decimal),
         ("exposure", "exposure", percent),
@@ -163,12 +186,16 @@ def comparison_html(results: Sequence[Result]) -> str:
 def summary_html(result: Result) -> str:
     """Return the summary of a result as an HTML table with a plot."""
     other = result.hold and result.hold.account_metrics
-    rows = [
-        (name, [write(result.metrics[key]), *([write(other[key])] if other else [])])
-        for key, name, write in SHOWN
-    ]
+    rows = shown(result, result.metrics, *([other] if other else []))
     names = [result.name, *(["buy and hold"] if other else [])]
-    return _fragment(result, title_of(result), names, rows, result.plot(), caveats(result))
+    return _fragment(
+        result,
+        title_of(result),
+        names,
+        rows,
+        result.plot(),
+        [*filter(None, [result.uncharged]), *caveats(result)],
+    )
 
 
 def _fragment(result, title, names, rows, figure, said) -> str:
