@@ -86,13 +86,15 @@ class Ledger:
         """The price of what is held changes; `check` at the new one follows."""
         self.note(item, sum(u * (n - o) for u, o, n in zip(self.units, old, new, strict=True) if u))
 
-    def check(self, price: np.ndarray) -> None:
+    def check(self, price: np.ndarray, gone: np.ndarray | None = None) -> None:
         """An account at its floor, or below, is bankrupt: it owes nothing and trades no more."""
         if self.ruined or self.equity(price) > self.floor:
             return
         self.note("ruin", self.floor - self.equity(price))
         for i in np.flatnonzero(self.units):
-            self.fills.append(Fill(self.row, i, "after", -self.units[i], price[i], "bankrupt"))
+            lost = gone is not None and gone[i]
+            at, why = ("before", "delisted") if lost else ("after", "bankrupt")
+            self.fills.append(Fill(self.row, i, at, -self.units[i], price[i], why))
         self.cash, self.ruined = self.floor, True
         self.units[:] = self.ordered[:] = 0.0
         self.entry[:] = NAN
@@ -276,10 +278,55 @@ class Ledger:
         gain = np.fmin(side * lv["limit_price"], entry + self.entry[i] * lv["take_profit"])
         stop = np.fmax(fixed, trailing)
         why = "stop" if fixed >= trailing or np.isnan(trailing) else "trailing stop"
+        if opened >= gain and not opened <= stop:
+            return side * opened, "take profit"  # the open is known to come first
         if worst <= stop:
             return side * min(opened, stop), why
-        if best >= gain:
-            return side * max(opened, gain), "take profit"
+        return (side * gain, "take profit") if best >= gain else None
+
+    def called(self, bar: dict[str, np.ndarray], left: dict, here: tuple) -> tuple | None:
+        """Prices at which a margin call comes inside the bar, and the exits before it.
+
+        Positions go from the open to their adverse prices together, and a stop is filled where it
+        is passed. Between two stops `free`, equity less its margin, is linear.
+        """
+        need, held = self.rules["maintenance_margin"], set(np.flatnonzero(self.units))
+        if need is None or self.ruined:
+            return None
+        far = {i: bar["low" if self.units[i] > 0.0 else "high"][i] for i in held}
+        opened, passed = bar["open"], {}
+        for i, (price, why) in left.items():
+            if price == opened[i]:
+                passed[i] = 0.0
+            elif why != "take profit":
+                passed[i] = (price - opened[i]) / (far[i] - opened[i])
+
+        def at(i: int, u: float) -> float:
+            return opened[i] + u * (far[i] - opened[i])
+
+        def free(u: float, gone: dict) -> float:
+            worth = self.cash
+            for i in held:
+                price = left[i][0] if i in gone else at(i, u)
+                worth += self.units[i] * price
+                if i in gone:
+                    paid, *_ = self.terms(-self.units[i], price, *(x[i] for x in here))
+                    size = abs(self.units[i])
+                    worth -= size * abs(paid - price) + self.costs["commission"] * size * paid
+                    worth -= self.costs["fixed_fee"] if self.money else 0.0
+                else:
+                    worth -= need * abs(self.units[i] * price)
+            return worth
+
+        begin = 0.0
+        for end in sorted({*passed.values(), 1.0}):
+            gone = {i: u for i, u in passed.items() if u <= begin}
+            first, last = free(begin, gone), free(end, gone)
+            # At 0 the positions that leave at the open have left.
+            if (end > begin or end == 1.0) and min(first, last) < 0.0:
+                u = begin if first < 0.0 else begin + (end - begin) * first / (first - last)
+                return {i: at(i, u) for i in held - set(gone)}, gone
+            begin = end
         return None
 
     def inside(self, bar: dict[str, np.ndarray], present: np.ndarray, here: tuple) -> None:
@@ -289,6 +336,11 @@ class Ledger:
             held = np.flatnonzero((self.units != 0.0) & present)
             found = {i: self.reached(i, bar) for i in held}
             left = {i: exit_ for i, exit_ in found.items() if exit_}
+        call = self.called(bar, left, here)
+        if call:
+            prices, gone = call
+            left = {i: left[i] for i in gone}
+            left |= {i: (price, "liquidated") for i, price in prices.items() if present[i]}
         to = bar["close"].copy()
         for i, (price, _) in left.items():
             to[i] = price
@@ -297,7 +349,10 @@ class Ledger:
         if not self.ruined:
             for i, (price, why) in left.items():
                 self.close(i, price, here, "inside", why)
-                self.out[i], self.waiting[i] = True, None
+                self.waiting[i], self.out[i] = None, self.out[i] or why != "liquidated"
+            if call:
+                self.ordered[:] = 0.0
+                self.waiting = [None] * len(self.units)
         self.check(to)
         for i in np.flatnonzero((self.units != 0.0) & present):
             # For the bars after this one.
@@ -340,11 +395,11 @@ def run(bars: Any, targets: Any, costs: dict, rules: dict, levels: dict | None =
         worth = np.where(gone, last * (1.0 - book.rules["delist_haircut"]), bar["open"])
         book.move(last, np.where(gone, worth, last), "delisting")
         book.move(last, np.where(gone, last, bar["open"]))
-        book.check(worth)
+        book.check(worth, gone)
         # 2. to 5. Charges, delistings, a margin call, and what waits.
         if at_open:
             book.hold(worth, years, none[0])
-            book.check(worth)
+            book.check(worth, gone)
         book.write_off(gone, worth)
         book.margin(bar["open"], present, here, "open")
         book.check(bar["open"])

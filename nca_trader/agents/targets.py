@@ -263,15 +263,17 @@ def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
 
 
 class Cut(NamedTuple):
-    """Orders for more than an account may hold, which were cut to what it may.
+    """Orders for more than an account may hold, which were cut to what it may, and too small ones.
 
     Attributes:
-      orders: bars with such an order.
+      orders: bars with an order for more.
       largest: the largest sum of absolute weights that was ordered.
+      small: orders below `min_notional`, which were not sent.
     """
 
     orders: int
     largest: float
+    small: int = 0
 
 
 NO_CUT = Cut(0, 0.0)

@@ -147,6 +147,7 @@ def backtest(
     else:
         done = _of_targets(bars, targets, costs, rules, span, delay, check)
     trace, name = done.trace, name or done.name
+    small = 0 if trace.small is None else int(np.asarray(trace.small).sum())
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
     result = Result(
         name=name,
@@ -158,7 +159,7 @@ def backtest(
         note=bars.note,
         in_sample=done.in_sample,
         looks=done.looks,
-        cut=cut_of(np.asarray(trace.target), rules),
+        cut=cut_of(np.asarray(trace.target), rules)._replace(small=small),
         bars=bars,
         run=run,
         unchecked=done.unchecked,

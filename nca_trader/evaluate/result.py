@@ -139,6 +139,11 @@ class Result:
                 f"hold (the largest for {self.cut.largest:g} times its equity), and was cut to "
                 "that."
             )
+        if self.cut.small:
+            said.append(
+                f"NOT SENT: orders worth less than min_notional={self.rules.min_notional:g}, "
+                f"{self.cut.small:,} in all; what they were to change stays as it was."
+            )
         return (*said, *self._limited)
 
     @property

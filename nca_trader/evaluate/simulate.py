@@ -21,9 +21,10 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import strategy_faults
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.exits import Book, Exit
+from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.state import (
     Account,
+    Exit,
     Fill,
     Flows,
     Legs,
@@ -33,7 +34,7 @@ from nca_trader.envs.account.state import (
     open_account,
     rules_of,
 )
-from nca_trader.envs.account.step import mark, place, to_close, to_open
+from nca_trader.envs.account.step import place, sum_fills, through, to_close, to_open
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
@@ -54,11 +55,13 @@ class Trace(NamedTuple):
       log_equity: high part plus low part.
       weight: high part plus low part.
       target: the weights ordered; NaN means no order.
-      at_open: signed notional traded at the open, as a fraction of equity before it.
+      at_open: signed notional of orders at the open, as a fraction of equity before it.
       at_close: likewise at the close.
       cost: as a fraction of equity.
       flows: where equity went.
-      left: what stops and targets closed inside the bar; None of a strategy without any.
+      left: what levels and margin calls closed inside the bar; None where nothing can.
+      forced: what margin calls traded at the open, and at the close; None without a margin.
+      small: `[N]` orders that were not sent, below `min_notional`; None without one.
       said: `[N, A]` int8, the risk limit that cut or denied each order, and halted: `[N]` int8, the
         one that stopped trading, places in `account.risk.CODES`; None without limits.
     """
@@ -71,13 +74,16 @@ class Trace(NamedTuple):
     cost: Tensor
     flows: Flows
     left: Exit | None = None
+    forced: tuple[Tensor, Tensor] | None = None
+    small: Tensor | None = None
     said: Tensor | None = None
     halted: Tensor | None = None
 
     @property
     def turnover(self) -> Tensor:
         """`[N]` sum of absolute traded notional, as a fraction of equity."""
-        parts = [self.at_open, self.at_close, *([] if self.left is None else [self.left.traded])]
+        parts = [self.at_open, self.at_close, *(self.forced or ())]
+        parts += [] if self.left is None else [self.left.traded]
         return np.sum([row_sums(np.abs(np.asarray(part))) for part in parts], axis=0)
 
 
@@ -96,11 +102,11 @@ def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) 
 def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules):
     """Run one bar of a backtest: the bar moves the account, which then orders at its close."""
     now, fills = to_open(account, legs, costs, rules)
-    now, fill = mark(now, legs.body, rules)
-    account, opened = to_close(now, [*fills, fill], legs, costs, rules)
+    now, inside, left = through(now, legs, costs, rules)
+    account, opened = to_close(now, [*fills, *inside], legs, costs, rules)
     account, target, seen = decide(account)
     account, closed = place(account, target, legs.at_close, costs, rules)
-    return account, (_row(account, _sized(target, legs), fills, opened, closed), seen)
+    return account, (_row(account, _sized(target, legs), fills, opened, closed, left), seen)
 
 
 def _sized(target: Array, legs: Legs) -> Array:
@@ -117,19 +123,21 @@ def _row(
     left: Exit | None = None,
 ) -> Trace:
     """Return the entry of one bar; `at_open` are the effects up to the open, `bar` all of them."""
-    opened = sum((fill.traded for fill in at_open[1:]), at_open[0].traded)
-    inside = opened if left is None else opened + left.traded
+    opened, forced = sum_fills(at_open), None
+    if not isinstance(opened.forced[0], float):  # there is a margin
+        forced = opened.forced[0], bar.forced[0] - opened.forced[0]
     return Trace(
         # The pair is summed here, in float64; the account keeps it apart for float32 in training.
         log_equity=account.log_equity + account.log_equity_low,
         weight=account.held,
         target=target,
-        at_open=opened,
-        # The rest of what a bar trades is a margin call at its close.
-        at_close=bar.traded - inside + closed.traded,
+        at_open=opened.traded - opened.forced[0],
+        at_close=closed.traded,
         cost=bar.cost + closed.cost,
         flows=add_flows(bar.flows, closed.flows),
         left=left,
+        forced=forced,
+        small=None if isinstance(small := opened.small + closed.small, int) else small,
         said=account.guard.said if account.guard else None,
         halted=account.guard.halted if account.guard else None,
     )
@@ -163,8 +171,8 @@ def _never(legs: Legs, rules: Rules) -> frozenset[str]:
     """Return the entries of a trace that are 0 in each bar of an account with these parts."""
     timed, called = legs.years is not None, rules.maintenance_margin is not None
     happens = {
-        "at_open": rules.fill == "next_open" or called,
-        "at_close": rules.fill == "close" or called,
+        "at_open": rules.fill == "next_open",
+        "at_close": rules.fill == "close",
         "dividends": legs.dividend is not None,
         "delisting": legs.delisted is not None,
         "fixed_fee": rules.capital is not None,

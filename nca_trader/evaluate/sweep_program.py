@@ -20,8 +20,16 @@ from nca_trader.agents import rolling
 from nca_trader.agents import rules as rule_module
 from nca_trader.agents.strategy import Strategy, until_sized
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.state import Account, Fill, Legs, Rules, log_return, open_account
-from nca_trader.envs.account.step import mark, place, to_close, to_open
+from nca_trader.envs.account.state import (
+    Account,
+    Exit,
+    Fill,
+    Legs,
+    Rules,
+    log_return,
+    open_account,
+)
+from nca_trader.envs.account.step import place, sum_fills, through, to_close, to_open
 from nca_trader.evaluate.inference import block_length
 from nca_trader.evaluate.simulate import legs_between
 from nca_trader.evaluate.tally import Tally, add_fill, add_gain, add_return, open_tally
@@ -224,7 +232,6 @@ def _step(
     """Run one bar of one combination, whose order is given or else decided here."""
     before, book, state, tally = carry
     (bar, legs, real, key), order = xs
-    left: exits.Exit | None = None
     if book:
         account, book, fills, whole, left = exits.on_bar(before, book, bar, legs, costs, rules)
         if order is None:
@@ -234,8 +241,8 @@ def _step(
         )
     else:
         now, fills = to_open(before, legs, costs, rules)
-        now, fill = mark(now, legs.body, rules)
-        account, whole = to_close(now, [*fills, fill], legs, costs, rules)
+        now, inside, left = through(now, legs, costs, rules)
+        account, whole = to_close(now, [*fills, *inside], legs, costs, rules)
         if order is None:
             state, order = strategy.decide(state, bar, None)
         # Decided in float64 and rounded once, when it meets the account.
@@ -271,7 +278,7 @@ def _add_trades(
     legs: Legs,
     fills: list[Fill],
     whole: Fill,
-    left: exits.Exit | None,
+    left: Exit | None,
     closed: Fill,
     costs: Costs,
     rules: Rules,
@@ -285,7 +292,7 @@ def _add_trades(
       legs: its returns.
       fills: effects up to the open.
       whole: effects of the whole bar.
-      left: what exits closed inside it.
+      left: what levels and margin calls closed inside it; None where nothing can.
       closed: effects of the order at its close.
       costs: of trading.
       rules: of the account.
@@ -302,11 +309,11 @@ def _add_trades(
     charged = legs.years is not None or legs.funding is not None
     at_open = _carried(fills, tally, held.dtype) if charged else 0.0
     growth = growth + at_open
-    opened = sum((fill.traded for fill in fills[1:]), fills[0].traded)
-    cost = sum((fill.cost for fill in fills[1:]), fills[0].cost)
+    opened = sum_fills(fills)
     if rules.fill == "next_open" or calls:
-        tally, position, growth = add_fill(tally, position, growth, opened, cost, *paid)
-    body, traded = legs.body, opened
+        now = (opened.traded, opened.cost)
+        tally, position, growth = add_fill(tally, position, growth, *now, *paid)
+    body = legs.body
     if left is not None:
         # An asset that left inside the bar earns up to its exit and no further.
         away = ~jnp.isnan(left.price)
@@ -315,15 +322,17 @@ def _add_trades(
     tally, position = add_gain(tally, gain), position + gain
     growth = growth + gain.sum()
     if left is not None:
-        # A margin call at the close has a cost of its own, which is not separated here.
-        inside = whole.cost - cost
-        tally, position, growth = add_fill(tally, position, growth, left.traded, inside, *paid)
-        cost, traded = cost + inside, traded + left.traded
-    if rules.fill == "close" or calls:
-        if charged:
-            growth = growth + (_carried([whole], tally, held.dtype) - at_open)
-        traded, cost = whole.traded - traded + closed.traded, whole.cost - cost + closed.cost
-        tally, *_ = add_fill(tally, position, growth, traded, cost, *paid)
+        now = (left.traded, left.cost)
+        tally, position, growth = add_fill(tally, position, growth, *now, *paid)
+    if (rules.fill == "close" or calls) and charged:
+        growth = growth + (_carried([whole], tally, held.dtype) - at_open)
+    if calls:
+        traded, cost = (
+            all_ - open_ for all_, open_ in zip(whole.forced, opened.forced, strict=True)
+        )
+        tally, position, growth = add_fill(tally, position, growth, traded, cost, *paid)
+    if rules.fill == "close":
+        tally, *_ = add_fill(tally, position, growth, closed.traded, closed.cost, *paid)
     return tally
 
 

@@ -29,7 +29,7 @@ from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import SECONDS_PER_YEAR, Bars, Costs
 
 TRADING_COSTS = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
-# Why a fill happened. The first four are the codes of `Exit.reason`.
+# Why a fill happened. The first five are the codes of `Exit.reason`.
 REASONS = (
     "target",
     "stop",
@@ -41,8 +41,9 @@ REASONS = (
 )
 LIQUIDATED, DELISTED, BANKRUPT = (REASONS.index(x) for x in ("liquidated", "delisted", "bankrupt"))
 OPEN = "open"  # the reason of a trade that has not ended
-MOMENTS = ("before", "open", "inside", "close", "after")  # of a bar, in order
-BEFORE, AT_OPEN, INSIDE, AT_CLOSE, AFTER = range(5)
+# Of a bar, in order. A margin call comes before the orders of its moment.
+MOMENTS = ("before", "open", "open", "inside", "close", "close", "after")
+BEFORE, CALLED_AT_OPEN, AT_OPEN, INSIDE, CALLED_AT_CLOSE, AT_CLOSE, AFTER = range(7)
 PARTICIPATION = 0.01  # of a bar's volume, that `capacity` is stated for
 WITHIN = 0.95  # share of fills that stay below it
 
@@ -100,20 +101,24 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     held_before = np.vstack([np.zeros((1, bars.num_assets)), held[:-1]])
     at_open, at_close = np.asarray(trace.at_open), np.asarray(trace.at_close)
     none = np.zeros(at_open.shape)
-    exited, exit_price, exit_reason = (
-        (none, none, none.astype(np.int8)) if trace.left is None else trace.left
-    )
+    exited, exit_price, exit_reason = none, none, none.astype(np.int8)
+    if trace.left is not None:
+        exited, exit_price, exit_reason = trace.left[:3]
+    forced = (none, none) if trace.forced is None else trace.forced
     broke = equity <= rules.floor * (1.0 + 1e-9)
     # Only the bar of the bankruptcy: nothing is held after it.
     broke &= ~np.concatenate([[False], broke[:-1]])
-    any_trade = (at_open != 0) | (exited != 0) | (at_close != 0)
+    any_trade = np.any([x != 0 for x in (at_open, exited, at_close, *forced)], axis=0)
     # A position that ended without a trade was delisted.
-    gone = (held_before != 0) & (held == 0) & ~any_trade & ~broke[:, None]
-    lost = broke[:, None] & ((held_before != 0) | any_trade)
+    delisted = bars_missing(bars.present) == (rules.delist_after or -1)
+    gone = (held_before != 0) & (held == 0) & ~any_trade & (delisted | ~broke[:, None])
+    lost = broke[:, None] & ((held_before != 0) | any_trade) & ~delisted
     found = {
         BEFORE: gone,
+        CALLED_AT_OPEN: forced[0] != 0,
         AT_OPEN: at_open != 0,
         INSIDE: exited != 0,
+        CALLED_AT_CLOSE: forced[1] != 0,
         AT_CLOSE: at_close != 0,
         AFTER: lost,
     }
@@ -124,24 +129,20 @@ def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
     written_off = _before_gap(bars, rows) * (1.0 - rules.delist_haircut)
     prices = {
         BEFORE: written_off,
+        CALLED_AT_OPEN: bars.open[rows],
         AT_OPEN: bars.open[rows],
         INSIDE: exit_price[rows],
+        CALLED_AT_CLOSE: bars.close[rows],
         AT_CLOSE: bars.close[rows],
-        AFTER: np.where(
-            (bars_missing(bars.present) == (rules.delist_after or -1))[rows],
-            written_off,
-            _price_of_bankruptcy(bars, held_before, trace, costs, rules, rows),
-        ),
+        AFTER: _price_of_bankruptcy(bars, held_before, trace, costs, rules, rows),
     }
-    called = np.asarray(flows.liquidation)[rows, None] != 0
-    # Orders fill at one moment of a bar; what is traded at the other one was liquidated.
-    orders, others = (AT_OPEN, AT_CLOSE) if rules.fill == "next_open" else (AT_CLOSE, AT_OPEN)
-    elsewhere = found[others].any(axis=1, keepdims=True)
     reasons = {
         BEFORE: DELISTED,
+        CALLED_AT_OPEN: LIQUIDATED,
+        AT_OPEN: 0,
         INSIDE: exit_reason[rows],
-        orders: np.where(called & ~elsewhere, LIQUIDATED, 0),
-        others: np.where(called, LIQUIDATED, 0),
+        CALLED_AT_CLOSE: LIQUIDATED,
+        AT_CLOSE: 0,
         AFTER: BANKRUPT,
     }
     parts = []
@@ -229,7 +230,8 @@ def _units_after(
       bought: `[K]` units that were traded at the open of the fill's bar.
     """
     after = held[row, asset]
-    after[(moment == INSIDE) | (moment == BEFORE) | (moment == AFTER)] = 0.0
+    # An order alone leaves a position.
+    after[(moment != AT_OPEN) & (moment != AT_CLOSE)] = 0.0
     # Of several fills in one bar the last one leaves what is held at the close. What an earlier
     # fill at the open leaves follows from its size.
     followed = np.zeros(row.size, bool)

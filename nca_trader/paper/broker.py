@@ -131,6 +131,7 @@ class SimulatedBroker:
         self._cash = float(capital)
         self._units = np.zeros(len(self._symbols))
         self._last = np.zeros(len(self._symbols))  # the last prices that anything was worth
+        self._opened = self._last  # the last opens
         self._working: dict[str, Order] = {}
 
     def work(self, orders: Sequence[Order]) -> list[str]:
@@ -154,7 +155,7 @@ class SimulatedBroker:
         Charges for time are taken before the positions change: here where orders fill at the
         open, else at the close.
         """
-        fills, paid = [], 0.0
+        fills, paid, self._opened = [], 0.0, np.nan_to_num(price)
         if legs.dividend is not None:
             # `legs.dividend` is a fraction of the last close, so units at that close give money.
             paid += self._pay(float((self._units * self._last * legs.dividend).sum()))
@@ -181,14 +182,15 @@ class SimulatedBroker:
         return Activity(fills, paid)
 
     def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Settle holding charges where orders fill at the close, funding, and a margin call."""
+        """Settle a margin call in the bar, what is charged at its close, and a call there."""
+        fills = self._call_inside(legs, ts)
         # A dividend or a delisting in the next bar is a fraction of this close.
         self._last, paid = np.nan_to_num(price), 0.0
         if self._rules.fill == "close" and legs.years is not None:
             paid += self._pay(self._held(self._last, legs.years))
         if legs.funding is not None:
             paid += self._pay(-float((legs.funding * self._units * self._last).sum()))
-        return Activity(self._margin_call(price, legs.at_close, ts, "close"), paid)
+        return Activity(fills + self._margin_call(price, legs.at_close, ts, "close"), paid)
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
         """Fill the working orders of assets that are present, at `price` `[A]`."""
@@ -298,15 +300,39 @@ class SimulatedBroker:
         """Return `[A]` units that this venue takes: within the volume, in lots, worth an order."""
         return np.asarray(executable(units, quote._replace(price=price), self._rules)[0])
 
+    def _call_inside(self, legs: Legs, ts: int) -> list[Fill]:
+        """Close the positions where equity meets its margin on the way to the adverse prices.
+
+        The whole way is that of `account.step`: all positions go from the open to the low, short
+        ones to the high, at the same time.
+        """
+        margin, low, high = self._rules.maintenance_margin, legs.low, legs.high
+        if margin is None or low is None or high is None:
+            return []
+        value = valued(self._units, self._opened)
+        worst = np.where(value > 0.0, low, high)
+        room = self._equity(self._opened) - margin * np.abs(value).sum()
+        lost = -float((worst * (value - margin * np.abs(value))).sum())
+        if not np.any(value) or lost < room:
+            return []
+        share = max(room / lost, 0.0) if lost > 0.0 else 0.0
+        price = self._opened * (1.0 + share * worst)
+        return self._margin_call(price, legs.at_open._replace(price=price), ts, "inside")
+
     def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
         """Close every position that is quoted, if equity is too small for the gross position."""
         margin = self._rules.maintenance_margin
         if margin is None:
             return []
         gross = float(np.abs(valued(self._units, price)).sum())
-        if gross * margin <= self._equity(price):
+        # Inside a bar the price is where the margin is met, to rounding.
+        if moment != "inside" and gross * margin <= self._equity(price):
             return []
-        closing = np.where(np.asarray(quote.present), -self._units, 0.0)
+        present = np.asarray(quote.present)
+        # A fixed fee is not paid for what rounding left of a position that was closed.
+        some = np.abs(valued(self._units, price)) > DUST * abs(self._equity(price))
+        self._units[present & ~some] = 0.0
+        closing = np.where(present & some, -self._units, 0.0)
         worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)
         fee = self._costs.liquidation_fee
         self._working = {}  # a call withdraws all orders, as in the account

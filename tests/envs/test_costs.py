@@ -11,7 +11,7 @@ from drawn import random_bars, rich_bars
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nca_trader import Costs, EnvConfig, backtest
+from nca_trader import Costs, EnvConfig, Order, Strategy, backtest
 from nca_trader.envs.account import state as cost_of
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import SECONDS_PER_YEAR
@@ -207,6 +207,105 @@ def test_a_margin_call_closes_at_the_open_that_meets_it():
     result = backtest(bars, [[2.0, 0.0]] + [[np.nan, np.nan]] * 3, borrow=True,
                       maintenance_margin=0.4)  # fmt: skip
     assert (result.weights.iloc[-1] == 0.0).all()
+
+
+def bars_with_a_range(low, high, close=100.0):
+    """Bars at 100, the third of which reaches `low` and `high` in the first asset."""
+    bars = still_bars(4)
+    fields = {name: np.array(getattr(bars, name)) for name in ("open", "high", "low", "close")}
+    fields["low"][2, 0], fields["high"][2, 0], fields["close"][2, 0] = low, high, close
+    return dataclasses.replace(bars, **fields)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize(
+    ("target", "low", "high", "price"),
+    [
+        # Long 3 at 100: at p equity is 1 + 3 (p - 100) / 100, a tenth of 3 p / 100 at 74.07.
+        (3.0, 60.0, 101.0, 100 * 2 / 2.7),
+        (3.0, 74.1, 101.0, None),
+        # Short 2: 1 - 2 (p - 100) / 100 is a tenth of 2 p / 100 at 3 / 2.2.
+        (-2.0, 99.0, 150.0, 100 * 3 / 2.2),
+        (-2.0, 50.0, 136.0, None),
+    ],
+)
+def test_a_margin_call_comes_inside_a_bar_where_the_margin_is_met(fill, target, low, high, price):
+    bars = bars_with_a_range(low, high)
+    orders = np.full((4, 2), np.nan)
+    orders[0 if fill == "next_open" else 1, 0] = target
+    result = backtest(bars, orders, Costs(), fill, borrow=True, maintenance_margin=0.1)
+    worth = 1.0 if price is None else 1.0 + target * (price - 100) / 100
+    np.testing.assert_allclose(result.equity, [1.0, 1.0, worth, worth], rtol=1e-12)
+    assert result.trades["reason"].tolist() == ["open" if price is None else "liquidated"]
+    if price is not None:
+        assert result.trades["exit_price"].tolist() == pytest.approx([price])
+        assert result.orders["at"].tolist() == [fill.removeprefix("next_"), "inside"]
+
+
+@pytest.mark.parametrize(
+    ("stop", "reason", "price"), [(0.1, "stop", 90.0), (0.3, "liquidated", 100 * 2 / 2.7)]
+)
+def test_a_stop_or_a_margin_call_whichever_the_adverse_prices_reach_first(stop, reason, price):
+    bars = bars_with_a_range(60.0, 130.0)
+
+    def act(row, bar):
+        target = jnp.where(row == 0, jnp.array([3.0, 0.0]), jnp.nan)
+        return row + 1, Order(target, stop_loss=stop, take_profit=0.2)
+
+    strategy = Strategy(lambda num_assets: 0, act)
+    result = backtest(bars, strategy, borrow=True, maintenance_margin=0.1)
+    assert result.trades["reason"].tolist() == [reason]
+    assert result.equity.iloc[-1] == pytest.approx(1.0 + 3.0 * (price - 100) / 100)
+
+
+def test_several_positions_go_to_their_adverse_prices_together():
+    """Long 2 at 100 to a low of 80, short 1 at 10 to a high of 12: the same share u of both ways.
+
+    1 - .4 u - .2 u = .3 (2 (1 - .2 u) + 1 + .2 u) at u = .1 / .54.
+    """
+    bars = bars_with_a_range(80.0, 130.0)
+    high = np.array(bars.high)
+    high[2, 1] = 12.0
+    bars = dataclasses.replace(bars, high=high)
+    orders = [[2.0, -1.0]] + [[np.nan, np.nan]] * 3
+    result = backtest(bars, orders, borrow=True, maintenance_margin=0.3)
+    share = 0.1 / 0.54
+    assert result.equity.iloc[-1] == pytest.approx(1.0 - 0.6 * share)
+    exits = [100 * (1 - 0.2 * share), 10 * (1 + 0.2 * share)]
+    assert result.trades["exit_price"].tolist() == pytest.approx(exits)
+
+
+def test_orders_below_the_least_notional_are_counted_and_said():
+    price = np.array([100.0, 100.0, 60.0, 60.0, 60.0, 60.0])
+    bars = still_bars(6)
+    fields = {
+        name: np.stack([price, np.full(6, 10.0)], axis=1)
+        for name in ("open", "high", "low", "close")
+    }
+    bars = dataclasses.replace(bars, **fields)
+    targets = np.array([0.12, 0.12, 0, 0, 0, 0])[:, None] * [[1.0, 0.0]]
+    limits = {"capital": 100.0, "min_notional": 10.0}
+    result = backtest(bars, targets, order="on_change", **limits)
+    # .12 units are worth 7.2 when they are to be sold.
+    assert result.cut.small == 1 and len(result.orders) == 1
+    assert any(
+        text.startswith("NOT SENT: orders worth less than min_notional=10, 1 in all")
+        for text in result.cautions
+    )
+    assert backtest(bars, targets, order="on_change", capital=100.0).cut.small == 0
+
+
+def test_a_fixed_fee_is_not_paid_for_rounding():
+    """A position is opened and closed, and then a target of 0 is ordered at each bar."""
+    rng = np.random.default_rng(0)
+    bars = random_bars(rng, 200, 2)
+    targets = np.zeros((200, 2))
+    targets[:20] = rng.uniform(0.1, 0.4, (20, 2))
+    fees = backtest(bars, targets, Costs(fixed_fee=1.0), borrow=True, capital=1e5).flows[
+        "fixed_fee"
+    ]
+    # Twenty fills of two assets, and one sale of each.
+    assert -fees.sum() * 1e5 == pytest.approx(42.0)
 
 
 def test_an_asset_that_is_gone_is_paid_out_less_a_haircut():

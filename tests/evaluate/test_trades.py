@@ -28,7 +28,9 @@ def trace(equity, weights, at_open, at_close=None, flows=None, left=None):
         at_close = np.zeros_like(at_open)
     given = {"at_open": at_open, "at_close": at_close, "flows": flows, "left": left}
     free = np.zeros(len(equity))
-    return types.SimpleNamespace(log_equity=np.log(equity), weight=weights, cost=free, **given)
+    return types.SimpleNamespace(
+        log_equity=np.log(equity), weight=weights, cost=free, forced=None, **given
+    )
 
 
 def hand_bars(open_, close):
@@ -108,7 +110,7 @@ def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_s
 
 
 def test_the_reasons_have_the_codes_of_the_trace():
-    assert REASONS[:4] == ("target", "stop", "take profit", "trailing stop")
+    assert REASONS[:5] == ("target", "stop", "take profit", "trailing stop", "liquidated")
 
 
 def engine_trades(shared, name):

@@ -1,10 +1,10 @@
 """Stops and targets inside a bar, and what a strategy sees of its own positions.
 
 A `Book` remembers per asset where a position was entered and at which prices it is left. Levels are
-checked against the bar's low and high, after what is pending has filled at its open. A long
-position is left at `min(open, stop)` where the low reaches the stop, and at `max(open, target)`
-where the high reaches the target; a short position mirrors both. Where one bar reaches both, the
-stop counts, because a bar does not say which came first.
+checked against the bar's low and high, after what is pending has filled at its open. A level that
+the open has passed is left at the open. After it the adverse prices count first, because a bar does
+not say which came first: a long position is left at its stop where the low reaches it, and else at
+its target where the high reaches that. A short position mirrors both.
 """
 
 from __future__ import annotations
@@ -15,11 +15,22 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from nca_trader.envs.account.state import FILLED, Account, Fill, Legs, Quote, Rules, equity
-from nca_trader.envs.account.step import Intrabar, close_out, mark, place, to_close, to_open
+from nca_trader.envs.account.state import (
+    LIQUIDATED,
+    NONE,
+    STOP_LOSS,
+    TAKE_PROFIT,
+    TRAILING_STOP,
+    Account,
+    Exit,
+    Fill,
+    Legs,
+    Rules,
+    equity,
+)
+from nca_trader.envs.account.step import Intrabar, Reached, place, through, to_close, to_open
 from nca_trader.types import Bar, Costs, Tensor
 
-NONE, STOP_LOSS, TAKE_PROFIT, TRAILING_STOP = range(4)  # values of `Exit.reason`
 # A weight that a trade back to 0 leaves by rounding, in float32.
 FLAT = 1e-6
 
@@ -118,19 +129,6 @@ class Book(NamedTuple):
     peak: Array
 
 
-class Exit(NamedTuple):
-    """What left inside a bar, `[A]` each.
-
-    traded: signed notional, as a fraction of equity then. price: of the level that was reached, NaN
-    for none; a bankrupt account reaches it and trades nothing. reason: int8, one of `NONE`,
-    `STOP_LOSS`, `TAKE_PROFIT`, `TRAILING_STOP`.
-    """
-
-    traded: Array
-    price: Array
-    reason: Array
-
-
 def open_book(num_assets: int, dtype: DTypeLike) -> Book:
     """Return the book of a flat account with prices of `dtype`."""
     none = jnp.full(num_assets, jnp.nan, dtype)
@@ -166,23 +164,12 @@ def on_bar(
     now, fills = to_open(account, legs, costs, rules)
     book = entered(book, now.held, fills[-1], bar.open)
     level, reason = _reached(book, now, bar)
-    left = reason != NONE
-    exit_price = jnp.where(left, level, jnp.nan)
-    # Relative to the open, as all returns of a bar's body are.
-    body = jnp.where(left, level / bar.open - 1.0, legs.body)
-    now, fill = mark(now, body.astype(now.held.dtype), rules)
-    # Bankruptcy on the way to the level leaves nothing to close.
-    left = left & ~now.ruined
-    # `legs.open` is a number also where an asset has no price yet.
-    opened = bar.open if legs.open is None else legs.open
-    price = jnp.where(left, level, opened).astype(now.held.dtype)
-    quote = Quote(legs.present, price, legs.volume, legs.half_spread)
-    now, closed = close_out(now, left, quote, costs, rules)
-    pending = jnp.where(left, FILLED, now.account.pending).astype(jnp.int8)
-    now = now._replace(account=now.account._replace(pending=pending))
-    account, whole = to_close(now, [*fills, fill, closed], legs, costs, rules)
-    exit_ = Exit(closed.traded, exit_price, jnp.where(left, reason, NONE))
-    return account, aged(book, account, bar, left), fills, whole, exit_
+    reached = Reached(level / bar.open - 1.0, level, reason)
+    now, inside, left = through(now, legs, costs, rules, reached)
+    assert left is not None
+    account, whole = to_close(now, [*fills, *inside], legs, costs, rules)
+    by_level = (left.reason != NONE) & (left.reason != LIQUIDATED)
+    return account, aged(book, account, bar, by_level), fills, whole, left
 
 
 def place_order(
@@ -254,7 +241,9 @@ def _reached(book: Book, now: Intrabar, bar: Bar) -> tuple[Array, Array]:
     trailing = side * book.best * (1.0 - side * book.trail)
     stop = jnp.fmax(fixed, trailing)
     limit = jnp.fmin(side * book.limit, side * book.entry * (1.0 + side * book.gain))
-    stopped, taken = can & (worst <= stop), can & (best >= limit)
+    # The open is known to come first: a target that it has passed is no longer there to be stopped.
+    passed = (opened >= limit) & ~(opened <= stop)
+    stopped, taken = can & (worst <= stop) & ~passed, can & (best >= limit)
     price = jnp.where(
         stopped, jnp.minimum(opened, stop), jnp.where(taken, jnp.maximum(opened, limit), opened)
     )

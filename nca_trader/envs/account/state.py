@@ -207,11 +207,32 @@ class Fill(NamedTuple):
 
     traded: `[A]` signed notional at the bar's price, as a fraction of equity before it.
     cost: `[]` cost of trading, likewise. flows: all of them, in units of the start's equity.
+    forced: `[A]` and `[]`, what of `traded` and `cost` were margin calls at the open or the close.
+    small: `[]` number of orders that were not sent, as they are below `min_notional`.
     """
 
     traded: Array
     cost: Array
     flows: Flows
+    forced: Any = (0.0, 0.0)
+    small: Any = 0
+
+
+NONE, STOP_LOSS, TAKE_PROFIT, TRAILING_STOP, LIQUIDATED = range(5)  # values of `Exit.reason`
+
+
+class Exit(NamedTuple):
+    """What left inside a bar, `[A]` each but for `cost`.
+
+    traded: signed notional, as a fraction of equity then. price: that was reached, NaN for none; a
+    bankrupt account reaches it and trades nothing. reason: int8, `NONE`, a level, or a margin call.
+    cost: `[]` as a fraction of equity then.
+    """
+
+    traded: Array
+    price: Array
+    reason: Array
+    cost: Array
 
 
 def open_account(weight: ArrayLike, rules: Rules = Rules()) -> Account:
@@ -266,12 +287,12 @@ class Legs(NamedTuple):
     missing bar are 0.
 
     The other fields are None unless a cost or rule needs them. half_spread: as in `Bars`. open,
-    close: prices; volume: units, with `Rules.capital` or `Costs.own`. dividend: cash as a fraction
-    of the previous close. funding: rate of this bar. years: `[]` since the previous bar. delisted:
-    the asset is gone; `gap` is then the loss on its last price. size: factor on targets ordered at
-    this close.
+    close: prices, with `Rules.capital`, `Costs.own` or a margin; volume: units, with the first two.
+    dividend: cash as a fraction of the previous close. funding: rate of this bar. years: `[]` since
+    the previous bar. delisted: the asset is gone; `gap` is then the loss on its last price. size:
+    factor on targets ordered at this close.
     seconds: `[]` since 1970 UTC, the bar's open; moved: the return from close to close. Both for
-    `Rules.risk`.
+    `Rules.risk`. low, high: returns from the open to the bar's extremes, for a margin call inside.
     """
 
     gap: Tensor
@@ -288,6 +309,8 @@ class Legs(NamedTuple):
     size: Tensor | None = None
     seconds: Tensor | None = None
     moved: Tensor | None = None
+    low: Tensor | None = None
+    high: Tensor | None = None
 
     def at_cost(self, factor: Tensor | float) -> Legs:
         """Scale the quoted spread by `factor`, as `Costs.scaled` scales the other costs."""
@@ -397,6 +420,14 @@ def next_legs(
         # The bar is missing, so this return is the only one: the last price less the haircut.
         gap = np.where(delisted, -rules.delist_haircut, gap)
     money = rules.capital is not None or bool(costs.own)
+    priced, low, high = money, None, None
+    if rules.maintenance_margin is not None:
+        priced = True
+        with np.errstate(invalid="ignore", divide="ignore"):
+            low, high = (
+                np.nan_to_num(np.where(present, price / bar.open - 1.0, 0.0))
+                for price in (bar.low, bar.high)
+            )
     return Legs(
         gap=gap,
         body=body,
@@ -404,8 +435,8 @@ def next_legs(
         # Without a quote in this bar, the configured half_spread is all that is known.
         half_spread=None if bar.half_spread is None else np.nan_to_num(bar.half_spread),
         # 1 where there is no price yet: nothing fills there, and no NaN may come near a sum.
-        open=np.where(np.isfinite(bar.open), bar.open, 1.0) if money else None,
-        close=np.where(np.isfinite(bar.close), bar.close, 1.0) if money else None,
+        open=np.where(np.isfinite(bar.open), bar.open, 1.0) if priced else None,
+        close=np.where(np.isfinite(bar.close), bar.close, 1.0) if priced else None,
         volume=np.nan_to_num(bar.volume) if money else None,
         dividend=dividend,
         funding=None if bar.funding is None else np.where(present, np.nan_to_num(bar.funding), 0.0),
@@ -414,6 +445,8 @@ def next_legs(
         size=size,
         seconds=None if rules.risk is None else np.asarray(bar.time)[..., 0],
         moved=None if rules.risk is None else (1.0 + gap) * (1.0 + body) - 1.0,
+        low=low,
+        high=high,
     )
 
 

@@ -4,8 +4,9 @@ Training `vmap`s these functions, a backtest `scan`s them, paper trading calls t
 the package has no other accounting.
 
 One bar is two calls. `on_bar` marks the gap to the bar's open, fills there what is pending, and
-marks the body to its close. Then, with the close seen, `place` orders a target, which fills at
-that close (`fill="close"`) or stays pending for the next open (`fill="next_open"`).
+marks the body to its close, with what is left on the way. Then, with the close seen, `place` orders
+a target, which fills at that close (`fill="close"`) or stays pending for the next open
+(`fill="next_open"`).
 
 Every step of a bar multiplies equity and moves the weights by small fractions. `Intrabar` gathers
 them, and `settle` adds them to the account's pairs of floats once per bar: half the operations of
@@ -30,9 +31,14 @@ from jax import Array
 from nca_trader.envs.account.risk import Intent, judge
 from nca_trader.envs.account.state import (
     FILLED,
+    LIQUIDATED,
+    NONE,
     REST,
+    STOP_LOSS,
+    TRAILING_STOP,
     WHOLE,
     Account,
+    Exit,
     Fill,
     Flows,
     Legs,
@@ -57,7 +63,8 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
     """Move the account from one close to the next, filling pending orders at the open.
 
     In this order: the gap (with dividends), holding charges, the closing of delisted positions, a
-    margin call at the open, the fill, the body, funding of the bar, a margin call at the close.
+    margin call at the open, the fill, the body with a margin call inside it, funding of the bar, a
+    margin call at the close.
     Charges for time are taken from the positions that were held through it, before they change: at
     the open where orders fill at the open, at the close where they fill at the close.
 
@@ -71,8 +78,8 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
       The account at the bar's close, and the effects of the bar.
     """
     now, fills = to_open(account, legs, costs, rules)
-    now, fill = mark(now, legs.body, rules)
-    return to_close(now, [*fills, fill], legs, costs, rules)
+    now, inside, _ = through(now, legs, costs, rules)
+    return to_close(now, [*fills, *inside], legs, costs, rules)
 
 
 def to_open(
@@ -102,6 +109,124 @@ def to_open(
     return now, fills
 
 
+class Reached(NamedTuple):
+    """Levels that a bar reaches, `[A]` each.
+
+    moved: return from the open to the level. price: the level. reason: a value of `Exit.reason`.
+    """
+
+    moved: Tensor
+    price: Tensor
+    reason: Tensor
+
+
+def through(
+    now: Intrabar, legs: Legs, costs: Costs, rules: Rules, reached: Reached | None = None
+) -> tuple[Intrabar, list[Fill], Exit | None]:
+    """Move the account through the bar's body, and leave positions on the way.
+
+    A bar does not say in which order its prices came, so the adverse ones count first: see
+    `_called_inside`. What is left there pays the costs of trading; lots and volume do not stop it.
+
+    Args:
+      now: the account at the open, after its fills.
+      legs: of the bar.
+      costs: of trading.
+      rules: of the account.
+      reached: the levels of orders; None without any.
+
+    Returns:
+      The account before what is charged at the close, the effects, and what left; None where
+      nothing can.
+    """
+    if reached is None and legs.low is None:
+        now, fill = mark(now, legs.body, rules)
+        return now, [fill], None
+    body, reason = jnp.asarray(legs.body), jnp.zeros(now.held.shape, jnp.int8)
+    if reached is not None:
+        reason = reached.reason
+        body = jnp.where(reason != NONE, reached.moved, body).astype(body.dtype)
+    called = jnp.zeros((), bool)
+    if legs.low is not None:
+        called, moved, before = _called_inside(now, legs, costs, rules, reached)
+        forced = called & ~before & legs.present & _is_held(now.held)
+        body = jnp.where(called & ~before, moved, body).astype(body.dtype)
+        # What the path did not come to is not reached.
+        reason = jnp.where(forced, LIQUIDATED, jnp.where(called & ~before, NONE, reason))
+    left = reason != NONE
+    price = jnp.ones_like(body) if legs.open is None else legs.open * (1.0 + body)
+    if reached is not None:
+        price = jnp.where(left & (reason != LIQUIDATED), reached.price, price)
+    now, fill = mark(now, body.astype(now.held.dtype), rules)
+    # Bankruptcy on the way leaves nothing to close.
+    closes = left & ~now.ruined
+    quote = Quote(legs.present, price.astype(now.held.dtype), legs.volume, legs.half_spread)
+    fee = jnp.where(reason == LIQUIDATED, costs.liquidation_fee, 0.0).astype(now.held.dtype)
+    now, closed = close_out(now, closes, quote, costs, rules, None if legs.low is None else fee)
+    exit_ = Exit(
+        closed.traded,
+        jnp.where(left, price, jnp.nan),
+        jnp.where(closes, reason, NONE).astype(jnp.int8),
+        closed.cost,
+    )
+    pending = jnp.where(closes, FILLED, now.account.pending).astype(jnp.int8)
+    now = now._replace(account=now.account._replace(pending=pending))
+    if legs.low is not None:
+        called = called & ~now.ruined
+        now = without(now, called & legs.present, called)
+    return now, [fill, closed], exit_
+
+
+def _called_inside(
+    now: Intrabar, legs: Legs, costs: Costs, rules: Rules, reached: Reached | None
+) -> tuple[Array, Array, Array]:
+    """Find the margin call on the way from the open to the bar's adverse prices.
+
+    All positions move together: after a share u of the way each has moved by u of the return to its
+    low, of a short position to its high. Stops fill where the way comes to them. Between them
+    equity and the gross position are linear in u, so equity meets its margin at a root.
+
+    Returns:
+      `[]` bool whether there is a call, `[A]` returns from the open to it, and `[A]` bool whether a
+      level was reached before.
+    """
+    held, margin = now.held, rules.maintenance_margin or 0.0
+    worst = jnp.where(held > 0.0, jnp.asarray(legs.low), jnp.asarray(legs.high))
+    place, cost = jnp.full(held.shape, jnp.inf, held.dtype), jnp.zeros_like(held)
+    if reached is not None:
+        stops = (reached.reason == STOP_LOSS) | (reached.reason == TRAILING_STOP)
+        moved = jnp.asarray(reached.moved, held.dtype)
+        share = moved / jnp.where(worst != 0.0, worst, 1.0)
+        # A level that the open has passed is left at the open, before the way begins.
+        at_open = (reached.reason != NONE) & (moved == 0.0)
+        place = jnp.where(at_open, 0.0, jnp.where(stops, jnp.clip(share, 0.0, 1.0), jnp.inf))
+        d = jnp.where(jnp.isfinite(place), -held * (1.0 + moved), 0.0)
+        # A level of an asset without a price yet is NaN.
+        price = jnp.where(jnp.isfinite(place), reached.price, 1.0)
+        quote = Quote(legs.present, price, legs.volume, legs.half_spread)
+        s = _worsening(d, now, quote, costs, rules)[0]
+        cost = jnp.abs(d) * s + costs.commission * (jnp.abs(d) + d * s)
+        if rules.capital is not None:
+            cost = cost + costs.fixed_fee / _money(now, rules) * (d != 0.0)
+    # Of the positions that stand after the way has come to each stop: [K] places, [K, A] masks.
+    begins = jnp.concatenate([jnp.zeros(1, held.dtype), jnp.where(place < jnp.inf, place, 0.0)])
+    begins = begins if reached is not None else begins[:1]
+    gone = place[None, :] <= begins[:, None]
+    gain, size = held * worst, jnp.abs(held)
+    safe = jnp.where(jnp.isfinite(place), place, 0.0)
+    fixed = 1.0 + jnp.where(gone, (gain * safe - cost)[None, :], 0.0).sum(axis=1)
+    fixed = fixed - margin * jnp.where(gone, 0.0, size[None, :]).sum(axis=1)
+    slope = jnp.where(gone, 0.0, (gain - margin * size * worst)[None, :]).sum(axis=1)
+    ends = jnp.where(gone, jnp.inf, place[None, :]).min(axis=1)
+    falls = slope < 0.0
+    root = jnp.where(falls, -fixed / jnp.where(falls, slope, 1.0), jnp.inf)
+    root = jnp.where(fixed + slope * begins < 0.0, begins, jnp.maximum(root, begins))
+    first = jnp.where((root < ends) & (root <= 1.0), root, jnp.inf).min()
+    called = (first <= 1.0) & ~now.ruined & _is_held(held).any()
+    first = jnp.where(called, first, 0.0)
+    return called, first * worst, place <= first
+
+
 def to_close(
     now: Intrabar, fills: list[Fill], legs: Legs, costs: Costs, rules: Rules
 ) -> tuple[Account, Fill]:
@@ -128,9 +253,14 @@ def to_close(
     account = settle(now, rules)
     if legs.size is not None:
         account = account._replace(size=legs.size)
-    bare = (fill._replace(flows=()) for fill in fills)
-    whole = jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *bare)
+    whole = sum_fills(fills)
     return account, whole._replace(flows=add_flows(*(fill.flows for fill in fills)))
+
+
+def sum_fills(fills: list[Fill]) -> Fill:
+    """Add the effects of a bar up to some moment of it, without their flows."""
+    bare = (fill._replace(flows=()) for fill in fills)
+    return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *bare)
 
 
 def place(
@@ -364,7 +494,14 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
     d = (capped(account.ordered, rules) - now.base) - now.change
     # A quotient, and so computed once for all its readers; what may not trade is d / inf = 0.
     d = d / jnp.where(active & ((account.pending != REST) | (d > 0.0)), 1.0, jnp.inf)
+    if rules.capital is not None:
+        # A fixed fee is charged for a trade, and not for the rounding that a closed position left.
+        d = jnp.where(_is_held(d), d, 0.0)
+    asked = d
     d, waits = _constrained(d, now, quote, rules)
+    small = 0
+    if rules.min_notional and waits is not None:
+        small = (_is_held(asked) & (d == 0.0) & ~waits).sum()
     # Before cash cuts it: impact is that of the whole order.
     worse = _worsening(d, now, quote, costs, rules)
     buys, cut = d > 0.0, jnp.zeros(d.shape, bool)
@@ -389,7 +526,8 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
         left = jnp.where(waits, account.pending, left)
     pending = jnp.where(active, left, account.pending).astype(jnp.int8)
     now = now._replace(account=account._replace(pending=pending))
-    return _execute(now, d, worse, costs, rules)
+    now, fill = _execute(now, d, worse, costs, rules)
+    return now, fill._replace(small=small)
 
 
 def liquidate(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
@@ -401,9 +539,10 @@ def liquidate(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[
     # Weights are fractions of equity, so `equity < margin * position` is a comparison with 1.
     gross = abs(now.held).sum()
     called = (gross * (rules.maintenance_margin or 0.0) > 1.0) & ~now.ruined
-    closes = called & quote.present
+    closes = called & quote.present & _is_held(now.held)
     after, fill = close_out(now, closes, quote, costs, rules, costs.liquidation_fee)
-    return without(after, closes, called), fill
+    fill = fill._replace(forced=(fill.traded, fill.cost))
+    return without(after, called & quote.present, called), fill
 
 
 def close_out(
@@ -412,7 +551,7 @@ def close_out(
     quote: Quote,
     costs: Costs,
     rules: Rules,
-    liquidation_fee: float | None = None,
+    liquidation_fee: Tensor | float | None = None,
 ) -> tuple[Intrabar, Fill]:
     """Close the whole positions in `closes` `[A]` at the prices of `quote`, at any size."""
     d = jnp.where(closes, -now.held, 0.0)
@@ -478,7 +617,7 @@ def _execute(
     worse: tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]],
     costs: Costs,
     rules: Rules,
-    liquidation_fee: float | None = None,
+    liquidation_fee: Tensor | float | None = None,
 ) -> tuple[Intrabar, Fill]:
     """Trade `d` `[A]` at prices that are `worse`, and pay the cost `c` from equity."""
     size, (s, spread, impacted, parts) = jnp.abs(d), worse
@@ -497,7 +636,7 @@ def _execute(
     if rules.capital is not None:
         cost = cost - items["fixed_fee"]
     if liquidation_fee is not None:
-        items["liquidation"] = -liquidation_fee * size.sum()
+        items["liquidation"] = -(liquidation_fee * size).sum()
         cost = cost - items["liquidation"]  # items are negative, costs positive
     charged = [-(size * rate).sum() for rate in own]
     after = _grown(now, -cost)
@@ -508,6 +647,11 @@ def _execute(
     change = jnp.where(d != 0.0, 0.0, now.change) + whole * (cost / safe)
     after = after._replace(held=whole / _of_each(safe, whole), base=base, change=change)
     return after, recorded(now, after, items, rules, charged)._replace(traded=d, cost=cost)
+
+
+def _is_held(held: Array) -> Array:
+    """Whether each weight is a position, and not what rounding leaves of one that was closed."""
+    return jnp.abs(held) > 16.0 * jnp.finfo(held.dtype).eps
 
 
 def _money(now: Intrabar, rules: Rules) -> Array:
