@@ -164,7 +164,8 @@ def on_bar(
     now, fills = to_open(account, legs, costs, rules)
     book = entered(book, now.held, fills[-1], bar.open)
     level, reason = _reached(book, now, bar)
-    reached = Reached(level / bar.open - 1.0, level, reason)
+    # Of prices: a quotient of equal ones may be off by its last bit, see `step._of_each`.
+    reached = Reached(level / bar.open - 1.0, level, reason, (reason != NONE) & (level == bar.open))
     now, inside, left = through(now, legs, costs, rules, reached)
     assert left is not None
     account, whole = to_close(now, [*fills, *inside], legs, costs, rules)

@@ -113,11 +113,13 @@ class Reached(NamedTuple):
     """Levels that a bar reaches, `[A]` each.
 
     moved: return from the open to the level. price: the level. reason: a value of `Exit.reason`.
+    at_open: bool, the open has passed the level.
     """
 
     moved: Tensor
     price: Tensor
     reason: Tensor
+    at_open: Tensor
 
 
 def through(
@@ -198,8 +200,9 @@ def _called_inside(
         moved = jnp.asarray(reached.moved, held.dtype)
         share = moved / jnp.where(worst != 0.0, worst, 1.0)
         # A level that the open has passed is left at the open, before the way begins.
-        at_open = (reached.reason != NONE) & (moved == 0.0)
-        place = jnp.where(at_open, 0.0, jnp.where(stops, jnp.clip(share, 0.0, 1.0), jnp.inf))
+        place = jnp.where(
+            reached.at_open, 0.0, jnp.where(stops, jnp.clip(share, 0.0, 1.0), jnp.inf)
+        )
         d = jnp.where(jnp.isfinite(place), -held * (1.0 + moved), 0.0)
         # A level of an asset without a price yet is NaN.
         price = jnp.where(jnp.isfinite(place), reached.price, 1.0)
