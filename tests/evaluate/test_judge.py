@@ -165,6 +165,8 @@ def drawn_setting(number):
             0.7, lot=rng.choice([0.1, 1.0, 7.0]), tick=rng.choice([0.01, 0.25]),
             min_notional=rng.uniform(0, 2e3),
         )  # fmt: skip
+    # Plain numbers, as a file or a user gives them: one of numpy would widen float32.
+    rules = {name: x.item() if isinstance(x, np.generic) else x for name, x in rules.items()}
     extras = [name for name in ("half_spread", "dividend", "funding") if rng.random() < 0.5]
     accounts = []
     for _ in range(MARKETS):
