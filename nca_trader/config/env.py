@@ -15,6 +15,7 @@ IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "intere
 # Fractions of a price or of notional; amounts without an upper end. Other costs are rates per year.
 FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
 AMOUNTS = ("impact", "fixed_fee")
+MOST_DRAWN = 10_000_000  # bars of a synthetic market, under 2 GiB
 OWN_FIELDS = ("own", "own_scale")  # the last fields of `Costs`
 
 
@@ -294,7 +295,9 @@ class EnvConfig:
             *between(self, "[0, 1)", "feature_dropout"),
             *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),
             *between(self, "(0, inf)", "size"),
-            *whole(self, 2, "episode_bars", "market_bars"),
+            *whole(self, 2, "episode_bars"),
+            # As for files: a run from elsewhere must not fill the memory.
+            *whole(self, 2, "market_bars", most=MOST_DRAWN),
             *limit_problems(self),
             *capital_problems(self, self.costs),
         ]

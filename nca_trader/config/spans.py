@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.config.agent import AgentConfig
 from nca_trader.config.ranges import expect, nearest
+from nca_trader.config.records import loads
 from nca_trader.config.toml import read_preset
 from nca_trader.errors import ConfigError, argument
 
@@ -178,7 +179,7 @@ def parse_grid(
 def _value(text: str) -> Any:
     """Return a number, None for null, or the text itself."""
     try:
-        return json.loads(text)
+        return loads(text)
     except ValueError:
         return text
 
