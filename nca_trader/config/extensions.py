@@ -266,7 +266,8 @@ def refuse_foreign(text: str, kind: str) -> None:
     """
     origin = origin_of(kind, text)
     # `load` says itself that another process's prompt cannot be read.
-    if text not in _given and origin is not None and origin[0].module != "__main__":
+    given = text in _given or text.partition("(")[0] in _given
+    if not given and origin is not None and origin[0].module != "__main__":
         _own_file(origin[0].module)
 
 
