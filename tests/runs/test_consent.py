@@ -489,6 +489,31 @@ def test_a_forged_walk_forward_runs_no_code(here):
     assert not (here / "marker").exists() and "evil" not in sys.modules
 
 
+def test_a_forged_checkpoint_runs_no_code(here):
+    """Every text in what describes a checkpoint is the name of own code."""
+    changed = 0
+    for file in (here / "runs/plain/checkpoints").rglob("*"):
+        with contextlib.suppress(ValueError, OSError):
+            value = json.loads(file.read_text())
+            file.write_text(json.dumps(evil(value)))
+            changed += evil(value) != value
+    assert changed > 1
+    with contextlib.suppress(Exception):  # whatever Orbax raises for what it cannot read
+        nca.Run("runs/plain").params()
+    assert not (here / "marker").exists() and "evil" not in sys.modules
+
+
+def test_a_forged_store_of_a_sweep_runs_no_code(here):
+    bars, grid = nca.read_bars("bars.csv"), {"fast": [2, 5], "slow": [10]}
+    nca.sweep(bars, nca.rules.sma_cross, grid, resume="parts")
+    for file in (here / "parts").glob("*.json"):
+        about, _ = unsealed(file.read_bytes(), "parts")
+        file.write_text(sealed(evil(about)))
+    with pytest.raises(nca.NcaTraderError):
+        nca.sweep(bars, nca.rules.sma_cross, grid, resume="parts")
+    assert not (here / "marker").exists() and "evil" not in sys.modules
+
+
 def test_arrays_of_a_store_are_never_unpickled(here):
     """A sweep's store and the folds of a walk-forward are npz files; a pickle in one stays shut."""
 
