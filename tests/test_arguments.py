@@ -274,15 +274,15 @@ def test_weights_above_the_limit_are_cut_and_counted(bars, caplog):
     result = nca.backtest(bars, asked)
     assert "targets: CUT: on 2 bars the order was for more" in caplog.text
     caplog.clear()
-    assert result.cut == (2, 3.0)  # cash bounds longs alone: a short brings cash in
+    assert result.cut == (2, 3.0, 0)  # cash bounds longs alone: a short brings cash in
     np.testing.assert_allclose(result.weights.to_numpy()[11, 0], 1.0, atol=0.1)
-    assert nca.backtest(bars, asked, max_gross=1.0).cut == (3, 3.0)
-    assert nca.backtest(bars, asked, borrow=True).cut == (0, 0.0)
-    assert nca.backtest(bars, np.minimum(asked, 1.0)).cut == (0, 0.0)
-    assert nca.backtest(bars, nca.rules.buy_and_hold()).cut == (0, 0.0)
+    assert nca.backtest(bars, asked, max_gross=1.0).cut == (3, 3.0, 0)
+    assert nca.backtest(bars, asked, borrow=True).cut == (0, 0.0, 0)
+    assert nca.backtest(bars, np.minimum(asked, 1.0)).cut == (0, 0.0, 0)
+    assert nca.backtest(bars, nca.rules.buy_and_hold()).cut == (0, 0.0, 0)
     assert caplog.text.count("CUT") == 1  # of max_gross=1.0
     with options_named():  # a command prints it beside the figures
-        assert nca.backtest(bars, asked).cut == (2, 3.0)
+        assert nca.backtest(bars, asked).cut == (2, 3.0, 0)
     assert caplog.text.count("CUT") == 1
 
 
@@ -291,7 +291,7 @@ def test_weights_that_are_percent_are_refused(bars, weight):
     asked = np.full(300, 0.5)
     asked[17] = weight
     refusal(lambda: nca.backtest(bars, asked), f"targets row 17 is {weight:g} of SP500", "percent")
-    assert nca.backtest(bars, asked, max_gross=50.0, borrow=True).cut == (0, 0.0)
+    assert nca.backtest(bars, asked, max_gross=50.0, borrow=True).cut == (0, 0.0, 0)
     asked[17] = np.copysign(LARGEST, weight)
     nca.backtest(bars, asked)
 

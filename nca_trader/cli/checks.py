@@ -24,6 +24,7 @@ STRATEGIES = (
     "cross_sectional_momentum",
     "equal_weight",
     "forecaster",
+    "half_and_half",
     "mean_reversion",
     "momentum",
     "random",

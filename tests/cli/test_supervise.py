@@ -158,7 +158,7 @@ def test_this_installation_is_started_where_its_scripts_are_not_on_the_path(comm
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(module, "Supervisor", Started)
     assert command("supervise", "--", "nca-trader", "train").code == 0
-    assert started == [[sys.executable, "-m", "nca_trader", "train"]]
+    assert started == [[sys.executable, "-P", "-m", "nca_trader", "train"]]
 
 
 # Starts a process of its own, says both numbers, and waits; ends by signals as most programs do.

@@ -327,7 +327,8 @@ def test_the_words_say_where_the_bars_in_a_year_come_from():
     words = {
         "390 a day, 5 days a week": exchange_times("2024-06-24", "2024-07-12", "1min"),
         "1 a day, 6 days a week": SIX_DAYS,
-        "24 a day, 7 days a week": pd.date_range("2024-01-01", periods=900, freq="1min"),
+        "24 a day, 7 days a week": pd.date_range("2024-01-01", periods=900, freq="1h"),
+        "1,440 a day, 7 days a week": pd.date_range("2024-01-01", periods=900, freq="1min"),
         "counted over 2.9 years": pd.bdate_range("2020-01-01", periods=760),
         "counted over 4.9 years": pd.date_range("2000-01-01", periods=60, freq="MS"),
         "unknown of one bar": pd.date_range("2000-01-01", periods=1),

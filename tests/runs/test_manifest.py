@@ -191,7 +191,7 @@ def test_a_folder_that_is_no_run_says_how_to_make_one(tmp_path):
 
 def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
     run = open_run(env, AGENT, tmp_path / "r", seed=0)
-    with pytest.raises(RunError, match="no checkpoint yet; give the command that began it"):
+    with pytest.raises(RunError, match="no checkpoint yet; by its record it was begun with"):
         run.params()
     assert files(run.path).keys() == {run.path / n for n in ("run.json", "env.toml", "agent.toml")}
     assert run.metrics() == [] and run.selection is None and run.selected == 0

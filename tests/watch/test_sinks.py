@@ -185,8 +185,9 @@ def test_a_function_of_the_users_is_called_and_may_fail(tmp_path, monkeypatch, c
     ("sink", "says"),
     [
         ("call:no_such_module_here:f", "no module named"),
-        ("call:json:no_such", "json has no 'no_such'"),
-        ("call:json:__doc__", "is not a function"),
+        ("call:json:dump", "is a module of Python itself"),
+        ("call:made_up:no_such", "made_up has no 'no_such'"),
+        ("call:made_up:__doc__", "is not a function"),
         ("webhook:$NO_SUCH_VARIABLE", "set the variable"),
     ],
 )
