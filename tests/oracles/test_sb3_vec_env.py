@@ -74,7 +74,7 @@ def test_a_model_sees_what_it_was_trained_to_see(bars, tmp_path):
     """The statistics of `VecNormalize` are applied, as the model's own environment would."""
     made = VecNormalize(SB3VecEnv(2, bars[:400], CONFIG))
     made.obs_rms.mean, made.obs_rms.var = made.obs_rms.mean + 0.3, made.obs_rms.var * 4.0
-    model = PPO("MlpPolicy", made, n_steps=8, seed=0)
+    model = PPO("MlpPolicy", made, n_steps=8, batch_size=16, seed=0)
     found = targets_of(model, bars[:400], CONFIG)
 
     class Within:
