@@ -258,7 +258,7 @@ def module_of(module: str) -> types.ModuleType:
 
 
 def refuse_foreign(text: str, kind: str) -> None:
-    """Refuse a name of code that is nobody's own; nothing is imported.
+    """Refuse a name of code that is not the user's own; nothing is imported.
 
     Raises:
       ConfigError: its module is of Python itself, of this package, of an installed package without

@@ -159,7 +159,7 @@ def test_the_digest_reaches_through_a_package(own, tmp_path):
 
 
 def test_own_code_is_loaded_from_its_source(own, tmp_path):
-    """Bytecode beside a file may be of other code, and nothing would check it."""
+    """Bytecode next to a file may be of other code, and nothing would check it."""
     file = own("ext_fresh", "import ext_near\ndef f():\n    return ext_near.X\n")
     near = own("ext_near", "X = 1\n")
     for path in (file, near):
@@ -232,6 +232,28 @@ def test_an_entry_point_is_a_name_and_its_package_is_named_when_missing(own, tmp
             refuse_changed(codes, "runs/a")
     finally:
         extensions.installed.cache_clear()
+
+
+def test_an_entry_point_in_the_folder_of_the_command_is_not_installed(own, tmp_path, monkeypatch):
+    """`python -m` looks into the current folder for packages, and it may be a stranger's."""
+    about = tmp_path / "ext_here-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ext-here\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[nca_trader.features]\next_planted = numpy:load\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    caches = (extensions.installed, extensions._extending)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        assert "ext_planted" not in FEATURES
+        with pytest.raises(ConfigError, match="an installed package without an entry point"):
+            load("features", "numpy:load(file='x')")
+        monkeypatch.chdir(tmp_path.parent)  # the same package, installed elsewhere, is found
+        extensions.installed.cache_clear()
+        assert "ext_planted" in FEATURES
+    finally:
+        for cache in caches:
+            cache.cache_clear()
 
 
 def test_an_object_is_kept_by_its_name_and_found_again(own):

@@ -399,6 +399,14 @@ def test_a_pipe_in_a_run_folder_is_no_file(here):
         nca.Run("runs/plain", allow_code=None)
 
 
+def test_names_of_a_strangers_folder_do_not_steer_the_screen(here, capsys):
+    shutil.copytree(here / "runs/plain", here / "runs/\x1b[2Jplain")
+    capsys.readouterr()
+    assert main("runs list runs".split()) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and r"\x1b[2Jplain" in said.out
+
+
 def test_children_import_nothing_from_the_folder_of_the_command(here):
     """A folder of bars may hold a file that is named as a module of Python."""
     (here / "socket.py").write_text(f"open({str(here / 'marker')!r}, 'w')\n")
