@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import nca_trader as nca
-from nca_trader.agents.baselines import baseline_rules, year_of
+from nca_trader.agents.baselines import MATCHED, baseline_rules, year_of
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate import inference
@@ -242,19 +242,20 @@ def row_of(bars: Bars, study: Study, policy: str, phase: str, folder: pathlib.Pa
         for i in range(AGENT.num_seeds)
     ]
     others = baselines(known, study, start, end)
+    verdict = gate(
+        {"mean agent": account.judged_returns},
+        {name: each.judged_returns for name, each in others.items()},
+        account.bars_per_year,
+    )
+    # A control, which the gate does not see: it knows the span's mean exposure.
     fixed: Any = {"sizing": "fixed", "order": "rebalance"}
-    others["exposure-matched hold"] = nca.backtest(
+    others[MATCHED] = nca.backtest(
         known,
         matched_hold(known, account.weights),
         study.costs,
         start=start,
         stop=end,
         **rules_of(env_of(study))._asdict() | fixed,
-    )
-    verdict = gate(
-        {"mean agent": account.judged_returns},
-        {name: each.judged_returns for name, each in others.items()},
-        account.bars_per_year,
     )
     # The newest agent on the bars that trained it.
     inside = known.between(None, last)

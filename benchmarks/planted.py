@@ -33,7 +33,6 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.selection import Acting
-from nca_trader.evaluate.walkforward.outcome import matched_hold
 from nca_trader.learner.learner import Learner, make_learner
 from nca_trader.learner.train import planned_steps
 from nca_trader.runs.manifest import Run, commit, now, versions
@@ -235,11 +234,6 @@ def judged(bars: Bars, truth: Truth, recipe: Recipe) -> Gate:
     start = str(bars.index[truth.train])
     account = recipe.account(bars[: truth.train], bars, start)
     others = baselines(bars, PANEL, start, None)
-    fixed: Any = {"sizing": "fixed", "order": "rebalance"}
-    rules = rules_of(env_of(PANEL))._asdict() | fixed
-    others["exposure-matched hold"] = nca.backtest(
-        bars, matched_hold(bars, account.weights), PANEL.costs, start=start, **rules
-    )
     return gate(
         {"mean agent": account.judged_returns},
         {name: each.judged_returns for name, each in others.items()},
