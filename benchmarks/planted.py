@@ -29,7 +29,6 @@ import nca_trader as nca
 from benchmarks.agents import AGENT, ENV, WARM, Study, agent_of, baselines, env_of, rows_of
 from nca_trader.agents.policy import make_policy
 from nca_trader.data.synthetic import make, market, switching
-from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.selection import Acting
