@@ -74,8 +74,9 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
             f"{more if there[0].platform == 'cpu' else ''}."
         )
     axes = (data, fsdp, model)
-    # Part of a slice may have any shape. There, as on a CPU, devices keep the order of the list.
-    if count == len(there) and all(hasattr(device, "coords") for device in there):
+    # Part of a slice may have any shape. There, as on CPUs and GPUs, devices keep the order of the
+    # list; a GPU has `coords` as well, without `core_on_chip`.
+    if count == len(there) and there[0].platform == "tpu":
         return mesh_of(arrange(there, axes))
     return mesh_of(np.array(there[:count]).reshape(axes))
 

@@ -1,5 +1,6 @@
 """The mesh puts arrays where it says."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -92,3 +93,18 @@ def test_on_chips_that_know_their_place_fsdp_and_model_are_neighbours(monkeypatc
     # As they are listed, two of four would be two links apart.
     listed = np.array([chip.coords for chip in chips]).reshape(2, 4, 1, 3)
     assert (np.abs(np.diff(listed, axis=1)).sum(-1) == 2).any()
+
+
+@dataclasses.dataclass
+class Card:
+    """A GPU: it has a place, as a TPU's chip, and no number of a core."""
+
+    coords: tuple
+    platform: str = "gpu"
+
+
+def test_gpus_keep_the_order_in_which_they_are_listed(monkeypatch):
+    cards = [Card((0, 0, place)) for place in (2, 0, 3, 1)]
+    monkeypatch.setattr(jax, "devices", lambda: cards)
+    monkeypatch.setattr(mesh, "mesh_of", lambda devices: devices)
+    assert list(make_mesh(2, 2, 1).flat) == cards
