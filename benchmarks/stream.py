@@ -19,10 +19,10 @@ disk's. `split` says where that time went, in microseconds (p50, p99) of the bar
 `load` is the machine's, of the last minute: a p99 on a machine that does other work is that work's.
 `replay` commits in batches of 256 events.
 
-`live` rows are of a live session whose simulated exchange is a process of its own: from the moment
-the feed's thread hands a bar over to the moment its first order goes to the exchange. In between
-are the exchange's books, read over its socket, the decision, and every commit of that path.
-`answered` is the exchange's answer to that order.
+`live` rows are of a live session at the simulated exchange: from the moment the feed's thread hands
+a bar over to the moment its first order goes to the exchange. In between are the exchange's books,
+which it writes to its file, the decision, and every commit of that path. `answered` is the
+exchange's answer to that order, which is in its file by then.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from nca_trader.paper import journal as journals
 from nca_trader.paper.agents import run_agent
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.exchange_process import start_exchange
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.live import LiveSession
@@ -268,7 +268,9 @@ class Timed:
 def live(agent, bars, folder):
     """Trades the bars live; returns seconds from bar to order, and from bar to the answer."""
     feed, path = Closing(bars, WARM), pathlib.Path(folder) / "live.db"
-    venue: Any = Timed(start_exchange(path, 1e5, agent.costs, agent.symbols, agent.rules), feed)
+    venue: Any = Timed(
+        Exchange(f"{path}.books", 1e5, agent.costs, agent.symbols, agent.rules), feed
+    )
     with contextlib.closing(venue), Journal(path, feed.now) as journal:
         LiveSession(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
     # The first orders wait for what is compiled.
@@ -302,7 +304,7 @@ def rows(args=None, where=None, only=None):
             sent, answered = live(agent, sample_bars("sp500")[:LIVE_BARS], path)
             facts: dict[str, Any] = {"load": os.getloadavg()[0], "orders": len(sent)}
             facts["answered"] = tuple((np.percentile(answered, (50, 99)) * 1e6).round(1).tolist())
-            yield row_of(f"{name} live, exchange in a process", sent, compilations, **facts)
+            yield row_of(f"{name} live", sent, compilations, **facts)
             if only == "live":
                 continue
             for label, around in (("FULL", contextlib.nullcontext), ("no fsync", unsynced)):

@@ -1,15 +1,15 @@
 """Runs `nca-trader paper` in processes that die at a chosen call: one import, a fork for each.
 
-Lines of JSON on stdin: {"argv", "fatal", "log", "env"}. `fatal` is null, a number (the call of the
-journal or the exchange that is the last), "before:KIND" or "after:KIND" of an event of the journal
-that this process records as new, or [call, what]: "TERM", "TERM twice", "KILL", or "exchange" to
-kill that.
+Lines of JSON on stdin: {"argv", "faults", "fatal", "log", "env"}. `faults` are the simulated
+exchange's. `fatal` is null, a number (the call of the journal or the exchange that is the last),
+"before:KIND" or "after:KIND" of an event of the journal that this process records as new,
+"accepted:N" (the N-th order is in the exchange's books and the journal has no answer), or
+[call, what]: "TERM", "TERM twice", "KILL", or "exchange", which is out of reach from there on.
 The answer is a line: the exit code, below 0 for a signal.
 """
 
 import json
 import os
-import pathlib
 import signal
 import sys
 import warnings
@@ -19,18 +19,24 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def act(what, argv):
+VENUE = ("submit", "cancel", "look_up", "working", "activity", "holdings", "quote")
+
+
+def act(what):
+    from brokenexchange import Broken
+
     if what == "exchange":
-        about = pathlib.Path(argv[argv.index("--journal") + 1] + ".exchange").read_text()
-        return os.kill(json.loads(about)["pid"], signal.SIGKILL)
+        Broken.down = True
+        return None
     if what == "KILL":
         return die()
     for _ in range(2 if what == "TERM twice" else 1):
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def arm(fatal, argv):
-    from nca_trader.paper.exchange_process import RemoteExchange
+def arm(fatal):
+    from brokenexchange import Broken
+
     from nca_trader.paper.journal import Journal
 
     calls, doomed = 0, False
@@ -44,7 +50,7 @@ def arm(fatal, argv):
             for moment in range(2):
                 calls += 1
                 if calls == at:
-                    act(what, argv) if what else die()
+                    act(what) if what else die()
                 if moment == 0:
                     found = inner(*args, **kwargs)
             return found
@@ -54,8 +60,21 @@ def arm(fatal, argv):
     if not isinstance(fatal, str):
         for name in ("record", "commit", "_write_head"):
             counted(Journal, name)
-        return counted(RemoteExchange, "_ask")
+        for name in VENUE:
+            counted(Broken, name)
+        return None
     when, kind = fatal.split(":")
+    if when == "accepted":
+        submit, left = Broken.submit, iter(range(int(kind) - 1))
+
+        def submitted(self, ticket):
+            answer = submit(self, ticket)
+            if answer.outcome == "accepted" and next(left, None) is None:
+                die()
+            return answer
+
+        Broken.submit = submitted
+        return None
     record, commit = Journal.record, Journal.commit
 
     def recorded(self, run, of, key, body, ts):
@@ -80,51 +99,14 @@ def hasten():
     """Let waits take a twentieth of their time."""
     import time
 
-    from nca_trader.paper import exchange_process
     from nca_trader.paper.clock import Clock
 
     Clock.sleep = lambda self, seconds: time.sleep(seconds / 20)
     Clock.monotonic = lambda self: time.monotonic() * 20
-    exchange_process.subprocess.Popen = Forked
-    exchange_process.STARTING = exchange_process.ENDING = 2000.0  # a hundred seconds
 
 
-class Forked:
-    """In place of `subprocess.Popen` of the exchange: a fork, as its import costs two seconds."""
-
-    def __init__(self, command, stdout, **_):
-        assert command[-1] == "nca_trader.paper.exchange_process"
-        reading, writing = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.setsid()
-            for old, new in ((reading, 0), (stdout.fileno(), 1), (stdout.fileno(), 2)):
-                os.dup2(old, new)
-            os.closerange(3, 4096)  # the journal's lock is not the exchange's
-            from nca_trader.paper.exchange_process import main
-
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            sys.stdin = open(0)
-            try:
-                os._exit(main())
-            finally:
-                os._exit(1)
-        os.close(reading)
-        self.stdin = open(writing, "wb")
-
-    def poll(self):
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
-    def kill(self):
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout=None):
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def child(argv, fatal, log, env):
+def child(argv, faults, fatal, log, env):
+    import functools
     import time
 
     os.environ.update(env)
@@ -134,8 +116,13 @@ def child(argv, fatal, log, env):
         os.dup2(descriptor, number)
     os.close(0)
     hasten()
+    from brokenexchange import Broken, Faults
+
+    from nca_trader.paper import session
+
+    session.Exchange = functools.partial(Broken, faults=Faults(**faults))
     if fatal is not None:
-        arm(fatal, argv)
+        arm(fatal)
     from nca_trader.cli import main
 
     code = 97

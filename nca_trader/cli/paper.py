@@ -37,7 +37,7 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
     )
     feeds = "replay:FILE, a bar file; live: alpaca:SYM,.. or ccxt:EXCHANGE:SYM or module:name"
     parser.add_argument("--feed", required=True, metavar="FEED", help=feeds)
-    brokers = "simulated (default), or with a live feed alpaca, ccxt:binance or module:name"
+    brokers = "simulated (default), or with a live feed alpaca or module:name"
     parser.add_argument("--broker", default="simulated", help=brokers)
     warmup = "bars of history that a live session begins with at least; default 500"
     parser.add_argument("--warmup", type=int, metavar="BARS", help=warmup)

@@ -146,10 +146,10 @@ def replayed(feed: str, broker: str = "simulated") -> str | None:
     """
     expect("feed", feed, str, FEEDS)
     kind, rest = source_of(feed, "feed")
-    at, faults = source_of(broker, "broker")
+    at, _ = source_of(broker, "broker")
     if kind != "replay":
         return None
-    if at != "simulated" or faults:
+    if at != "simulated":
         raise ConfigError(
             f"{argument('broker', broker)}: a replay's orders go to the simulated broker; give "
             f"{argument('broker', 'simulated')}, or a live feed."
@@ -158,7 +158,7 @@ def replayed(feed: str, broker: str = "simulated") -> str | None:
 
 
 FEEDS = "replay:FILE, alpaca:SYM,.., ccxt:EXCHANGE:SYM or module:name"
-BROKERS = "simulated, alpaca, ccxt:EXCHANGE or module:name"
+BROKERS = "simulated, alpaca or module:name"
 
 
 def source_of(text: str, what: str) -> tuple[str, str]:
@@ -170,10 +170,16 @@ def source_of(text: str, what: str) -> tuple[str, str]:
     >>> source_of("ccxt:binance:BTC/USDT", "feed")
     ('ccxt', 'binance:BTC/USDT')
     """
-    kinds = ("replay", "alpaca", "ccxt") if what == "feed" else ("simulated", "alpaca", "ccxt")
+    kinds = ("replay", "alpaca", "ccxt") if what == "feed" else ("simulated", "alpaca")
     kind, colon, rest = text.partition(":")  # at the first colon: a file may be a URL
-    if kind in kinds and (rest or (what == "broker" and not colon)):
+    # Of a feed what it reads; a broker of ours has no options.
+    if kind in kinds and (bool(rest) if what == "feed" else not colon):
         return kind, rest
+    if kind == "ccxt" and what == "broker":
+        raise ConfigError(
+            f"{argument(what, text)}: ccxt gives bars and takes no orders; give simulated, which "
+            "fills at them, or a venue of your own, module:name."
+        )
     if kind not in kinds and origin_of(f"{what}s", text) is not None:
         return "module", text
     raise ConfigError(

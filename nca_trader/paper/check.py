@@ -256,7 +256,7 @@ def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> Report:
 
     Example:
       >>> import nca_trader as nca
-      >>> from nca_trader.paper.ccxt_venue import open_feed
+      >>> from nca_trader.paper.ccxt_feed import open_feed
       >>> nca.check_feed(open_feed("binance", ["BTC/USDT"], "1min")).passed  # doctest: +SKIP
       True
     """

@@ -1,26 +1,25 @@
-"""A simulated exchange: a venue with books of its own in a SQLite file, and faults on request.
+"""A simulated exchange: a venue of this process whose books are a SQLite file.
 
 It fills as `SimulatedBroker` does, whose code it runs: at the next bar's open, or at the close
-that it has seen last. `paper.exchange_process` runs it in a process of its own.
+that it has seen last. As at any venue, what it has answered is on disk before the session's
+journal hears of it; a session that is killed in between finds it there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nca_trader.config.ranges import nearest
 from nca_trader.config.records import loads
 from nca_trader.envs.account.state import Quote, Rules, next_legs
-from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.venue import (
     Activity,
@@ -50,59 +49,6 @@ CREATE TABLE IF NOT EXISTS flows(
 CREATE INDEX IF NOT EXISTS fill_times ON fills(ts);
 CREATE INDEX IF NOT EXISTS order_status ON orders(status);
 """
-BUSY_SECONDS = 0.05  # what a busy exchange asks a client to wait
-
-
-class Faults(NamedTuple):
-    """What goes wrong, as probabilities of each order; drawn from `seed` and the order's id.
-
-    reject, busy: refused, for good or for now. mute, reset: accepted, and then no answer or a
-    closed connection. lost: a closed connection, and not accepted. partial: half fills in a bar.
-    repeat: fills are listed twice. latency: seconds before each answer.
-    """
-
-    seed: int = 0
-    reject: float = 0.0
-    busy: float = 0.0
-    mute: float = 0.0
-    reset: float = 0.0
-    lost: float = 0.0
-    partial: float = 0.0
-    repeat: float = 0.0
-    latency: float = 0.0
-
-
-NO_FAULTS = Faults()
-
-
-def parse_faults(text: str) -> Faults:
-    """Return the faults of "seed=7,mute=0.1".
-
-    Raises:
-      ConfigError: a name is unknown, or a value is not a number in its range.
-
-    >>> parse_faults("seed=7,mute=0.1").mute
-    0.1
-    """
-    given: dict[str, Any] = {}
-    for part in filter(None, text.split(",")):
-        name, _, value = part.partition("=")
-        if name not in Faults._fields:
-            raise ConfigError(
-                f"{argument('broker')}: unknown fault {name!r}; {nearest(name, Faults._fields)}"
-                f"There are {', '.join(Faults._fields)}."
-            )
-        try:
-            given[name] = int(value) if name == "seed" else float(value)
-        except ValueError:
-            given[name] = np.nan
-        most = np.inf if name == "seed" else 10.0 if name == "latency" else 1.0
-        # Written with `not`, so that a NaN is out of range.
-        if not 0 <= given[name] <= most:
-            raise ConfigError(
-                f"{argument('broker')}: {name}={value} is not a number from 0 to {most:g}."
-            )
-    return Faults(**given)
 
 
 class _Books(SimulatedBroker):
@@ -132,7 +78,6 @@ class Exchange:
       costs: what trading and holding cost.
       symbols: `A` names.
       rules: of the account, as in `SimulatedBroker`.
-      faults: what goes wrong.
 
     Raises:
       ConfigError: the file holds the books of other symbols or another capital.
@@ -148,12 +93,10 @@ class Exchange:
         costs: Costs,
         symbols: Sequence[str],
         rules: Rules = Rules(),
-        faults: Faults = NO_FAULTS,
     ):
         self._symbols, self._costs, self._rules = tuple(symbols), costs, rules
         self._books = _Books(self, capital, costs, self._symbols, rules)
-        self.path, self.faults = Path(path), faults
-        self._attempts: dict[str, int] = {}
+        self.path = Path(path)
         none = [None] * len(self._symbols)
         about = {"symbols": list(self._symbols), "capital": float(capital)}
         self._state: dict[str, Any] = {
@@ -232,16 +175,9 @@ class Exchange:
 
     def submit(self, ticket: Ticket) -> Answer:
         """Accept an order; the same id twice is refused."""
-        fault = self._fault(ticket.client_id)
-        # Drawn first: what is lost leaves no trace here.
-        if fault == "lost":
-            return Answer(Outcome.AMBIGUOUS, "lost")
-        if fault == "busy":
-            return Answer(Outcome.BUSY, "rate-limit", BUSY_SECONDS)
         if self.look_up(ticket.client_id) is not None:
             return Answer(Outcome.REJECTED, "duplicate-id")
-        why = "fault" if fault == "reject" else self._refusal(ticket)
-        if why:
+        if why := self._refusal(ticket):
             return Answer(Outcome.REJECTED, why)
         with self._transaction():
             self._db.execute(
@@ -256,9 +192,6 @@ class Exchange:
                 volume = np.nan_to_num(bar.volume) if needed else None
                 quote = Quote(np.asarray(bar.present), self._close, volume)
                 self._list_fills(self.match(self._close, quote, self._state["clock"]))
-        # The order is in the books by now, and who sent it does not know.
-        if fault in ("mute", "reset"):
-            return Answer(Outcome.AMBIGUOUS, fault)
         return Answer(Outcome.ACCEPTED)
 
     def cancel(self, client_id: str) -> Answer:
@@ -285,8 +218,6 @@ class Exchange:
         names = "client_id, execution_id, symbol, units, price, commission, ts"
         rows = self._db.execute(f"SELECT {names} FROM fills WHERE ts >= ? ORDER BY seq", (since,))
         fills = [Fill(*row) for row in rows]
-        # Drawn from the fill's own id, so that each look repeats the same ones.
-        fills += [f for f in fills if self._chance(f.execution_id, "repeat") < self.faults.repeat]
         query = "SELECT id, kind, amount, ts, symbol FROM flows WHERE ts >= ? ORDER BY seq"
         return Activity(fills, [CashFlow(*row) for row in self._db.execute(query, (since,))])
 
@@ -313,7 +244,7 @@ class Exchange:
             first = {order.symbol: order for order in reversed(waiting)}
             waiting = [order for order in waiting if first[order.symbol] is not order]
             orders = [first.get(symbol) for symbol in self._symbols]
-            wanted = np.array([0.0 if o is None else self._part(o, ts) for o in orders])
+            wanted = np.array([0.0 if o is None else o.units - o.filled for o in orders])
             names = ["" if order is None else order.client_id for order in orders]
             wanted = np.where(quote.present, wanted, 0.0)
             made = self._books.execute(wanted, names, price, quote, ts)
@@ -321,30 +252,24 @@ class Exchange:
             done = {fill.client_id: fill.units for fill in made}
             for i, order in enumerate(orders):
                 if order is not None and quote.present[i]:
-                    self._after(order, done.get(order.client_id, 0.0), wanted.item(i))
+                    self._after(order, done.get(order.client_id, 0.0))
         return fills
 
     def withdraw(self) -> None:
         """Cancel every open order."""
         self._db.execute("UPDATE orders SET status = 'cancelled' WHERE status = 'working'")
 
-    def _after(self, order: OrderState, filled: float, wanted: float) -> None:
+    def _after(self, order: OrderState, filled: float) -> None:
         """Note what an order has filled; what cash or lots did not allow is cancelled."""
         # Exactly 0 where nothing was cut, as the fill is this very difference.
         rest = order.units - order.filled - filled
-        # A half that the fault plan held back, or a volume that was used up, is filled later.
-        waits = wanted != order.units - order.filled or self._rules.max_participation is not None
+        # What a used-up volume held back is filled later.
+        waits = self._rules.max_participation is not None
         status = "filled" if rest == 0.0 else "working" if waits else "cancelled"
         self._db.execute(
             "UPDATE orders SET filled = ?, status = ? WHERE client_id = ?",
             (order.units - rest, status, order.client_id),
         )
-
-    def _part(self, order: OrderState, ts: int) -> float:
-        """Return the units that an order may fill now."""
-        rest = order.units - order.filled
-        half = self._chance(f"{order.client_id}@{ts}", "partial") < self.faults.partial
-        return rest / 2.0 if half and order.filled == 0.0 else rest
 
     def _refusal(self, ticket: Ticket) -> str:
         if ticket.symbol not in self._symbols:
@@ -400,23 +325,3 @@ class Exchange:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
-
-    def _fault(self, client_id: str) -> str:
-        """Return the fault that a submission meets, or ""."""
-        attempt = self._attempts[client_id] = self._attempts.get(client_id, 0) + 1
-        # The other faults are of one attempt; what is refused for good is refused again.
-        if self._chance(client_id, "reject") < self.faults.reject:
-            return "reject"
-        # One draw for all of them: their probabilities add up, and exclude each other.
-        drawn, upto = self._chance(f"{client_id}#{attempt}", "submit"), 0.0
-        for fault in ("busy", "mute", "reset", "lost"):
-            upto += getattr(self.faults, fault)
-            if drawn < upto:
-                return fault
-        return ""
-
-    def _chance(self, name: str, what: str) -> float:
-        """Return a number in [0, 1) that depends on the seed and the names alone."""
-        text = f"{self.faults.seed}:{what}:{name}"
-        # 48 bits, which a float holds without rounding up to 1.
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48

@@ -234,9 +234,9 @@ def fetch(
         source = alpaca_feed.open_source(symbols, every, **options)
         sessions = alpaca_feed.stock_sessions()
     elif kind == "ccxt" and exchange:
-        from nca_trader.paper import ccxt_venue
+        from nca_trader.paper import ccxt_feed
 
-        source = ccxt_venue.open_source(exchange, symbols, every, **options)
+        source = ccxt_feed.open_source(exchange, symbols, every, **options)
         sessions = EVERY_DAY
     else:
         raise ConfigError(f"{venue!r} has no history; give alpaca or ccxt:EXCHANGE.")

@@ -124,7 +124,7 @@ def check_url(url: str, hosts: Iterable[str], schemes: tuple[str, str] = ("https
     if not safe and not (parts.scheme in schemes and is_loopback(host)):
         raise HostError(
             f"{parts.scheme}://{host}: not called; only {', '.join(sorted(hosts))} by "
-            f"{schemes[0]} and this machine are. Orders have paper and test hosts only."
+            f"{schemes[0]} and this machine are. Orders have paper hosts only."
         )
 
 

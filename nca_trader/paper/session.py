@@ -18,8 +18,7 @@ from nca_trader.config.reading import parse_step, replayed, source_of
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.broker import SimulatedBroker
-from nca_trader.paper.exchange import parse_faults
-from nca_trader.paper.exchange_process import start_exchange
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import LiveFeed, ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.loop import Session
@@ -79,8 +78,8 @@ def paper_trade(
         traded, but for a run whose policy is tied to the symbols that trained it: these are
         selected.
       journal: SQLite file, made if it does not exist.
-      broker: "simulated"; with a live feed it is a process of its own, with its books next to the
-        journal. Or "alpaca", "ccxt:binance", or `module:name` of a venue of yours.
+      broker: "simulated"; with a live feed its books are a file next to the journal. Or "alpaca",
+        or `module:name` of a venue of yours.
       start: date before which nothing is decided; None is as early as can be.
       capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
@@ -259,10 +258,10 @@ def open_feed(text: str, every: str | None) -> LiveFeed:
         from nca_trader.paper import alpaca_feed
 
         return alpaca_feed.open_feed(_symbols(rest), every)
-    from nca_trader.paper import ccxt_venue
+    from nca_trader.paper import ccxt_feed
 
     exchange, _, symbols = rest.partition(":")
-    return ccxt_venue.open_feed(exchange, _symbols(symbols), every)
+    return ccxt_feed.open_feed(exchange, _symbols(symbols), every)
 
 
 def open_venue(
@@ -277,8 +276,7 @@ def open_venue(
     """Return the venue that `--broker` names.
 
     Args:
-      text: "simulated", with faults as in "simulated:seed=7,mute=0.1"; "alpaca"; "ccxt:EXCHANGE";
-        or "module:name", a callable that returns a venue.
+      text: "simulated", "alpaca", or "module:name", a callable that returns a venue.
       feed: whose symbols it must trade.
       journal: next to which a simulated exchange keeps its books.
       fresh: whether the journal is new.
@@ -289,24 +287,23 @@ def open_venue(
     Raises:
       ConfigError: it cannot be opened.
     """
-    kind, rest = source_of(text, "broker")
+    kind, _ = source_of(text, "broker")
     if kind == "simulated":
-        faults = parse_faults(rest)
-        return start_exchange(
-            journal, capital, costs, feed.symbols, rules, faults=faults, fresh=fresh
-        )
+        books = Path(f"{journal}.books")
+        exchange = Exchange(books, capital, costs, feed.symbols, rules)
+        if fresh and exchange.used:
+            exchange.close()
+            raise ConfigError(
+                f"{books}: holds orders of an earlier session whose journal is gone; remove it, or "
+                "name another journal."
+            )
+        return exchange
     if kind == "module":
         methods = ("submit", "cancel", "look_up", "working", "activity", "holdings", "now")
         return _made(text, "broker", ("name", "instrument", *methods, "close"))
-    if kind == "alpaca":
-        from nca_trader.paper import alpaca
+    from nca_trader.paper import alpaca
 
-        return alpaca.open_venue(feed.symbols)
-    if not rest:
-        raise ConfigError(f"{argument('broker', text)}: names no exchange; give ccxt:EXCHANGE.")
-    from nca_trader.paper import ccxt_venue
-
-    return ccxt_venue.open_venue(rest, feed.symbols)
+    return alpaca.open_venue(feed.symbols)
 
 
 def _symbols(text: str) -> tuple[str, ...]:

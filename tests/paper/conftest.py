@@ -172,9 +172,7 @@ def keys(monkeypatch):
     # Here, as a killed child loads this file without the folder of tests on its path.
     from fake_venue import CANARY, KEY
 
-    for venue in ("APCA_API_KEY_ID", "CCXT_API_KEY"):
-        monkeypatch.setenv(venue, KEY)
-    for venue in ("APCA_API_SECRET_KEY", "CCXT_SECRET"):
-        monkeypatch.setenv(venue, CANARY)
+    monkeypatch.setenv("APCA_API_KEY_ID", KEY)
+    monkeypatch.setenv("APCA_API_SECRET_KEY", CANARY)
     for name in ("APCA_API_BASE_URL", "NCA_TRADER_CCXT_URL", "NCA_TRADER_KEYS"):
         monkeypatch.delenv(name, raising=False)

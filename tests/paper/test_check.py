@@ -20,8 +20,10 @@ COSTS = Costs(commission=5e-4, slippage=2e-4, interest_lend=0.02)
 class Right:
     """An exchange whose market moves a bar when it is asked to."""
 
+    costs = COSTS
+
     def __init__(self, path):
-        self.inner, self.day = Exchange(path, 1e5, COSTS, ("A", "B")), 0
+        self.inner, self.day = Exchange(path, 1e5, self.costs, ("A", "B")), 0
         self.advance()
 
     def advance(self):
@@ -131,6 +133,40 @@ class Raises(Right):
         raise OSError("socket closed\nand more")
 
 
+class Coins(Right):
+    """The fee of a buy is taken from the coins; the commission tells of it."""
+
+    costs, told = Costs(), True
+
+    def activity(self, since):
+        found = self.inner.activity(since)
+        fills = [
+            f._replace(
+                units=0.999 * f.units,
+                commission=f.commission + (0.001 * f.units * f.price if self.told else 0.0),
+            )
+            if f.units > 0.0
+            else f
+            for f in found.fills
+        ]
+        return found._replace(fills=fills)
+
+    def look_up(self, client_id):
+        found = self.inner.look_up(client_id)
+        if found is None or found.filled <= 0.0:
+            return found
+        return found._replace(filled=0.999 * found.filled)
+
+    def holdings(self):
+        bought = sum(f.units for f in self.inner.activity(0).fills if f.units > 0.0)
+        cash, units = self.inner.holdings()
+        return Holdings(cash, {"A": units.get("A", 0.0) - 0.001 * bought})
+
+
+class Untold(Coins):
+    told = False
+
+
 def checked(kind, path):
     venue = kind(path)
     report = nca.check_broker(venue, "A", 3.0, venue.advance, Still())
@@ -153,6 +189,7 @@ def test_the_exchange_passes_and_ends_flat(tmp_path):
         (Forgets, "an order is found by its id"),
         (Doubles, "the same id twice is one order"),
         (Unsigned, "a fill has the order's id, sign and size"),
+        (Untold, "a fill has the order's id, sign and size"),
         (Renames, "fills are listed again, with the same ids"),
         (Everything, "nothing is listed from the future"),
         (Pockets, "positions and cash are what fills and payments say"),
@@ -170,6 +207,10 @@ def test_each_fault_fails_its_check_in_one_line(tmp_path, kind, check):
     assert fault and "\n" not in fault
     with pytest.raises(CheckFailed, match=check):
         report.raise_if_failed()
+
+
+def test_a_fee_that_is_taken_in_coins_is_no_fault(tmp_path):
+    assert checked(Coins, tmp_path / "books").passed
 
 
 def tape(stage, folder, kind=Tape, **more):

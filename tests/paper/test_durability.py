@@ -68,7 +68,7 @@ def test_the_exchanges_books_wait_for_the_disk_as_the_journal_does(tmp_path):
 
 
 ROUTER, JOURNAL = "paper/test_router.py", "paper/test_journal.py"
-ALPACA, CCXT = "paper/test_alpaca.py", "paper/test_ccxt.py"
+ALPACA = "paper/test_alpaca.py"
 KILL, FAULTS = "paper/test_kill_switch.py", "paper/test_live_faults.py"
 HERE = "paper/test_durability.py"
 
@@ -120,14 +120,6 @@ REMOVED = [
     ("paper/alpaca.py", "order = self.look_up(client_id)", "order = None", ALPACA, "cancelling"),
     ("paper/alpaca.py", "found = self.look_up(client_id)", "found = None", ALPACA,
      "a_duplicate_id_is_success"),
-    ("paper/ccxt_venue.py", "order = self.look_up(client_id)", "order = None", CCXT,
-     "cancelling_and_foreign_orders"),
-    ("paper/ccxt_venue.py", "if self._found(ticket.client_id, ticket.symbol) is not None:",
-     "if False:", CCXT, "an_id_whose_order_has_filled_is_not_sent_again"),
-    ("paper/ccxt_venue.py", "found = self._found(ticket.client_id, ticket.symbol)", "found = None",
-     CCXT, "minus_2010_is_decided_by_the_look_up"),
-    ("paper/ccxt_venue.py", "order = self._found(client_id, symbol)", "order = None", CCXT,
-     "a_new_process_finds_orders_of_any_symbol"),
     ("paper/fetch.py", "os.fsync(file.fileno())", "pass", HERE,
      "what_a_download_counts_as_done_is_on_disk"),
     ("machine.py", "os.fsync(file.fileno())  # before the", "pass  # before the", HERE,
@@ -136,7 +128,7 @@ REMOVED = [
      "a_file_is_on_disk_before_it_gets_its_name"),
 ]  # fmt: skip
 CALLS = re.compile(
-    r"\.commit\(\)|\"COMMIT\"|\.look_up\(|self\._found\(|os\.f(data)?sync\(|\._write_head\("
+    r"\.commit\(\)|\"COMMIT\"|\.look_up\(|os\.f(data)?sync\(|\._write_head\("
     r"|_head_file\.write\(|synchronous = FULL|SYNCHRONOUS = "
 )
 # The suite that judges a user's venue looks up as well, and is judged by its own tests.

@@ -1,20 +1,15 @@
-"""The simulated exchange against sums worked by hand, its faults, and its process."""
+"""The simulated exchange against sums worked by hand, and behind a line that breaks."""
 
-import contextlib
-import json
 import os
-import pathlib
-import signal
-import sqlite3
-import time
 
 import pytest
+from brokenexchange import Broken, Faults
 from livedesk import SECOND
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError
-from nca_trader.paper.exchange import Exchange, Faults, parse_faults
-from nca_trader.paper.exchange_process import RemoteExchange, start_exchange
+from nca_trader.paper.exchange import Exchange
+from nca_trader.paper.session import open_venue
 from nca_trader.paper.venue import Outcome, Ticket, Unreachable
 from nca_trader.types import Costs
 
@@ -33,7 +28,8 @@ def make(tmp_path):
     made = []
 
     def of(name="books", capital=1000.0, costs=COSTS, **more):
-        made.append(Exchange(tmp_path / name, capital, costs, ("A", "B"), **more))
+        kind = Broken if "faults" in more else Exchange
+        made.append(kind(tmp_path / name, capital, costs, ("A", "B"), **more))
         return made[-1]
 
     yield of
@@ -190,9 +186,11 @@ def test_faults_come_as_often_as_they_are_asked_for_and_repeat(make):
         seen.append([(a.outcome, a.reason) for a in answers])
         accepted = [exchange.look_up(f"o{i}") is not None for i in range(300)]
         for (outcome, reason), there in zip(seen[-1], accepted, strict=True):
-            assert there == (outcome is Outcome.ACCEPTED or reason == "mute")
+            assert there == (outcome is Outcome.ACCEPTED or reason == "timeout")
     assert seen[0] == seen[1]
-    for reason, share in (("fault", 0.1), ("rate-limit", 0.18), ("lost", 0.09), ("mute", 0.09)):
+    for reason, share in (
+        ("fault", 0.1), ("rate-limit", 0.18), ("connection", 0.09), ("timeout", 0.09)
+    ):  # fmt: skip
         assert sum(r == reason for _, r in seen[0]) == pytest.approx(300 * share, abs=18)
 
 
@@ -208,83 +206,32 @@ def test_parts_and_repeats(make):
     assert len({f.execution_id for f in fills}) == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("mut=1", "unknown fault 'mut'; did you mean 'mute'"),
-        ("mute=2", "mute=2 is not a number from 0 to 1"),
-        ("mute=x", "mute=x is not a number"),
-        ("mute=nan", "mute=nan is not a number"),
-        ("seed=1.5", "seed=1.5 is not a number"),
-    ],
-)
-def test_a_wrong_fault_is_said_in_one_line(text, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        parse_faults(text)
-    assert "\n" not in str(caught.value)
+def test_an_answer_that_takes_longer_than_the_client_waits_does_not_come(make):
+    """No clock moves; what arrived is in the books all the same."""
+    exchange = make(faults=Faults(latency=6.0))
+    assert exchange.submit(Ticket("one", "A", 4.0))[:2] == (Outcome.AMBIGUOUS, "timeout")
+    with pytest.raises(Unreachable, match="timeout"):
+        exchange.holdings()
+    exchange.faults = Faults(latency=4.0)
+    assert exchange.look_up("one").status == "working" and exchange.holdings().cash == 1000.0
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-        return not pathlib.Path(f"/proc/{pid}/stat").read_text().split(") ")[1].startswith("Z")
-    except (OSError, IndexError):
-        return False
+def test_its_books_lie_next_to_the_journal_and_belong_to_it(tmp_path):
+    class Feed:
+        symbols = ("A", "B")
 
+    def opened(fresh):
+        journal = tmp_path / "paper.db"
+        return open_venue("simulated", Feed(), journal, fresh, 1000.0, COSTS, Rules())
 
-def test_a_process_is_used_again_replaced_and_ended(tmp_path):
-    """One start costs seconds, so this test tells the whole life of the process."""
-    journal = tmp_path / "a long name of a folder" / ("x" * 150 + ".db")
-    journal.parent.mkdir()
-
-    made = []
-
-    def start(costs=COSTS, **more):
-        made.append(start_exchange(journal, 1000.0, costs, ("A", "B"), timeout=20.0, **more))
-        return made[-1]
-
-    one = start()
+    one = opened(fresh=True)
     told(one, 1)
-    assert one.submit(Ticket("one", "A", 4.0)).outcome is Outcome.ACCEPTED
-    pid = one.greet()["pid"]
-    assert os.getsid(pid) == pid  # a Ctrl-C at the session's terminal is not for the exchange
-    # The session is killed: its connection ends, and the next one finds the process.
-    one.disconnect()
-    two = start()
-    assert two.greet()["pid"] == pid and two.working()[0].client_id == "one"
-    assert two.instrument("A").symbol == "A" and two.look_up("none") is None
-    assert os.stat(f"{journal}.books").st_mode & 0o777 == 0o600
-    # A new journal at the same place is another session's.
+    one.submit(Ticket("one", "A", 4.0))
+    assert os.stat(tmp_path / "paper.db.books").st_mode & 0o777 == 0o600
+    # The session is killed, so nothing is closed; the next one finds what was answered.
+    two = opened(fresh=False)
+    assert [order.client_id for order in two.working()] == ["one"]
+    for exchange in (one, two):
+        exchange.close()
     with pytest.raises(ConfigError, match="orders of an earlier session whose journal is gone"):
-        start(fresh=True)
-    # It is killed too: its books are in the file.
-    three = start()
-    os.kill(three.greet()["pid"], signal.SIGKILL)
-    assert three.submit(Ticket("two", "A", 1.0)).outcome is Outcome.AMBIGUOUS
-    with pytest.raises(Unreachable, match="connection"):
-        three.holdings()
-    # Stopped, it does not answer; with other costs it is another exchange.
-    four = start()
-    stuck = four.greet()["pid"]
-    assert [order.client_id for order in four.working()] == ["one"]
-    os.kill(stuck, signal.SIGSTOP)
-    mute = RemoteExchange(
-        json.loads(pathlib.Path(f"{journal}.exchange").read_text())["socket"], 0.2
-    )
-    begun = time.monotonic()
-    assert mute.submit(Ticket("three", "A", 1.0))[:2] == (Outcome.AMBIGUOUS, "timeout")
-    assert time.monotonic() - begun < 5.0
-    os.kill(stuck, signal.SIGCONT)
-    five = start(Costs())
-    assert five.greet()["pid"] != stuck and not alive(stuck)
-    told(five, 2)
-    assert five.activity(0).fills[0].commission == 0.0
-    five.close()
-    for connection in made:
-        connection.disconnect()
-        if connection.process is not None:
-            connection.process.wait(20)
-    with contextlib.closing(sqlite3.connect(f"{journal}.books")) as books:
-        fills = books.execute("SELECT client_id FROM fills ORDER BY seq").fetchall()
-    # Its socket had taken the third order before it stopped: an order without an answer is there.
-    assert fills == [("one",), ("three",)]
+        opened(fresh=True)

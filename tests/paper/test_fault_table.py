@@ -78,8 +78,7 @@ ROWS = {
         ("confirmed", GATE, "a_jump_that_the_next_bar_confirms_is_released_as_it_came", "D026"),
     ],
     "broker 4xx, 429, 5xx, timeout before and after accept, reset, HTML, slow drip": [
-        *((fault, SERVERS, f"a_live_session_at_{venue}_meets_every_answer_and_orders_once", fault)
-          for venue in ("alpaca", "binance")
+        *((fault, SERVERS, "a_live_session_at_alpaca_meets_every_answer_and_orders_once", fault)
           for fault in ("403-before", "429-before", "500-after", "504-before", "504-after",
                         "hang-before", "hang-after", "reset-before", "reset-after", "html-after",
                         "drip", "redirect-before")),

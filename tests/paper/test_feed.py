@@ -4,11 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from nca_trader.agents.rules import sma_cross
 from nca_trader.cli import main
 from nca_trader.cli.options import READING
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.paper.feed import ReplayFeed, parse_feed
+from nca_trader.paper.session import paper_trade
 
 
 def test_a_replay_gives_every_bar_in_order_with_its_own_time_as_the_clock(stage):
@@ -57,6 +59,20 @@ def test_what_is_no_feed_is_said_in_one_line(text, message):
     with pytest.raises(ConfigError, match=message) as caught:
         parse_feed(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("broker", ["ccxt:binance", "ccxt"])
+def test_an_exchange_gives_bars_and_takes_no_orders(broker, tmp_path):
+    says = "ccxt gives bars and takes no orders; give simulated, .* module:name"
+    with pytest.raises(ConfigError, match=says) as caught:
+        paper_trade(sma_cross(2, 5), "ccxt:binance:BTC/USDT", tmp_path / "paper.db", broker)
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+def test_the_simulated_exchange_takes_no_options(tmp_path):
+    with pytest.raises(ConfigError, match='simulated:seed=7" is not a broker; give'):
+        paper_trade(sma_cross(2, 5), "ccxt:binance:BTC/USDT", tmp_path / "paper.db",
+                    "simulated:seed=7")  # fmt: skip
 
 
 def test_a_missing_file_and_a_missing_symbol_are_bar_errors(stage, tmp_path):

@@ -164,7 +164,7 @@ def test_the_command_downloads_days_from_alpaca(tmp_path, monkeypatch, capsys, k
 
 def test_the_command_downloads_candles_of_an_exchange(tmp_path, monkeypatch):
     out = tmp_path / "btc.csv"
-    with FakeExchange("none", clock=lambda: START + 3 * DAY + 100.0) as fake:
+    with FakeExchange(clock=lambda: START + 3 * DAY + 100.0) as fake:
         monkeypatch.setenv("NCA_TRADER_CCXT_URL", fake.url)
         bars = {1000 * (START + 3600 * i): (50.0, 51.0, 49.0, 50.5, 2.0) for i in range(73)}
         fake.klines["BTCUSDT"] = bars
@@ -187,7 +187,7 @@ def test_a_span_without_bars_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("package", "module", "named"),
     [("alpaca", "alpaca_feed", "alpaca-py"), ("alpaca", "alpaca", "alpaca-py"),
-     ("ccxt", "ccxt_venue", "ccxt")],
+     ("ccxt", "ccxt_feed", "ccxt")],
 )  # fmt: skip
 def test_a_missing_extra_is_named_in_one_line(monkeypatch, package, module, named):
     for name in list(sys.modules):

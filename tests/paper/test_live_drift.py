@@ -9,7 +9,6 @@ from livedesk import Room
 import nca_trader as nca
 from nca_trader.paper.drift import Usual, usual_turnover
 from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.exchange_process import start_exchange
 from nca_trader.paper.journal import read_events
 from nca_trader.runs.reference import WINDOW, reference_of
 from nca_trader.watch.dashboard.sources import Sources
@@ -67,11 +66,10 @@ def session(stage, tmp_path, usual, plant):
         names = ("open", "high", "low", "close")
         prices = {name: 100.0 * (getattr(room.bars, name) / 100.0) ** 3 for name in names}
         room.bars = dataclasses.replace(room.bars, **prices)
-    if plant == "slippage":  # what the agent was trained to pay, and 20 bp more, elsewhere
-        worse = dataclasses.replace(stage.costs, slippage=stage.costs.slippage + 2e-3)
-        room.desk = start_exchange(room.path, 1e5, worse, agent.symbols, agent.rules, fresh=True)
-    else:
-        room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    costs = agent.costs
+    if plant == "slippage":  # what the agent was trained to pay, and 20 bp more
+        costs = dataclasses.replace(costs, slippage=costs.slippage + 2e-3)
+    room.desk = Exchange(tmp_path / "books", 1e5, costs, agent.symbols, agent.rules)
     room.trade()
     room.desk.close()
     sources = Sources(journals=[str(room.path)])

@@ -12,7 +12,6 @@ import zoneinfo
 import numpy as np
 import pytest
 from fake_alpaca import FakeAlpaca
-from fake_exchange import FakeExchange
 from fake_venue import CANARY, KEY
 from livedesk import SECOND, Room, Still, Tape
 
@@ -60,11 +59,6 @@ class Told(Tape):
 def tell_alpaca(fake, now, prices):
     fake.clock = max(now, fake.clock)
     fake.prices = prices
-
-
-def tell_binance(fake, now, prices):
-    fake.clock = lambda: now
-    fake.prices = {symbol.replace("/", ""): price for symbol, price in prices.items()}
 
 
 def at_server(stage, tmp_path, symbols, fake, tell, venue, short):
@@ -131,33 +125,6 @@ def test_a_live_session_at_alpaca_meets_every_answer_and_orders_once(stage, tmp_
     }  # fmt: skip
     refused = [b["code"] for b in room.bodies("order_terminal") if b["reason"] == "rejected"]
     assert any("the key *** is not allowed" in code for code in refused)
-    is_kept_secret(room, caplog)
-
-
-@pytest.mark.slow
-def test_a_live_session_at_binance_meets_every_answer_and_orders_once(stage, tmp_path, caplog):
-    from nca_trader.paper import ccxt_venue
-
-    caplog.set_level(logging.DEBUG)
-    caplog.set_level(logging.INFO, "charset_normalizer")
-    symbols = ("BTC/USDT", "ETH/USDT")
-    with FakeExchange(CANARY) as fake:
-        venue = ccxt_venue.open_venue("binance", symbols, url=fake.url, timeout=0.4)
-        room = at_server(stage, tmp_path, symbols, fake, tell_binance, venue, short=False)
-        venue._client.milliseconds = lambda: int(1000 * fake.clock())  # requests are signed by it
-        fake.fail("POST", "/api/v3/order", *EVERY)
-        room.trade(25)
-        fake.code = {"code": -1013, "msg": f"bad order of {CANARY}"}
-        room.trade(2)
-        fake.code = None
-        room.trade()
-        venue.close()
-        assert fake.faults == []
-        orders = [(o["clientOrderId"], float(o["origQty"])) for o in fake.orders]
-        units = {symbol: fake.balances.get(symbol[:3], 0.0) for symbol in symbols}
-        agrees(room, orders, units)
-    refused = [b["code"] for b in room.bodies("order_terminal") if b["reason"] == "rejected"]
-    assert any("bad order of ***" in code for code in refused)
     is_kept_secret(room, caplog)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from benchmarks import stream
 from nca_trader.learner.programs import Compilations
-from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.journal import read_events
 
 
@@ -38,13 +37,8 @@ def test_a_session_is_timed_from_the_bar_to_its_orders(stage, tmp_path, monkeypa
 
 
 def test_a_live_session_is_timed_from_the_bar_to_its_first_order(stage, tmp_path, monkeypatch):
-    """As with the exchange in another process, which takes seconds to start."""
     monkeypatch.setattr(stream, "WARM", 40)
 
-    def here(path, *account):
-        return Exchange(f"{path}.books", *account)
-
-    monkeypatch.setattr(stream, "start_exchange", here)
     sent, answered = stream.live(stage.agent(), stage.bars(), tmp_path)
     bars = {event.body["bar"] for event in read_events(tmp_path / "live.db", "order_intent")}
     assert len(sent) == len(answered) == len(bars) - stream.WARM_ORDERS > 5

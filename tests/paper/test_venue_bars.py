@@ -13,7 +13,7 @@ from fake_venue import CANARY, KEY
 
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError
-from nca_trader.paper import alpaca_feed, ccxt_venue, net
+from nca_trader.paper import alpaca_feed, ccxt_feed, net
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import Row
@@ -243,7 +243,7 @@ HOUR = 1_750_082_400 // 3600 * 3600
 
 @pytest.fixture
 def exchange():
-    with FakeExchange("none", clock=lambda: HOUR + 9.5 * 3600) as fake:
+    with FakeExchange(clock=lambda: HOUR + 9.5 * 3600) as fake:
         for symbol, price in (("BTCUSDT", 50_000.0), ("ETHUSDT", 2_000.0)):
             bars = walk(10, HOUR, 3600, price)
             fake.klines[symbol] = {1000 * t: values for t, values in bars.items()}
@@ -252,7 +252,7 @@ def exchange():
 
 def test_candles_of_many_pages_without_the_unfinished_one(exchange):
     exchange.kline_limit = 3
-    source = ccxt_venue.open_source("binance", ["BTC/USDT", "ETH/USDT"], "1h", url=exchange.url)
+    source = ccxt_feed.open_source("binance", ["BTC/USDT", "ETH/USDT"], "1h", url=exchange.url)
     assert source.step == 3600
     rows = source.fetch(HOUR, HOUR + 9 * 3600 + 1800)
     assert [row.time for row in rows] == 2 * [HOUR + 3600 * i for i in range(9)]
@@ -261,16 +261,40 @@ def test_candles_of_many_pages_without_the_unfinished_one(exchange):
     source.close()
 
 
+def test_an_exchange_is_asked_without_keys_and_only_by_get():
+    client, session = ccxt_feed.open_client("binance")
+    assert not client.apiKey and "api.binance.com" in session.hosts
+    client.apiKey, client.secret = KEY, CANARY
+    with pytest.raises(net.HostError, match="only GET"):
+        client.private_post_order({"symbol": "BTCUSDT"})
+    client.session.close()
+    with pytest.raises(ConfigError, match="no exchange 'nasdaq'"):
+        ccxt_feed.open_client("nasdaq")
+    with pytest.raises(net.HostError, match="not called"):
+        ccxt_feed.open_source("binance", ["BTC/USDT"], "1h", url="https://example.com")
+
+
+def test_a_redirect_of_an_exchange_is_not_followed(exchange):
+    source = ccxt_feed.open_source("binance", ["BTC/USDT"], "1h", url=exchange.url)
+    with FakeExchange() as other:
+        exchange.elsewhere = other.url
+        exchange.fail("GET", "/api/v3/klines", "redirect")
+        with pytest.raises(Unreachable, match="redirected"):
+            source.fetch(HOUR, HOUR + 7200)
+        assert other.calls == []
+    source.close()
+
+
 def test_lengths_that_an_exchange_does_not_have_are_made_of_shorter_ones(exchange):
-    source = ccxt_venue.open_source("binance", ["BTC/USDT"], "3h", url=exchange.url)
+    source = ccxt_feed.open_source("binance", ["BTC/USDT"], "3h", url=exchange.url)
     assert source.step == 3600
     with pytest.raises(ConfigError, match="no spot market"):
-        ccxt_venue.open_source("binance", ["NO/USDT"], "1h", url=exchange.url)
+        ccxt_feed.open_source("binance", ["NO/USDT"], "1h", url=exchange.url)
     source.close()
 
 
 def test_candles_that_do_not_come_are_unreachable(exchange):
-    source = ccxt_venue.open_source("binance", ["BTC/USDT"], "1h", url=exchange.url, timeout=0.3)
+    source = ccxt_feed.open_source("binance", ["BTC/USDT"], "1h", url=exchange.url, timeout=0.3)
     for fault in ("429", "500", "html", "hang-before", "reset-before"):
         exchange.fail("GET", "/api/v3/klines", fault)
         with pytest.raises(Unreachable):
@@ -285,7 +309,7 @@ def test_live_candles_of_an_exchange(exchange):
         def now(self):
             return int(self.time * 1e9)
 
-    feed = ccxt_venue.open_feed("binance", ["BTC/USDT"], "1h", url=exchange.url)
+    feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], "1h", url=exchange.url)
     feed._clock = clock = Made()
     exchange.clock = lambda: clock.time
 
@@ -323,7 +347,7 @@ def okx(monkeypatch):
 def test_spans_without_a_trade_do_not_end_a_download(okx):
     """An answer without a bar is of its span alone: before a listing, and while nothing traded."""
     symbols = ["BTC/USDT", "NEW/USDT"]
-    source = ccxt_venue.open_source("okx", symbols, "1h")
+    source = ccxt_feed.open_source("okx", symbols, "1h")
     rows = source.fetch(HOUR, HOUR + 3600 * 2000 + 1800)
     source.close()
     for symbol, name in zip(symbols, okx.hours, strict=True):
@@ -347,7 +371,7 @@ def test_the_command_says_which_symbol_begins_later_than_asked(okx, tmp_path, ca
 def test_days_that_begin_elsewhere_are_made_of_shorter_bars(okx, hong_kong, step):
     """A day of Hong Kong named by UTC's date would close eight hours after its name says."""
     okx.only_hong_kong = hong_kong
-    feed = ccxt_venue.open_feed("okx", ["BTC/USDT"], "1d")
+    feed = ccxt_feed.open_feed("okx", ["BTC/USDT"], "1d")
     assert feed._source.step == step
     feed._clock = type("Made", (), {"now": lambda self: int(okx.clock() * 1e9)})()
     past = feed.history(3)
@@ -360,7 +384,7 @@ def test_days_that_begin_elsewhere_are_made_of_shorter_bars(okx, hong_kong, step
 
 
 def test_live_hours_of_a_second_exchange(okx):
-    feed = ccxt_venue.open_feed("okx", ["BTC/USDT", "NEW/USDT"], "1h")
+    feed = ccxt_feed.open_feed("okx", ["BTC/USDT", "NEW/USDT"], "1h")
     now = [float(HOUR + 3600 * 1500)]
     feed._clock = type("Made", (), {"now": lambda self: int(now[0] * 1e9)})()
     okx.clock = lambda: now[0]

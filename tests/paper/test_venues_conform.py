@@ -5,9 +5,8 @@ import time
 import pytest
 from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
-from fake_venue import CANARY
 
-from nca_trader.paper import alpaca, alpaca_feed, ccxt_venue
+from nca_trader.paper import alpaca, alpaca_feed, ccxt_feed
 
 check = pytest.importorskip("nca_trader.paper.check", reason="the suite is of another part")
 MINUTE = 1_750_082_400  # 2025-06-16 14:00 UTC, in a session
@@ -19,27 +18,6 @@ pytestmark = pytest.mark.usefixtures("keys")
 def test_an_alpaca_account():
     with FakeAlpaca(clock=time.time()) as fake:
         check.check_broker(alpaca.open_venue(["SPY"], url=fake.url), "SPY", 2.0).raise_if_failed()
-
-
-@pytest.mark.parametrize("fee", [0.0, 0.001])  # as on Binance's test host, and as elsewhere
-def test_a_ccxt_account(fee):
-    """The fee of a buy is taken from the coins: what arrived is sold again, in whole lots."""
-    with FakeExchange(CANARY) as fake:
-        fake.fee = fee
-        venue = ccxt_venue.open_venue("binance", ["BTC/USDT"], url=fake.url)
-        check.check_broker(venue, "BTC/USDT", 0.01).raise_if_failed()
-        assert fake.balances["BTC"] == pytest.approx(
-            0.01 * (1 - fee) - (0.01 if not fee else 0.009)
-        )
-
-
-def test_a_fee_in_coins_that_no_commission_tells_of_is_found(monkeypatch):
-    with FakeExchange(CANARY) as fake:
-        venue = ccxt_venue.open_venue("binance", ["BTC/USDT"], url=fake.url)
-        booked = venue._booked
-        monkeypatch.setattr(venue, "_booked", lambda *trade: (booked(*trade)[0], 0.0))
-        report = check.check_broker(venue, "BTC/USDT", 0.01)
-        assert "a fill has the order's id, sign and size" in report.faults
 
 
 class Made:
@@ -73,9 +51,9 @@ def test_an_alpaca_feed():
 
 
 def test_a_ccxt_feed():
-    with FakeExchange(CANARY) as fake:
+    with FakeExchange() as fake:
         fake.klines["BTCUSDT"] = bars(3600, 1000)
-        feed = ccxt_venue.open_feed("binance", ["BTC/USDT"], "1h", url=fake.url)
+        feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], "1h", url=fake.url)
         clock = Made(feed, MINUTE + 1800.0)
         fake.clock = lambda: clock.time
         check.check_feed(feed).raise_if_failed()
