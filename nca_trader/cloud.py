@@ -250,7 +250,7 @@ def place(path: str | os.PathLike[str] | CloudPath, name: str = "path") -> Place
     return CloudPath(scheme, bucket, "/".join(parts))
 
 
-def local(path: str | os.PathLike[str], what: str) -> pathlib.Path:
+def local(path: str | os.PathLike[str] | CloudPath, what: str) -> pathlib.Path:
     """Return the path of something that can only be on this machine.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What this machine gives a process: its disk (atomic writes, locks), its cores and its memory."""
+"""What this machine gives a process: disk (atomic writes, locks), cores, memory, and a thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import os
 import pathlib
+import queue
 import resource
 import secrets
 import shlex
@@ -16,13 +17,17 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.errors import ConfigError, RunError, StateError
 
+T = TypeVar("T")
 SCRATCH = "nca-trader."
+WAITING = 1000  # items that may wait for a slow worker
 # Versions that the tests run with: from, and before. pyproject.toml has the same.
 SUPPORTED = {"Python": ("3.11", "3.13"), "jax": ("0.10.2", "0.12")}
 
@@ -346,3 +351,45 @@ def _numbers(file: pathlib.Path) -> dict[str, int]:
     except OSError:
         return {}
     return {w[0]: int(w[1] if len(w) > 1 else w[0]) for w in words if w and w[-1] != "max"}
+
+
+class Worker(Generic[T]):
+    """A thread for what may be slow or fail, so that it neither delays nor ends the caller.
+
+    Args:
+      name: of the thread.
+      take: called in the thread with each item, in order.
+      lost: called with each item that `take` did not get or failed with, and with the reason.
+    """
+
+    def __init__(self, name: str, take: Callable[[T], object], lost: Callable[[T, object], object]):
+        self._take, self._lost = take, lost
+        # Bounded: a worker that hangs for days must not fill the memory. None is the end.
+        self._waiting: queue.Queue[tuple[T] | None] = queue.Queue(WAITING)
+        # A daemon: a worker that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        """Hand an item over. Never blocks; an item that does not fit is lost."""
+        try:
+            self._waiting.put_nowait((item,))
+        except queue.Full:
+            self._lost(item, "too slow")
+
+    def close(self, seconds: float) -> bool:
+        """Wait at most `seconds` for what was handed over; return whether all is done."""
+        end = time.monotonic() + seconds
+        try:
+            self._waiting.put(None, timeout=seconds)
+        except queue.Full:
+            return False
+        self._thread.join(max(end - time.monotonic(), 0.0))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            try:
+                self._take(*item)
+            except BaseException as error:  # a user's function may raise anything, SystemExit too
+                self._lost(*item, error)

@@ -28,7 +28,7 @@ ABOUT = {
     "paper": "feed, broker, journal",
     "evaluate": "backtest, report, prove",
     "learner": "update, algorithms, train",
-    "runs": "manifest, checkpoints",
+    "runs": "manifest, checkpoints, trackers",
     "parallel": "mesh, hosts, supervisor",
     "agents": "NCA, policies, rules",
     "envs": "account, environment",

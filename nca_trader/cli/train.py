@@ -65,6 +65,8 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         seed={"default": 0, "help": "of everything random, also a synthetic market (default 0)"},
     )
     parser.add_argument("--steps", type=int, help="environment steps of each seed, in all")
+    tracked = "also show the metrics elsewhere: tensorboard[:DIR]; see docs/guides/training.md"
+    parser.add_argument("--track", metavar="KIND[:OPTIONS]", help=tracked)
     peers = parser.add_argument_group(
         "several hosts", "the same command on each; see docs/guides/multihost.md"
     )
@@ -122,7 +124,9 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         print(replay_line(env, agent))
     steps = planned_steps(agent, args.steps)
     with stop_on_signal("update") as stop, debugged(args) as watch:
-        common = {"steps": args.steps, "seed": args.seed, "select": select}
+        common = {
+            "steps": args.steps, "seed": args.seed, "select": select, "track": args.track
+        }  # fmt: skip
         run = train(env, agent, args.run_dir, report=watch, stop=stop, **common)
     done, chosen = steps_done(run), run.selection
     ended = chosen is not None and bool(chosen.ended)

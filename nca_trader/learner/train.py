@@ -50,6 +50,7 @@ from nca_trader.progress import Progress, quiet
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import training_run
+from nca_trader.runs.trackers import Tracker, tracker_of, tracking
 
 Report = Callable[[dict[str, Any]], None]
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def train(
     fitness: Fitness | None = None,
     params: Params | None = None,
     select: Scoring | None = None,
+    track: str | Tracker | None = None,
 ) -> Run:
     """Train `agent` in `env` into a run folder; an existing run is resumed.
 
@@ -88,6 +90,8 @@ def train(
       select: a `nca_trader.Selector`: scores the mean agent on a selection span as training goes
         on, see `agent.selection`. Training stops when no better score came for a while, and the
         run acts as after the update with the best. None trains all steps.
+      track: also shows the metrics elsewhere: "tensorboard:DIR", or a
+        `nca_trader.runs.trackers.Tracker` of your own.
 
     Returns:
       The run; `steps_done(run)` is its number of environment steps.
@@ -125,6 +129,7 @@ def train(
         )
     if select is not None:
         select.refuse_seen(env)
+    tracker = tracker_of(track)
     path = place(run_dir, "run_dir")
     policy = make_policy(agent, env.spec)
     # Schedules keep the length that the run began with: with more steps a curriculum that has
@@ -143,12 +148,16 @@ def train(
         Compilations(step.__name__ for step in learner.programs.values()) as compiled,
         contextlib.nullcontext() if hosts.first() else quiet(),  # one line for all processes
         Progress(planned_steps(agent), "train", compiles=True) as shown,
+        contextlib.ExitStack() as stack,
     ):
         config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}
         stopping = Stopping(run, select, agent.selection, updates)
         state, done = _resume(learner, checkpoints, seed, run, params)
         stopping.resume(done)
         shown.skip(done * learner.steps_per_update)
+        tracked = stack.enter_context(
+            tracking(tracker if hosts.first() else None, run, done * learner.steps_per_update)
+        )
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
         # Each turn is one update. All processes take the same turns, since `step` is a collective.
@@ -181,6 +190,7 @@ def train(
                 stopping.score(state, done, row)
             if hosts.first():
                 run.append(row)
+                tracked(row)
             # A metric that is not finite is None.
             known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
             shown.update(learner.steps_per_update, **known)

@@ -10,10 +10,8 @@ import email.message
 import json
 import logging
 import os
-import queue
 import smtplib
 import ssl
-import threading
 import time
 import urllib.error
 import urllib.parse
@@ -24,11 +22,11 @@ from typing import Any, NamedTuple
 from nca_trader.config.extensions import load
 from nca_trader.config.ranges import described
 from nca_trader.errors import ConfigError, printable
+from nca_trader.machine import Worker
 from nca_trader.watch.alerts import FIRING, Notice
 
 TIMEOUT = 5.0  # seconds that one read from a server may take
 WAITS = (1.0, 5.0, 15.0)  # seconds before each new try
-WAITING = 1000  # notices that may wait for a slow sink; later ones are dropped
 CLOSING = 20.0  # seconds that the end waits for what is under way
 SUBMISSION = 587  # the port of mail submission, RFC 6409
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -238,43 +236,6 @@ class Email:
             raise OSError(f"no answer: {said}") from None
 
 
-class Worker:
-    """One sink with its own thread, so that a slow sink delays nothing else."""
-
-    def __init__(self, name: str, sink: Sink):
-        """Start the thread. name: for the log."""
-        self._name, self._sink = name, sink
-        # Bounded: a sink that hangs for days must not fill the memory.
-        self._waiting: queue.Queue[Notice | None] = queue.Queue(WAITING)
-        # A daemon: a sink that hangs must not keep the process from ending.
-        self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
-        self._thread.start()
-
-    def tell(self, notice: Notice) -> None:
-        """Hand a notice over. Never blocks and never raises."""
-        try:
-            self._waiting.put_nowait(notice)
-        except queue.Full:
-            log.error("sink %s: too slow; dropped %s", self._name, notice)
-
-    def close(self, seconds: float = CLOSING) -> None:
-        """Wait at most `seconds` for the notices that were handed over."""
-        try:
-            self._waiting.put(None, timeout=seconds)
-            self._thread.join(seconds)
-        except queue.Full:
-            pass
-        if self._thread.is_alive():
-            log.error("sink %s: not done in %g s; what waited is lost", self._name, seconds)
-
-    def _run(self) -> None:
-        while (notice := self._waiting.get()) is not None:
-            try:
-                self._sink(notice)
-            except BaseException as error:  # a user's function may raise anything, SystemExit too
-                log.error("sink %s: failed (%s); lost: %s", self._name, error, notice)
-
-
 class Sinks:
     """A worker for each sink that the rules name."""
 
@@ -286,15 +247,23 @@ class Sinks:
         """
         # Each sink once, in order: several rules may share it.
         opened = {name: sink_of(name) for name in dict.fromkeys(names)}
-        self._workers = {name: Worker(named(name), sink) for name, sink in opened.items()}
+        self._workers = {
+            name: Worker(f"sink {named(name)}", sink, _loss(named(name)))
+            for name, sink in opened.items()
+        }
 
     def tell(self, notices: Iterable[Notice]) -> None:
         """Hand each notice to the sinks of its rule, and return at once."""
         for notice in notices:
             for name in notice.rule.sinks:
-                self._workers[name].tell(notice)
+                self._workers[name].put(notice)
 
     def close(self) -> None:
         """Wait a while for the notices under way."""
-        for worker in self._workers.values():
-            worker.close()
+        for name, worker in self._workers.items():
+            if not worker.close(CLOSING):
+                log.error("sink %s: not done in %g s; what waited is lost", named(name), CLOSING)
+
+
+def _loss(name: str) -> Callable[[Notice, object], None]:
+    return lambda notice, why: log.error("sink %s: failed (%s); lost: %s", name, why, notice)

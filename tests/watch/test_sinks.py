@@ -15,12 +15,13 @@ import time
 
 import pytest
 
+from nca_trader import machine
 from nca_trader.errors import ConfigError
 from nca_trader.paper.journal import Journal
 from nca_trader.watch import sinks as module
 from nca_trader.watch.alerts import Alerts, Rule, read_rules
 from nca_trader.watch.metrics import Watched
-from nca_trader.watch.sinks import Email, Sinks, Webhook, Worker, sink_of
+from nca_trader.watch.sinks import Email, Sinks, Webhook, sink_of
 from nca_trader.watch.sinks import Server as MailServer
 
 
@@ -150,17 +151,19 @@ def test_a_slow_sink_does_not_hold_up_the_caller(server):
 
 
 def test_a_full_queue_drops_with_a_word_and_an_end_that_hangs_is_left(caplog, monkeypatch):
-    monkeypatch.setattr(module, "WAITING", 1)
+    monkeypatch.setattr(machine, "WAITING", 1)
+    monkeypatch.setattr(module, "CLOSING", 0.05)
     gate = threading.Event()
-    worker = Worker("slow", lambda notice: gate.wait(30))
-    first, *_ = notices(rule())
-    for _ in range(4):
-        worker.tell(first)
-    worker.close(0.05)
+    monkeypatch.setattr(module, "sink_of", lambda name: lambda notice: gate.wait(30))
+    slow = rule("log")
+    first, *_ = notices(slow)
+    opened = Sinks(slow.sinks)
+    opened.tell([first] * 4)
+    opened.close()
     gate.set()
     said = [record.getMessage() for record in caplog.records]
-    assert sum("too slow; dropped" in line for line in said) in (2, 3)
-    assert said[-1] == "sink slow: not done in 0.05 s; what waited is lost"
+    assert sum("sink log: failed (too slow); lost" in line for line in said) in (2, 3)
+    assert said[-1] == "sink log: not done in 0.05 s; what waited is lost"
 
 
 def test_a_function_of_the_users_is_called_and_may_fail(tmp_path, monkeypatch, caplog):
@@ -245,16 +248,16 @@ def test_nothing_of_an_address_but_its_host_is_in_the_log(server, monkeypatch, c
     assert "secret" not in caplog.text
 
 
-def test_a_sink_that_ends_the_process_does_not_end_its_thread(caplog):
+def test_a_sink_that_ends_the_process_does_not_end_its_thread(caplog, monkeypatch):
     def leave(notice):
         raise SystemExit(1)
 
-    worker = Worker("leaving", leave)
-    first, *_ = notices(rule())
-    worker.tell(first)
-    worker.tell(first)
-    worker.close()
-    assert caplog.text.count("sink leaving: failed") == 2
+    monkeypatch.setattr(module, "sink_of", lambda name: leave)
+    opened = Sinks(["log"])
+    first, *_ = notices(rule("log"))
+    opened.tell([first, first])
+    opened.close()
+    assert caplog.text.count("sink log: failed") == 2
 
 
 class Mailbox:

@@ -1,0 +1,226 @@
+"""A tracker shows each row of metrics.jsonl, and training never waits for it or ends with it."""
+
+import dataclasses
+import json
+import struct
+import subprocess
+import sys
+import threading
+
+import pytest
+import tiny as experiment
+
+from nca_trader import ConfigError, train
+from nca_trader.cli import main
+from nca_trader.runs import trackers as module
+from nca_trader.runs.manifest import Run
+from nca_trader.runs.trackers import numbers_of, tracker_of
+
+LONGER = 4 * experiment.STEPS_PER_UPDATE
+
+
+def crc32c(data):
+    """The checksum of RFC 3720, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(data):
+    """As a TFRecord stores it."""
+    crc = crc32c(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def events_of(folder):
+    """Every event of a folder's files, in the order in which TensorBoard reads the files."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            body, end = data[12 : 12 + length], 12 + length
+            assert struct.unpack("<I", data[8:12])[0] == masked(data[:8])
+            assert struct.unpack("<I", data[end : end + 4])[0] == masked(body)
+            yield event_pb2.Event.FromString(body)
+            data = data[end + 4 :]
+
+
+def shown(folder):
+    """`{step: {tag: value}}` that TensorBoard shows: a start takes back its step and later ones."""
+    rows, texts = {}, []
+    for event in events_of(folder):
+        if event.HasField("session_log"):
+            rows = {step: row for step, row in rows.items() if step < event.step}
+        for value in event.summary.value:
+            if value.HasField("tensor"):
+                texts.append(value.tensor.string_val[0].decode())
+            else:
+                rows.setdefault(event.step, {})[value.tag] = value.simple_value
+    return rows, texts
+
+
+def assert_shows(rows, run):
+    expected = {row["steps"]: numbers_of(row) for row in run.metrics()}
+    assert rows.keys() == expected.keys() and len(rows) >= 2
+    for step, row in expected.items():
+        assert len(row) > 10
+        assert rows[step] == pytest.approx(row, rel=1e-6)  # TensorBoard has float32
+
+
+@pytest.fixture
+def bench(tiny, tmp_path):
+    """Trains the tiny agent for some steps into `runs/tracked` of a folder, with a tracker."""
+
+    def run(track, steps=2 * experiment.STEPS_PER_UPDATE, name="tracked", **options):
+        path = tmp_path / "runs" / name
+        return train(tiny.env, experiment.AGENT, path, steps=steps, track=track, **options)
+
+    return run
+
+
+def test_event_files_hold_every_row_and_the_configuration(bench, tmp_path):
+    pytest.importorskip("tensorboardX")
+    run = bench(f"tensorboard:{tmp_path / 'board'}")
+    rows, (text,) = shown(tmp_path / "board" / "tracked")
+    assert_shows(rows, run)
+    config = json.loads(text)
+    assert config["seed"] == 0 and config["agent"]["policy"]["channels"] == 4
+    assert config["env"]["features"] == ["return_1", "return_5"]
+
+
+def test_without_a_folder_they_lie_in_the_run(bench):
+    pytest.importorskip("tensorboardX")
+    run = bench("tensorboard")
+    assert_shows(shown(run.path / "tensorboard")[0], run)
+
+
+def test_a_resumed_run_goes_on_in_the_same_place_and_takes_back_what_it_lost(bench, tmp_path):
+    pytest.importorskip("tensorboardX")
+    board = tmp_path / "board" / "tracked"
+
+    def killed(row):
+        if row["update"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # the row of update 3 has no checkpoint
+        bench(f"tensorboard:{board.parent}", LONGER, report=killed)
+    assert sorted(shown(board)[0]) == [experiment.STEPS_PER_UPDATE * n for n in (1, 2, 3)]
+    run = bench(f"tensorboard:{board.parent}", LONGER)
+    rows, _ = shown(board)
+    assert len(list(board.iterdir())) == 2 and len(rows) == 4
+    assert_shows(rows, run)
+
+
+def test_rows_of_a_rollback_are_taken_back(tiny, tmp_path):
+    pytest.importorskip("tensorboardX")
+    tracker = tracker_of(f"tensorboard:{tmp_path / 'board'}")
+    tracker.start({}, tiny.run, 0)
+    for step, value in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0)):
+        tracker.log(step, {"x": value})
+    tracker.finish()
+    assert shown(tmp_path / "board" / "tiny")[0] == {1: {"x": 1.0}, 2: {"x": 20.0}}
+
+
+class Own:
+    """A tracker of a user that keeps what it is given, and fails or waits where it is told to."""
+
+    def __init__(self, fails=(), gate=None):
+        self.calls, self.fails, self.gate = [], fails, gate
+
+    def _take(self, name, *args):
+        if self.gate is not None:
+            self.gate.wait(60)
+        self.calls.append((name, *args))
+        if name in self.fails:
+            raise SystemExit(f"{name} fails")
+
+    def start(self, config, run, step):
+        self._take("start", config, run, step)
+
+    def log(self, step, metrics):
+        self._take("log", step, metrics)
+
+    def finish(self):
+        self._take("finish")
+
+
+def test_a_tracker_of_your_own_gets_three_calls_in_order(bench):
+    own = Own()
+    run = bench(own)
+    assert [call[0] for call in own.calls] == ["start", "log", "log", "finish"]
+    assert own.calls[0][2].path == run.path and own.calls[0][3] == 0
+    bench(own, LONGER)
+    assert own.calls[4][3] == own.calls[2][1] == run.metrics()[1]["steps"]
+
+
+def test_each_seed_has_its_own_line(tiny, tmp_path):
+    agent, own = dataclasses.replace(experiment.AGENT, num_seeds=2), Own()
+    run = train(tiny.env, agent, tmp_path / "two", steps=1, track=own)
+    metrics, row = own.calls[1][2], run.metrics()[0]
+    each = [metrics["reward/seed_0"], metrics["reward/seed_1"]]
+    assert each == row["seeds"]["reward"]
+    assert metrics["reward"] == pytest.approx(sum(each) / 2)
+
+
+@pytest.mark.parametrize("fails", [("start",), ("log",), ("start", "log", "finish")])
+def test_a_tracker_that_fails_is_one_warning(bench, caplog, fails):
+    run = bench(Own(fails))
+    assert len(run.metrics()) == 2
+    lines = [record.getMessage() for record in caplog.records if "tracker" in record.getMessage()]
+    assert len(lines) == 1 and f"the tracker Own failed ({fails[0]}: {fails[0]} fails)" in lines[0]
+
+
+def test_a_tracker_that_hangs_is_left_behind(bench, caplog, monkeypatch):
+    monkeypatch.setattr(module, "CLOSING", 0.05)
+    gate = threading.Event()
+    own = Own(gate=gate)
+    run = bench(own)  # comes back although not one call has
+    assert own.calls == [] and len(run.metrics()) == 2
+    assert caplog.text.count("the tracker Own failed (finish: not done in 0.05 s)") == 1
+    gate.set()
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("tensorbord:x", "did you mean 'tensorboard'"),
+        ("tensorboard:s3://mine/board", "lies on this machine's disk"),
+        ("tensorboard:{file}/below", "cannot be made"),
+        (object(), "has no start, log, finish"),
+    ],
+)
+def test_what_cannot_track_is_refused_before_training(bench, tmp_path, named, says):
+    (tmp_path / "file").write_text("")
+    if isinstance(named, str):
+        pytest.importorskip("tensorboardX")
+        named = named.format(file=tmp_path / "file")
+    with pytest.raises(ConfigError, match=says):
+        bench(named, name="refused")
+    assert not (tmp_path / "runs" / "refused").exists()
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    with pytest.raises(ConfigError, match=r"needs tensorboardX.*pip install tensorboardX"):
+        tracker_of("tensorboard")
+
+
+def test_the_command_tracks(tiny, tmp_path):
+    pytest.importorskip("tensorboardX")
+    there = tiny.copy(tmp_path / "there")
+    words = ["train", "--env", there.folder / "env.toml", "--agent", there.folder / "agent.toml"]
+    words += ["--data", there.data, "--run", tmp_path / "ran", "--quiet"]
+    assert main([*map(str, words), "--track", f"tensorboard:{tmp_path / 'board'}"]) == 0
+    assert_shows(shown(tmp_path / "board" / "ran")[0], Run(tmp_path / "ran"))
+
+
+def test_nothing_is_imported_that_is_not_named(root):
+    code = (
+        "import sys, nca_trader.cli, nca_trader.learner.train, nca_trader.runs.trackers;"
+        "sys.exit('tensorboardX' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
