@@ -7,7 +7,6 @@ that is slow or fails never delays or ends training. Its library is imported whe
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import math
@@ -68,14 +67,16 @@ class TensorBoard:
 
     def __init__(self, options: str = ""):
         try:
-            self._files: Any = importlib.import_module("tensorboardX.event_file_writer")
+            from tensorboardX import event_file_writer, summary  # pyright: ignore
+            from tensorboardX.proto import event_pb2  # pyright: ignore
         except ImportError:
             raise ConfigError(
                 f"{argument('track')} tensorboard needs tensorboardX, which is not installed; "
                 "pip install tensorboardX."
             ) from None
-        self._events: Any = importlib.import_module("tensorboardX.proto.event_pb2")
-        self._summaries: Any = importlib.import_module("tensorboardX.summary")
+        self._files: Any = event_file_writer
+        self._events: Any = event_pb2
+        self._summaries: Any = summary
         self._root = local(options, "what TensorBoard reads") if options else None
         if self._root is not None:
             try:

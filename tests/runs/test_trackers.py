@@ -204,7 +204,7 @@ def test_what_cannot_track_is_refused_before_training(bench, tmp_path, named, sa
 
 
 def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigError, match=r"needs tensorboardX.*pip install tensorboardX"):
         tracker_of("tensorboard")
 
