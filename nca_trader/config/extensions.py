@@ -7,18 +7,12 @@ it, and in the current folder.
 
 A config holds the name and never the object, so another process can load a run. `Registry` is a
 mapping of built-in names that also finds such names.
-
-`digest_of_files` tells whether the code is still the code that a run was trained with: a SHA-256 of
-the file of a name and of the user's own files that it imports. Nothing is imported for it.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import dataclasses
 import functools
-import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -28,13 +22,22 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any, NamedTuple, TypeVar
 
+from nca_trader.config.modules import (
+    Sources,
+    locate,
+    of_package,
+    of_python,
+    read_sources,
+    root_of,
+    write_sources,
+)
 from nca_trader.config.ranges import described, nearest
 from nca_trader.config.records import read_toml
-from nca_trader.errors import ConfigError, RunError, user_line
+from nca_trader.errors import ConfigError, user_line
 
 T = TypeVar("T")
 OWN = re.compile(
@@ -234,7 +237,7 @@ def module_of(module: str) -> types.ModuleType:
     """
     file = _own_file(module)
     if not module.endswith(".py"):
-        found = _imported(module, _root(module, file), lambda: importlib.import_module(module))
+        found = _imported(module, root_of(module, file), lambda: importlib.import_module(module))
         there = getattr(found, "__file__", None) or ""
         if os.path.isfile(there) and file.samefile(there):
             return found
@@ -242,10 +245,9 @@ def module_of(module: str) -> types.ModuleType:
             f"{module}: is {there or 'another module'}, and not {file}; rename the file, or write "
             f"{file}:name."
         )
-    path = pathlib.Path(module)
     # A name of its own, so that the file cannot take the place of an installed module.
-    loader = _FromSource(f"strategy_{path.stem}", str(path))
-    spec = importlib.util.spec_from_file_location(loader.name, path, loader=loader)
+    loader = _FromSource(f"strategy_{file.stem}", str(file))
+    spec = importlib.util.spec_from_file_location(loader.name, file, loader=loader)
     assert spec is not None
     found = importlib.util.module_from_spec(spec)
 
@@ -254,7 +256,7 @@ def module_of(module: str) -> types.ModuleType:
         loader.exec_module(found)
         return found
 
-    return _imported(module, str(path.resolve().parent), run)
+    return _imported(module, root_of(module, file), run)
 
 
 def refuse_foreign(text: str, kind: str) -> None:
@@ -286,7 +288,7 @@ def _refuse_reexport(module: str, text: str) -> None:
     """Refuse a member that its module has only imported from Python or an installed package."""
     _refuse_python(module, text)
     file = getattr(sys.modules.get(module), "__file__", None)
-    foreign = file is not None and _of_package(pathlib.Path(file).resolve())
+    foreign = file is not None and of_package(pathlib.Path(file).resolve())
     if foreign and module.partition(".")[0] not in {"nca_trader", *_extending()}:
         raise ConfigError(f"{text}: is of {module}, an installed package; name code of your own.")
 
@@ -302,11 +304,11 @@ def _own_file(module: str) -> pathlib.Path:
         _refuse_python(module, module)
     file = locate(module)
     full = file.resolve()
-    if _of_python(full):
+    if of_python(full):
         raise ConfigError(f"{module}: is a module of Python itself; name one of your own.")
     if full.is_relative_to(pathlib.Path(__file__).resolve().parents[1]):
         raise ConfigError(f"{module}: is of nca_trader; give the built-in name, or your own code.")
-    if _of_package(full) and top not in _extending():
+    if of_package(full) and top not in _extending():
         raise ConfigError(
             f"{module}: is of an installed package without an entry point for nca_trader; name a "
             "module of your own that imports what you need."
@@ -327,13 +329,6 @@ def _extending() -> set[str]:
     return {point.module.partition(".")[0] for point in _points()}
 
 
-def _root(module: str, file: pathlib.Path) -> str:
-    """Return the folder in which Python finds the first name of a module, or of a file."""
-    if module.endswith(".py"):
-        return str(file.resolve().parent)
-    return str(file.resolve().parents[module.count(".") + (file.name == "__init__.py")])
-
-
 class _FromSource(SourceFileLoader):
     """Loads a file of the user's own from its source: bytecode next to it may be of other code."""
 
@@ -352,20 +347,10 @@ class _OwnFinder:
         if spec is None or not isinstance(spec.loader, SourceFileLoader) or not spec.origin:
             return None
         file = pathlib.Path(spec.origin).resolve()
-        if _of_python(file) or _of_package(file):
+        if of_python(file) or of_package(file):
             return None
         spec.loader = _FromSource(name, spec.origin)
         return spec
-
-
-def _of_package(file: pathlib.Path) -> bool:
-    """Whether a file is of an installed package."""
-    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
-
-
-def _of_python(file: pathlib.Path) -> bool:
-    library = pathlib.Path(os.__file__).resolve().parent
-    return not _of_package(file) and file.is_relative_to(library)
 
 
 def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:
@@ -434,12 +419,37 @@ def name_of(value: Any, field: str) -> Any:
     if _given.setdefault(name, value) is not value:
         # Another object of the same name, e.g. of a cell that was run again: what was built from
         # the old one is void.
-        for forget in FORGET:
-            forget()
-        if (jax := sys.modules.get("jax")) is not None:  # this module is read without it
-            jax.clear_caches()
+        _forget()
     _given[name] = value
     return name
+
+
+def _forget() -> None:
+    for forget in FORGET:
+        forget()
+    if (jax := sys.modules.get("jax")) is not None:  # this module is read without it
+        jax.clear_caches()
+
+
+def sources_of(names: Iterable[str]) -> Sources:
+    """Return the files of the names of your own code, for a worker that does not have them.
+
+    Built-in names and those of installed packages are left out: they must be installed there.
+
+    Raises:
+      ConfigError: see `refuse_foreign`; or a file is not Python.
+    """
+    modules = {own.module for text in names if (own := parse_name(text)) is not None}
+    modules.discard("__main__")  # `load` says there that a prompt cannot be read
+    for module in modules:
+        _own_file(module)
+    return read_sources(sorted(modules))
+
+
+def receive(sources: Sources) -> None:
+    """Load names of own code from the files that the caller of this worker sent."""
+    if write_sources(sources):
+        _forget()
 
 
 def _global(value: Any) -> tuple[str, str]:
@@ -500,184 +510,3 @@ class Registry(Mapping[str, T]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Code:
-    """What a run records of a name of your own code.
-
-    Attributes:
-      kind: the group of its entry points, e.g. "features".
-      package: that installed it, with its version; "" for your own module or file.
-      files: see `digest_of_files`; "" where there is no source, as of a prompt.
-      sha256: what versions before 0.3 recorded, which this one cannot compare.
-    """
-
-    kind: str
-    package: str = ""
-    files: str | None = None
-    sha256: str | None = None
-
-
-def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
-    """Return what a run records of the names that are not built in; None where all are.
-
-    Args:
-      named: the kind of each name that a config holds.
-
-    Raises:
-      ConfigError: a module is missing.
-    """
-    found = {}
-    for text, kind in named.items():
-        if (origin := origin_of(kind, text)) is not None:
-            (module, _, _), package = origin
-            files = "" if module == "__main__" else digest_of_files(module)
-            found[text] = Code(kind=kind, package=package, files=files)
-    return found or None
-
-
-def refuse_uninstalled(codes: Mapping[str, Code] | None, where: str) -> None:
-    """Refuse a run that names an entry point of a package that is not installed.
-
-    Raises:
-      RunError: in one line, which package.
-    """
-    for text, code in (codes or {}).items():
-        if origin_of(code.kind, text) is None:
-            raise RunError(
-                f"{where}: {text} is of the package {code.package}, which is not installed; "
-                "install it."
-            )
-
-
-def refuse_changed(codes: Mapping[str, Code] | None, where: str) -> None:
-    """Refuse a run whose own code is missing or is no longer the same.
-
-    Args:
-      codes: that it recorded.
-      where: the run, for messages.
-
-    Raises:
-      RunError: in one line, which module is missing or was changed.
-    """
-    refuse_uninstalled(codes, where)
-    for text, code in (codes or {}).items():
-        origin = origin_of(code.kind, text)
-        assert origin is not None
-        (module, _, _), _ = origin
-        if module == "__main__" or code.files is None:
-            continue  # `load` finds it in the process that defined it, and else refuses it
-        try:
-            file = locate(module)
-            now = digest_of_files(module)
-        except ConfigError as error:
-            raise RunError(f"{where}: {text}: {error}") from None
-        if now != code.files:
-            raise RunError(
-                f"{where}: {text} was changed in {file} after the run was made, so it is other "
-                "code than the agent was trained with; restore it, or train again."
-            )
-
-
-def locate(module: str, within: Sequence[str] = ()) -> pathlib.Path:
-    """Return the file of a module, or of a path, without importing anything.
-
-    Args:
-      module: dotted, or the path of a .py file.
-      within: the folders to look into; none are the current one and those of Python.
-
-    Raises:
-      ConfigError: there is none.
-    """
-    if module.endswith(".py"):
-        if not os.path.isfile(module):
-            raise ConfigError(f"{module}: no such file; check the path.")
-        return pathlib.Path(module)
-    folders: Any = list(within) or [os.getcwd(), *sys.path]
-    name = ""
-    for part in module.split("."):
-        name = f"{name}.{part}".lstrip(".")
-        try:
-            spec = PathFinder.find_spec(name, folders)
-        except (KeyError, ImportError):  # below a package without a file of its own
-            spec = None
-        # Of a finder of its own, as editable installs have.
-        if spec is None and name == part and not within:
-            with contextlib.suppress(ValueError):
-                spec = importlib.util.find_spec(name)
-        # A module that was imported is found here, though its file may be gone.
-        if spec is None or (spec.origin and not os.path.exists(spec.origin)):
-            raise ConfigError(
-                f"no module named {name!r} here; install its package, or go to the folder that "
-                "holds it."
-            )
-        folders = spec.submodule_search_locations or []
-    if not spec.origin or not (spec.origin.endswith(".py") or within):
-        raise ConfigError(f"{module} has no source in Python; name a module that has.")
-    return pathlib.Path(spec.origin)
-
-
-def digest_of_files(module: str) -> str:
-    """Return the SHA-256 of a module's file and of the user's own files that it imports.
-
-    Args:
-      module: dotted, or the path of a .py file.
-
-    Raises:
-      ConfigError: there is no such module, or a file is not Python.
-    """
-    found: dict[pathlib.Path, str] = {}
-    todo = [(module, locate(module))]
-    while todo:
-        name, file = todo.pop()
-        if file in found:
-            continue
-        try:
-            content = file.read_bytes()
-            found[file] = hashlib.sha256(content).hexdigest()
-            # A compiled file imports nothing that could be read here.
-            tree = ast.parse(content, str(file)) if file.suffix == ".py" else ast.Module([], [])
-        except (OSError, SyntaxError, ValueError) as error:
-            raise ConfigError(f"{file}: cannot be read ({error}); repair it.") from None
-        todo += _parents(name)
-        for node in ast.walk(tree):
-            todo += _imports(node, file, name)
-    # Without names and folders: a project may move.
-    return hashlib.sha256(" ".join(sorted(found.values())).encode()).hexdigest()
-
-
-def _parents(module: str) -> Iterator[tuple[str, pathlib.Path]]:
-    """Yield the packages that importing a dotted module runs first."""
-    parts = [] if module.endswith(".py") else module.split(".")
-    for count in range(1, len(parts)):
-        with contextlib.suppress(ConfigError):  # without a file of its own
-            yield ".".join(parts[:count]), locate(".".join(parts[:count]))
-
-
-def _imports(node: ast.AST, file: pathlib.Path, module: str) -> Iterator[tuple[str, pathlib.Path]]:
-    """Yield each module of the same folder or package that a statement imports."""
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        base = node.module or ""
-        if node.level:  # relative to the package that the file is in
-            package = module.split(".")
-            package = package if file.name == "__init__.py" else package[:-1]
-            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [base])])
-        names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    else:
-        return
-    for name in names:
-        with contextlib.suppress(ConfigError):  # of another package, or no module
-            yield name, _neighbour(name, file, module)
-
-
-def _neighbour(name: str, file: pathlib.Path, module: str) -> pathlib.Path:
-    """Return the file of a module that belongs to the same package, or is in the same folder."""
-    top = name.partition(".")[0]
-    if not module.endswith(".py") and top == module.partition(".")[0]:
-        return locate(name)
-    if top in sys.stdlib_module_names:
-        raise ConfigError(f"{name}: is of Python.")
-    return locate(name, [_root(module, file)])

@@ -33,6 +33,7 @@ from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, tracked
+from nca_trader.runs.consent import own_names
 
 # What an agent observes of every market. All of it comes from bars up to the decision; the market's
 # own state is not part of it. The levels are measured from an average of 4,096 bars: measured from
@@ -384,8 +385,9 @@ def prove_markets(
             proofs.append(proof)
             say(str(proof))
 
+    code = [name for trial in prepared for name in own_names(trial.config, trial.agent)]
     with Progress(len(jobs), "prove", "runs") as shown:
-        run_jobs(_train_and_judge, jobs, workers=workers, done=gather)
+        run_jobs(_train_and_judge, jobs, workers=workers, done=gather, code=code)
     return proofs
 
 

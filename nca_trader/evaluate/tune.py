@@ -32,6 +32,7 @@ from nca_trader.machine import scratch, write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
+from nca_trader.runs.consent import own_names
 from nca_trader.runs.manifest import now
 from nca_trader.runs.parts import Parts
 from nca_trader.runs.trials import data_record, entry_of
@@ -221,12 +222,19 @@ def _search(
             Job(f"trial {asked[k].number}, seed {i}", (proposed[k], setup.seed + i))
             for k, i in pairs
         ]
+        agents = [load_agent(setup.agent, overrides) for overrides in proposed]
+        code = [name for agent in agents for name in own_names(setup.env, agent)]
         # Counted before they train, so that no trial is forgotten.
         for trial in asked:
             name = f"{root.name}-{trial.number}"
             trials.record(root.parent, entry_of("train", name, data, trials=seeds, time=now()))
         found = run_jobs(
-            _score, jobs, setup, workers=workers, done=lambda number, score: shown.update()
+            _score,
+            jobs,
+            setup,
+            workers=workers,
+            done=lambda number, score: shown.update(),
+            code=code,
         )
         for k, trial in enumerate(asked):
             each = found[k * seeds : (k + 1) * seeds]

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from nca_trader.config.env import SIZES
-from nca_trader.config.extensions import codes_of
 from nca_trader.config.records import plain
 from nca_trader.envs.account.state import Quote, Rules
 from nca_trader.errors import ConfigError, HaltError
@@ -38,6 +37,7 @@ from nca_trader.paper.risk import (
     said,
 )
 from nca_trader.paper.watches import Watches
+from nca_trader.runs.consent import codes_of
 from nca_trader.types import Bar
 
 TOLERANCE = 1e-9  # relative, between the account and the broker

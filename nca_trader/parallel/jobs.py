@@ -28,9 +28,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from nca_trader.config.extensions import receive, sources_of
 from nca_trader.errors import ConfigError, NcaTraderError, StoreError, argument, in_a_command
 from nca_trader.machine import safe_path
 
@@ -124,6 +125,7 @@ def run_jobs(
     *,
     workers: int | str | None = None,
     done: Callable[[int, T], None] = lambda number, result: None,
+    code: Iterable[str] = (),
 ) -> list[T]:
     """Call `function(shared, *job.arguments)` for every job.
 
@@ -137,12 +139,14 @@ def run_jobs(
       workers: see the head of this module.
       done: called here with a job's number and result as soon as it is there, in any order, e.g.
         to save it.
+      code: the names in configs of the jobs. A cluster is sent the files of those of own code.
 
     Returns:
       The results, in the order of the jobs.
 
     Raises:
-      ConfigError: `workers` is not valid, or a worker has another version of the package.
+      ConfigError: `workers` is not valid, or a worker has another version of the package; own
+        code for a cluster is missing, or is not the user's own.
       NcaTraderError: the first that a job raised, with the job's name. Other exceptions keep their
         type, and carry the name as a note.
       StoreError: the cluster cannot be reached.
@@ -156,7 +160,10 @@ def run_jobs(
     results: dict[int, T] = {}
     # One worker, or one job, gains nothing from a second process.
     alone = chosen == 1 or (isinstance(chosen, int) and len(jobs) < 2)
-    found = _here(function, jobs, shared) if alone else _elsewhere(function, jobs, shared, chosen)
+    if alone:
+        found = _here(function, jobs, shared)
+    else:
+        found = _elsewhere(function, jobs, shared, chosen, code)
     # Closed also where `done` raises or the user interrupts: then no worker is left running.
     with contextlib.closing(found):
         for number, result in found:
@@ -175,14 +182,21 @@ def _here(function: Callable[..., T], jobs: Sequence[Job], shared: Any) -> Answe
 
 
 def _elsewhere(
-    function: Callable[..., Any], jobs: Sequence[Job], shared: Any, chosen: int | Cluster
+    function: Callable[..., Any],
+    jobs: Sequence[Job],
+    shared: Any,
+    chosen: int | Cluster,
+    code: Iterable[str],
 ) -> Answers:
     """Send the function and the jobs as bytes; yield what comes back, in any order."""
     import cloudpickle
 
+    far = isinstance(chosen, Cluster)
     with _by_value():
-        names = NUMERIC if isinstance(chosen, Cluster) else (*NUMERIC, *LOCAL)
-        common = cloudpickle.dumps((function, shared, _settings(names), in_a_command()))
+        settings = _settings(NUMERIC if far else (*NUMERIC, *LOCAL))
+        # Processes of this machine find the files themselves.
+        sources = sources_of(code if far else ())
+        common = cloudpickle.dumps((function, shared, settings, in_a_command(), sources))
         packed = [cloudpickle.dumps(job.arguments) for job in jobs]
     labels = [job.name for job in jobs]
     if isinstance(chosen, Cluster):
@@ -256,7 +270,8 @@ def _unpacked(common: bytes) -> tuple[Any, Any, bool]:
     """Unpack once in each worker what all jobs share, and take over the caller's settings."""
     import cloudpickle
 
-    function, shared, settings, command = cloudpickle.loads(common)
+    function, shared, settings, command, sources = cloudpickle.loads(common)
+    receive(sources)
     if settings:
         import jax
 

@@ -10,6 +10,7 @@ time. A file that names no code of its own needs neither.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hmac
 import json
 import logging
@@ -20,14 +21,8 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.extensions import (
-    Code,
-    codes_of,
-    locate,
-    origin_of,
-    refuse_changed,
-    refuse_foreign,
-)
+from nca_trader.config.extensions import origin_of, refuse_foreign
+from nca_trader.config.modules import digest_of_files, locate
 from nca_trader.errors import ConfigError, RunError, argument, in_a_command, printable
 from nca_trader.machine import write_once
 from nca_trader.parallel import hosts
@@ -39,6 +34,84 @@ log = logging.getLogger("nca_trader.runs")
 # is read-only, or of a user without a home.
 _allowed: set[str] = set()
 _spare = secrets.token_bytes(KEY_BYTES)  # the key of such a user, for this process
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Code:
+    """What a run records of a name of your own code.
+
+    Attributes:
+      kind: the group of its entry points, e.g. "features".
+      package: that installed it, with its version; "" for your own module or file.
+      files: see `digest_of_files`; "" where there is no source, as of a prompt.
+      sha256: what versions before 0.3 recorded, which this one cannot compare.
+    """
+
+    kind: str
+    package: str = ""
+    files: str | None = None
+    sha256: str | None = None
+
+
+def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
+    """Return what a run records of the names that are not built in; None where all are.
+
+    Args:
+      named: the kind of each name that a config holds.
+
+    Raises:
+      ConfigError: a module is missing.
+    """
+    found = {}
+    for text, kind in named.items():
+        if (origin := origin_of(kind, text)) is not None:
+            (module, _, _), package = origin
+            files = "" if module == "__main__" else digest_of_files(module)
+            found[text] = Code(kind=kind, package=package, files=files)
+    return found or None
+
+
+def refuse_uninstalled(codes: Mapping[str, Code] | None, where: str) -> None:
+    """Refuse a run that names an entry point of a package that is not installed.
+
+    Raises:
+      RunError: in one line, which package.
+    """
+    for text, code in (codes or {}).items():
+        if origin_of(code.kind, text) is None:
+            raise RunError(
+                f"{where}: {text} is of the package {code.package}, which is not installed; "
+                "install it."
+            )
+
+
+def refuse_changed(codes: Mapping[str, Code] | None, where: str) -> None:
+    """Refuse a run whose own code is missing or is no longer the same.
+
+    Args:
+      codes: that it recorded.
+      where: the run, for messages.
+
+    Raises:
+      RunError: in one line, which module is missing or was changed.
+    """
+    refuse_uninstalled(codes, where)
+    for text, code in (codes or {}).items():
+        origin = origin_of(code.kind, text)
+        assert origin is not None
+        (module, _, _), _ = origin
+        if module == "__main__" or code.files is None:
+            continue  # `load` finds it in the process that defined it, and else refuses it
+        try:
+            file = locate(module)
+            now = digest_of_files(module)
+        except ConfigError as error:
+            raise RunError(f"{where}: {text}: {error}") from None
+        if now != code.files:
+            raise RunError(
+                f"{where}: {text} was changed in {file} after the run was made, so it is other "
+                "code than the agent was trained with; restore it, or train again."
+            )
 
 
 def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:

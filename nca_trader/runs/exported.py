@@ -33,12 +33,11 @@ from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.agent import MAX_AGENTS
-from nca_trader.config.extensions import refuse_uninstalled
 from nca_trader.config.records import plain, read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
-from nca_trader.runs.consent import admit, own_code, signed_with
+from nca_trader.runs.consent import admit, own_code, refuse_uninstalled, signed_with
 from nca_trader.runs.manifest import Manifest, Run, Selection, read_spec
 from nca_trader.runs.reference import Reference
 

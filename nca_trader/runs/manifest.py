@@ -39,7 +39,6 @@ from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, w
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.extensions import Code, refuse_uninstalled
 from nca_trader.config.records import (
     RESTORE,
     plain,
@@ -53,7 +52,7 @@ from nca_trader.envs.market import spec_of
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.consent import SIGNATURE, admit, own_code
+from nca_trader.runs.consent import SIGNATURE, Code, admit, own_code, refuse_uninstalled
 from nca_trader.runs.folder import CHECKED, Lines, read_rows
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference

@@ -12,7 +12,6 @@ import numpy as np
 
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.config import AgentConfig
-from nca_trader.config.extensions import codes_of
 from nca_trader.config.records import difference, plain, sealed
 from nca_trader.config.toml import to_toml
 from nca_trader.envs.trading import TradingEnv
@@ -20,7 +19,7 @@ from nca_trader.errors import ConfigError, RunError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.parallel import hosts
 from nca_trader.runs import trials
-from nca_trader.runs.consent import own_names
+from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.folder import check_shared, make_folder, training_in
 from nca_trader.runs.manifest import FORMAT, Run, RunManifest, commit, now, versions
 from nca_trader.runs.reference import FILE as REFERENCE_FILE

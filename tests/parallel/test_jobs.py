@@ -10,7 +10,11 @@ import time
 
 import numpy as np
 import pytest
+from drawn import random_bars
+from tiny import AGENT
 
+import nca_trader as nca
+from nca_trader.config.modules import digest_of_files
 from nca_trader.errors import BarError, ConfigError, StoreError
 from nca_trader.parallel import jobs
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
@@ -68,6 +72,81 @@ def test_results_come_in_order_and_bit_for_bit(workers):
         assert unpacked == (workers != 1) and promotion == "raise"
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert len({pid for pid, *_ in found}) <= 2
+
+
+def own_code_of(names, i):
+    from nca_trader.config.extensions import load
+    from nca_trader.config.modules import digest_of_files, locate
+
+    modules = [name.partition(":")[0] for name in names]
+    values = [load("features", name)(i) for name in names]
+    return values, [digest_of_files(m) for m in modules], [str(locate(m)) for m in modules]
+
+
+def test_workers_are_sent_the_files_of_own_code(cluster, tmp_path, monkeypatch):
+    """A module of a package, one of a folder, a script: none of them lies where a worker looks."""
+    files = {
+        "own_pack/__init__.py": "",
+        "own_pack/inner.py": "from . import base\ndef f(x):\n    return base.twice(x)\n",
+        "own_pack/base.py": "def twice(x):\n    return 2 * x\n",
+        "own_pack/unused.py": "raise SystemExit\n",
+        "own_one.py": "def add(by):\n    import own_late as o\n    return lambda x: o.f(x, by)\n",
+        "own_late.py": "def f(x, y):\n    return x + y\n",
+        "scripts/own two.py": "import own_three\ndef g(x):\n    return own_three.POWER ** x\n",
+        "scripts/own_three.py": "POWER = 3\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    names = ["own_pack.inner:f", "own_one:add(by=10)", "scripts/own two.py:g"]
+    asked = [Job(str(i), (i,)) for i in (2, 3)]
+
+    def found():
+        return run_jobs(own_code_of, asked, names, workers=cluster, code=[*names, "rsi"])
+
+    digests = [digest_of_files(name.partition(":")[0]) for name in names]
+    first = found()
+    assert [values for values, _, _ in first] == [[4, 12, 9], [6, 13, 27]]
+    for _, there, places in first:
+        assert there == digests
+        assert not any(place.startswith(str(tmp_path)) for place in places)
+    # Files that are changed afterwards, also one that is imported: workers live on.
+    (tmp_path / "own_pack/base.py").write_text("def twice(x):\n    return 20 * x\n")
+    (tmp_path / "scripts/own_three.py").write_text("POWER = 5\n")
+    assert [values for values, _, _ in found()] == [[40, 12, 25], [60, 13, 125]]
+    # Another script's module of the same name.
+    (tmp_path / "own_one.py").write_text("def add(by):\n    return lambda x: -by\n")
+    assert [values[1] for values, _, _ in found()] == [-10, -10]
+    with pytest.raises(ConfigError, match="no module named 'own_pack' here"):
+        run_jobs(own_code_of, asked, names, workers=cluster)  # nothing is left for other calls
+
+
+@pytest.mark.slow
+def test_a_walk_with_own_features_rewards_and_costs_is_the_same_on_a_cluster(
+    cluster, tmp_path, monkeypatch
+):
+    (tmp_path / "own_walk.py").write_text(
+        "from nca_trader.data.features import FEATURES\n"
+        "back = FEATURES['return_5']\n"
+        "def paid(config, spec, step):\n    return 2.0 * step.log_return\n"
+        "def fee(trade):\n    return 1e-3 + 1e-2 * abs(trade.traded)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    bars = random_bars(np.random.default_rng(4), 240, 1)
+    costs = nca.Costs(own=("own_walk.py:fee",))
+    env = nca.EnvConfig(features=("return_1", "own_walk:back"), reward="own_walk:paid", costs=costs)
+    spans = {"train": 160, "test": 40, "seeds": 1, "check": False}
+    here, far = (
+        nca.walk_forward(bars, AGENT, env=env, workers=w, **spans) for w in (None, cluster)
+    )
+    np.testing.assert_array_equal(far.result.equity, here.result.equity)
+    # Own costs of a rule, which has no environment.
+    rule = nca.rules.buy_and_hold()
+    here, far = (
+        nca.walk_forward(bars, rule, costs, workers=w, train=160, test=40) for w in (None, cluster)
+    )
+    np.testing.assert_array_equal(far.result.equity, here.result.equity)
 
 
 class Odd(Exception):

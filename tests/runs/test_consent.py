@@ -20,11 +20,11 @@ from conftest import ROOT
 import nca_trader as nca
 from nca_trader import ConfigError, RunError
 from nca_trader.cli import main
-from nca_trader.config.extensions import codes_of, load
+from nca_trader.config.extensions import load, receive, sources_of
 from nca_trader.config.records import plain, sealed, unsealed
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.runs import consent, trials
-from nca_trader.runs.consent import key_file
+from nca_trader.runs.consent import codes_of, key_file
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
 from nca_trader.runs.listing import compare_runs, runs_in
 from nca_trader.watch.dashboard.sight import Sight
@@ -144,6 +144,26 @@ NAMES = [
     "runs/plain/inside.py:run",
     "pathlib:Path(x='marker')",
 ]
+
+
+def test_code_that_a_caller_sent_is_no_consent_to_a_run_that_names_it(here):
+    """A worker holds the files of its caller; a stranger's run that names them stays refused."""
+    with pytest.raises(ConfigError, match="is code inside the run folder"):
+        sources_of(["runs/plain/inside.py:run"])
+    receive(sources_of(["evil:run", "evil.py:run"]))
+    try:
+        (here / "evil.py").rename(here / "moved")
+        for name in ("evil:run", "evil.py:run"):
+            run = here / "runs" / name.partition(":")[0]
+            shutil.copytree(here / "runs/plain", run)
+            forge_run(run, "env.toml", "", "reward", name)
+            with pytest.raises(RunError, match="own code that you have not signed"):
+                nca.Run(run)
+        assert not (here / "marker").exists()
+        load("rewards", "evil:run")  # which is found, where the caller's own config names it
+        assert (here / "marker").exists()
+    finally:
+        receive(sources_of([]))
 
 
 def scans(folder):

@@ -7,7 +7,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -55,10 +55,13 @@ from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials as trial_log
+from nca_trader.runs.consent import own_names
 from nca_trader.runs.manifest import Run, now
 from nca_trader.runs.parts import Parts
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
+
+T = TypeVar("T")
 
 
 def walk_forward(
@@ -317,7 +320,7 @@ class _Walk:
                 keep(todo[job].number, found)
                 shown.update()
 
-            run_jobs(fit_fold, jobs, self.setup, workers=self.workers, done=fitted)
+            self._run(fit_fold, jobs, fitted)
             if self.check:
                 self._refuse_leak(known, bool(todo))
         return [known[fold.number] for fold in self.setup.folds]
@@ -378,7 +381,12 @@ class _Walk:
                     each = [of_fold[i] for i in range(self.seeds)]
                     keep(fold.number, mean_of(self.setup, fold.number, each))
 
-            run_jobs(train_seed, jobs, self.setup, workers=self.workers, done=gather)
+            self._run(train_seed, jobs, gather)
+
+    def _run(self, job: Callable[..., T], jobs: list[Job], done: Callable[[int, T], None]) -> None:
+        env, code = self.setup.env, self.setup.costs.own or ()
+        names = own_names(env, self.setup.subject) if env else ()
+        run_jobs(job, jobs, self.setup, workers=self.workers, done=done, code=[*code, *names])
 
     def stitched(self, fitted: list[Fitted]) -> WalkForward:
         """Fill the decisions of all folds with one account, next to the baselines."""
