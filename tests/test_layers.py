@@ -37,8 +37,6 @@ MAY_IMPORT = {
     "paper": AGENTS | {"runs", "evaluate.metrics"},
     "scale": EVALUATE | {"learner"},
     "watch": FOUNDATION | {"runs", "paper"},
-    # It computes again what a session's agent saw, with the run's own features and policy.
-    "watch.dashboard": AGENTS | {"runs", "paper", "watch"},
     "cli": EVALUATE | {"learner", "paper", "scale", "watch"},
 }
 # Running code that came in a file: a bar file or a run folder may be a stranger's.

@@ -223,10 +223,8 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
     bars = given.get("file") if command == "data" else given.get("data")
     if given.get("what") == "fetch":  # a venue in place of a file
         bars = None
-    journals = {"halt": [given.get("journal")], "resume": [given.get("journal")]}
-    for journal in (journals | {"dashboard": given.get("journal") or []}).get(command, []):
-        if not pathlib.Path(str(journal)).is_file():
-            raise ConfigError(f"{journal}: there is no such journal; check the path.")
+    if command in ("halt", "resume") and not pathlib.Path(str(given.get("journal"))).is_file():
+        raise ConfigError(f"{given.get('journal')}: there is no such journal; check the path.")
     if command == "paper":
         from nca_trader.config.reading import replayed
 

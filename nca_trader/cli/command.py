@@ -41,7 +41,7 @@ COMMANDS = {
     "plan": ("scale", "compile a run for a TPU slice: does it fit, and what bounds it"),
     "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
-    "dashboard": ("watch", "show paper sessions and training runs on a page, live, with HALT"),
+    "dashboard": ("watch", "show paper sessions on a page, live, with HALT"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
     "bench": ("bench", "measure environment, policy, learner, sweeps and the paper loop"),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import pathlib
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -136,11 +135,9 @@ def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, An
 def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     many: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
-    runs = "run folders to show; also exported files, for what their sessions see"
-    parser.add_argument("--run", metavar="DIR", help=runs, **many)
     journals = "journals of paper sessions to show; they need not exist yet"
     parser.add_argument("--journal", metavar="FILE", help=journals, **many)
-    root = "show every run and journal of a folder, later ones too (runs, where nothing is given)"
+    root = "show every journal of a folder, later ones too (without --journal: .)"
     parser.add_argument("--root", metavar="DIR", help=root)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
     parser.add_argument("--port", type=int, default=8321, help="0 takes a free one (%(default)s)")
@@ -154,7 +151,7 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
     """Serve the page until the user asks to stop; return its address.
 
     Raises:
-      ConfigError: nothing to show, a path outside the root, or an address that is not allowed.
+      ConfigError: a path outside the root, or an address that is not allowed.
       StateError: the port is taken.
     """
     from nca_trader.errors import ConfigError
@@ -166,16 +163,11 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(
             "dashboard needs starlette and uvicorn; pip install starlette uvicorn."
         ) from None
-    root = args.root
-    if not (args.run or args.journal or root):
-        root = "runs" if pathlib.Path("runs").is_dir() else None
-        if root is None:
-            raise ConfigError("nothing to show; give --run DIR, --journal FILE or --root DIR.")
     # A file and not an option: options are seen by every user of the machine.
     token = read_token(args.token_file) if args.token_file else ""
     names = tuple(args.expose)
     access(args.host, args.port, names, token)  # refused before anything is opened
-    sources = Sources(args.run, args.journal, root)
+    sources = Sources(args.journal, args.root or (None if args.journal else "."))
     with contextlib.closing(sources), listen(args.host, args.port) as listener:
         # Read back, because port 0 lets the system choose.
         port = listener.getsockname()[1]
@@ -183,7 +175,7 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
         # A page is opened by a name that its own check of the Host header accepts.
         host = names[0] if names else "localhost" if args.host == "::1" else args.host
         address = f"http://{host}:{port}/"
-        print(f"{shown} sessions and runs at {address} (Ctrl-C ends the page alone)", flush=True)
+        print(f"{shown} sessions at {address} (Ctrl-C ends the page alone)", flush=True)
         with stop_on_signal("look") as stop:
             serve(make_app(sources, access(args.host, port, names, token)), listener)
     result = {"address": address, "shown": shown}

@@ -56,7 +56,7 @@ CASES = (
     ("config show", "give --env, --agent or both"),
     ("config show --agent nanno", "did you mean 'nano'?"),
     ("init bars.csv", "bars.csv"),
-    ("dashboard --journal nowhere.db", "nowhere.db"),
+    ("dashboard --root nowhere", "nowhere: there is no such folder"),
     ("demo --agent nanno", "did you mean 'nano'?"),
     ("demo --steps 0", "--steps 0 is not"),
     ("demo --resume nowhere", "nowhere: not a run folder"),

@@ -34,17 +34,13 @@ def write_day(journal, day, equity):
 
 @pytest.fixture
 def served(tmp_path):
-    """Two sessions and a run, served by another process: its address and the open journal."""
+    """Two sessions, served by another process: its address and their folder."""
     about = {"symbols": ["X"], "actions": "direction", "targets": [-0.5, 0.0, 0.5], "rules": {}}
     for name in ("one", "two"):
         with Journal(tmp_path / f"{name}.sqlite", lambda: 0) as journal:
             journal.record("r", "run_started", "", about, 0)
             for day in range(1, 40):
                 write_day(journal, day, 1.0 + 0.001 * day)
-    run = tmp_path / "trained"
-    run.mkdir()
-    (run / "run.json").write_text("{}")
-    (run / "metrics.jsonl").write_text('{"update": 1, "steps": 10, "reward": 0.5}\n')
     command = [sys.executable, "-m", "nca_trader", "dashboard", "--root", str(tmp_path)]
     with contextlib.ExitStack() as stack:
         process = stack.enter_context(
@@ -68,7 +64,7 @@ def page(served):
     assert said == []
 
 
-def test_a_person_switches_between_sessions_and_runs_by_clicks(served, page):
+def test_a_person_switches_between_sessions_by_clicks(served, page):
     page.goto(served[0])
     page.get_by_test_id("card-one.sqlite").click()
     sync_api.expect(page.locator("h1")).to_have_text("one.sqlite")
@@ -76,8 +72,6 @@ def test_a_person_switches_between_sessions_and_runs_by_clicks(served, page):
     page.get_by_test_id("nav").get_by_text("two.sqlite").click()
     sync_api.expect(page.locator("h1")).to_have_text("two.sqlite")
     sync_api.expect(page.locator("[data-chart=equity] canvas")).to_be_visible()
-    page.get_by_test_id("nav").get_by_text("trained").click()
-    sync_api.expect(page.locator("[data-chart=reward] canvas")).to_be_visible()
 
 
 def test_the_page_follows_a_session_without_a_reload(served, page):
@@ -113,7 +107,7 @@ def test_halt_is_two_clicks_and_shows_the_way_back(served, page):
 def test_no_page_is_wider_than_its_window(served, page, width, scheme):
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 900})
-    for path in ("", "s/one.sqlite", "s/trained"):
+    for path in ("", "s/one.sqlite"):
         page.goto(served[0] + path)
         page.wait_for_selector("body[data-live]")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

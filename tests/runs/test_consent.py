@@ -27,8 +27,7 @@ from nca_trader.runs import consent, trials
 from nca_trader.runs.consent import codes_of, key_file
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
 from nca_trader.runs.listing import compare_runs, runs_in
-from nca_trader.watch.dashboard.sight import Sight
-from nca_trader.watch.dashboard.sources import JournalSource
+from nca_trader.watch.dashboard.sources import Source
 
 # A module that leaves a marker when it is imported, and again when one of its members is called.
 EVIL = """
@@ -286,15 +285,6 @@ def test_what_a_run_says_of_its_bars_runs_no_code_and_calls_no_host(here, capsys
     assert not (here / "marker").exists()
 
 
-def test_what_a_session_saw_is_not_computed_with_own_code(here):
-    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
-    nca.Run("runs/plain", allow_code=True)  # signed, and still a page only looks
-    started = {"symbols": ["GSPC", "IXIC"], "params": ""}
-    with pytest.raises(RunError, match="evil:run, which is not loaded here"):
-        Sight("runs/plain", started)
-    assert not (here / "marker").exists()
-
-
 def test_python_itself_and_installed_packages_never_load(here):
     for name in ("os:system(command='touch marker')", "numpy:fromfile(file='x')", "nca_trader:f"):
         forge_run(here / "runs/plain", "env.toml", "", "reward", name)
@@ -485,7 +475,7 @@ def test_a_forged_journal_runs_no_code(here):
         paper.replace("good", "evil"),
     ):
         main(words.split())
-    source = JournalSource(here / "evil.db", "evil", lambda: [here / "runs/plain"], Now())
+    source = Source(here / "evil.db", "evil", Now())
     with contextlib.suppress(nca.NcaTraderError):
         source.view()
     assert not (here / "marker").exists() and "evil" not in sys.modules

@@ -9,7 +9,6 @@ import pytest
 from nca_trader.paper.journal import Event, Journal, read_events
 from nca_trader.watch.dashboard.book import Book
 from nca_trader.watch.dashboard.session import Vitals, session_view
-from nca_trader.watch.dashboard.training import training_view
 
 DAY = 86_400 * 10**9
 RUN = "0123456789abcdef"
@@ -64,7 +63,7 @@ def told(story, path, late=0):
         for kind, key, body, day in story:
             now[0] = day * DAY + late
             journal.record(RUN, kind, key, body, day * DAY)
-    book = Book(keeps_bars=True)
+    book = Book()
     book.add_all(read_events(path))
     return book
 
@@ -177,6 +176,7 @@ def test_latency_is_from_the_close_and_only_of_a_live_session(book, tmp_path):
     [
         ([], {"holder": "process 7"}, "Running"),
         ([], {}, "Gone"),
+        (None, {}, "Waiting"),
         ([("run_ended", "4", {}, 4)], {}, "Ended"),
         ([("run_ended", "4", {"stopped": True}, 4)], {}, "Stopped"),
         ([], {"holder": "process 7", "halt": "too hot (dashboard)"}, "Halt requested"),
@@ -191,7 +191,8 @@ def test_latency_is_from_the_close_and_only_of_a_live_session(book, tmp_path):
 )  # fmt: skip
 def test_the_state_is_one_word(more, vitals, word):
     book = Book()
-    for seq, (kind, key, body, day) in enumerate([*STORY, *more], 1):
+    story = [] if more is None else [*STORY, *more]
+    for seq, (kind, key, body, day) in enumerate(story, 1):
         book.add(Event(seq, RUN, day * DAY, day * DAY, kind, key, body))
     view = session_view(book, Vitals("/x/my j", now=0.0, **vitals))
     assert view["state"]["word"] == word
@@ -228,24 +229,6 @@ def test_ten_thousand_events_make_a_view_at_once():
     assert len(text) < 200_000
 
 
-def test_a_run_has_its_metrics_and_the_skipped_updates_of_all_seeds():
-    rows = [
-        {"update": i + 1, "steps": 100 * (i + 1), "reward": 0.1 * i, "skipped": 0.5,
-         "steps_per_s": 50.0, "loss": 1.0, "seeds": {"reward": [0.0, 0.2 * i], "skipped": [1, 0]}}
-        for i in range(3)
-    ]  # fmt: skip
-    view = training_view(rows, {}, Vitals("r", now=10.0, written=9.0, holder="process 3"))
-    assert view["state"]["word"] == "Training"
-    assert view["charts"]["skipped"]["lines"][0]["y"] == [1.0, 2.0, 3.0]
-    assert [line["label"] for line in view["charts"]["reward"]["lines"]] == [
-        "seed 0", "seed 1", "mean"
-    ]  # fmt: skip
-    stalled = training_view(rows, {}, Vitals("r", now=100.0, written=9.0, holder="process 3"))
-    assert stalled["state"]["word"] == "Stalled"
-    rows[-1]["loss"] = None
-    assert training_view(rows, {}, Vitals("r", 10.0, 9.0))["state"]["word"] == "Not finite"
-
-
 def test_an_account_of_sleeves_has_a_row_for_each(tmp_path):
     about = {"sleeves": {"trend": {"share": 0.6}, "hold": {"share": 0.4}}}
     books = {
@@ -266,13 +249,3 @@ def test_an_account_of_sleeves_has_a_row_for_each(tmp_path):
         texts(session_view(told(STORY, tmp_path / "b.db"), Vitals("b.db", now=DAY)), "sleeves")
         == []
     )
-
-
-@pytest.mark.parametrize(
-    ("features", "says"), [("a rule sees no features", "A rule"), ("", "Start")]
-)
-def test_where_heat_maps_are_missing_the_page_says_why(features, says):
-    book = Book()
-    body = {"sleeves": {"a": {"features": "a rule sees no features"}, "b": {"features": features}}}
-    book.add(Event(1, RUN, DAY, DAY, "watched", "1", body))
-    assert session_view(book, Vitals("j", 0.0))["sight"]["note"].startswith(says)

@@ -47,7 +47,6 @@ class Book:
       times, equity, hold, drawdown: at each snapshot; times in seconds. `hold` buys every asset
         with the same money when the session first may, and never trades again, at no cost.
       snapshot, decision: the newest bodies. decisions: by time. orders: by client id.
-      bars: (time in nanoseconds, body) of bars not yet taken, where `keeps_bars`.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
       turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
       drifts: the newest warning of each sleeve, kind and feature, `(ts_event, body)`.
@@ -57,7 +56,7 @@ class Book:
       live: whether the session's clock is a real one. seq: of the newest event.
     """
 
-    def __init__(self, keeps_bars: bool = False):
+    def __init__(self):
         self.counts: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.notices: Counter[str] = Counter()
@@ -70,12 +69,9 @@ class Book:
         self.drawdown: list[float] = []
         self.snapshot: dict[str, Any] = {}
         self.decision: dict[str, Any] = {}
-        self.ordered: list[float] = []  # targets in force before the newest decision
-        self._wanted: list[float] = []
         self.decisions: dict[int, dict[str, Any]] = {}
         self.verdicts: dict[int, list[dict[str, Any]]] = {}
         self.orders: dict[str, Order] = {}
-        self.bars: list[tuple[int, dict[str, Any]]] = []
         self.slippage: list[float] = []
         self.turnover: deque[float] = deque(maxlen=RECENT)
         self.drifts: dict[tuple[str, str, str], tuple[int, dict[str, Any]]] = {}
@@ -93,7 +89,6 @@ class Book:
         self.closes: dict[str, float] = {}
         self.sent_at: deque[int] = deque(maxlen=NEWEST)
         self.missing = 0
-        self._keeps_bars = keeps_bars
         self._gaps: deque[int] = deque(maxlen=GAPS)
         self._bought: dict[str, float] | None = None
         self._peak = 0.0
@@ -173,8 +168,6 @@ class Book:
             if late < spacing:
                 self.latencies.append(late)
         self.stale = False
-        if self._keeps_bars:
-            self.bars.append((event.ts_event, event.body))
 
     def _on_bar_rejected(self, event: Event) -> None:
         self.rejected[str(event.body.get("reason", event.body.get("code", "no reason")))] += 1
@@ -187,11 +180,6 @@ class Book:
 
     def _on_decision(self, event: Event) -> None:
         self.decision = event.body
-        found = numbers(event.body.get("target"))
-        self.ordered = self._wanted or [0.0] * len(found)
-        # NaN orders nothing, so the target before it stays in force.
-        pairs = zip(found, self.ordered, strict=False)
-        self._wanted = [new if math.isfinite(new) else old for new, old in pairs]
         self.decisions[event.ts_event] = event.body
         _keep_newest(self.decisions)
 

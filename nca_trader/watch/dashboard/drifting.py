@@ -60,17 +60,6 @@ def drift_table(book: Book) -> dict[str, Any]:
     return table(["Drift", "Now", "Last warning"], rows, note)
 
 
-def unseen(book: Book) -> str:
-    """Return what stands in place of heat maps where the page has no run."""
-    sleeves = book.watched.get("sleeves")
-    watched = list(sleeves.values()) if isinstance(sleeves, dict) else [book.watched]
-    # As the session's drift watch writes it.
-    rule = {"features": "a rule sees no features"}
-    if watched and all(isinstance(one, dict) and one.items() >= rule.items() for one in watched):
-        return "A rule sees no features."
-    return "Start the dashboard with the session's run to see what the agent sees."
-
-
 def _rows(book: Book, sleeve: str, now: dict[str, str], status: dict[str, Any]) -> list[list[Any]]:
     """Return the rows of the account, or of a sleeve; `status` says what is not watched and why."""
     rows = []

@@ -1,4 +1,4 @@
-"""The parts of a view model: cells, tables, charts and heat maps of JSON types, and their texts.
+"""The parts of a view model: cells, tables and charts of JSON types, and their texts.
 
 A template and a script place them without a decision of their own, so that all that a page says
 can be tested in Python.
@@ -144,10 +144,10 @@ def chart(
     """Return a line chart of at most `POINTS` points.
 
     Args:
-      x: rising, seconds since 1970 UTC or a count.
+      x: rising, seconds since 1970 UTC.
       lines: `(label, y, way)`; of several points that share a place, way "last" keeps the last,
         "low" the lowest and "high" the highest.
-      **how: `time` says whether x is a time; `percent` whether y is a share; `area` fills below.
+      **how: `percent` says whether y is a share; `area` fills below.
     """
     # Bars that share a point, rounded up.
     size = max(-(-len(x) // POINTS), 1)
@@ -163,15 +163,6 @@ def chart(
             values.append(float(f"{pick(part):.7g}") if part else None)
         kept.append({"label": label, "y": values})
     return {"x": [x[end - 1] for end in ends], "lines": kept, "per_point": size, **how}
-
-
-def heat(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], scale: float
-) -> dict[str, Any]:
-    """Return a heat map: `values[row][column]`, where +-`scale` has the strongest colour."""
-    # Three decimals: a colour has 256 steps, and a page of cells is sent every second.
-    rounded = [[round(v, 3) if math.isfinite(v) else None for v in line] for line in values]
-    return {"rows": list(rows), "columns": list(columns), "values": rounded, "scale": scale}
 
 
 def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:

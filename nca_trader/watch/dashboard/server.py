@@ -7,6 +7,7 @@ cookie. Only the HALT form writes anything, and only a halt file.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hmac
 import json
 import os
@@ -15,7 +16,7 @@ import secrets
 import socket
 import stat
 import urllib.parse
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import jinja2
@@ -35,7 +36,7 @@ from starlette.routing import Route
 
 from nca_trader.config.records import finite
 from nca_trader.errors import ConfigError, StateError, argument
-from nca_trader.watch.dashboard.sources import JournalSource, Source, Sources
+from nca_trader.watch.dashboard.sources import Source, Sources
 
 FOLDER = pathlib.Path(__file__).parent
 # Each file that is served, and its type: no name of a request reaches the disk.
@@ -220,15 +221,8 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
     def source_of(request: Request) -> Source:
         found = sources.get(request.path_params["name"])
         if found is None:
-            raise HTTPException(404, "There is no such session or run.")
+            raise HTTPException(404, "There is no such session.")
         return found
-
-    def asset_of(request: Request) -> str:
-        # It is a key of the cache of views, which a long one would fill.
-        return request.query_params.get("asset", "")[:64]
-
-    def model_of(source: Source, asset: str) -> dict[str, Any]:
-        return {**source.view(asset), "nav": nav(sources)}
 
     async def overview(request: Request) -> Response:
         # Reading journals blocks, and this loop serves every page.
@@ -237,31 +231,32 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
 
     async def detail(request: Request) -> Response:
         source = source_of(request)
-        model = await run_in_threadpool(model_of, source, asset_of(request))
-        return page(f"{source.kind}.html", model=model, source=source, asset=asset_of(request))
+        model = await run_in_threadpool(model_of, source, sources)
+        return page("session.html", model=model, source=source)
 
     async def stream(request: Request) -> Response:
         nonlocal streams
         # Each stream reads journals every second; a client that opens many must not stop others.
         if streams >= STREAMS:
             return PlainTextResponse("Too many pages are open.", 503)
-        make: Callable[[], dict[str, Any]]
+        make = functools.partial(overview_of, sources)
         if "name" in request.path_params:
-            source, asset = source_of(request), asset_of(request)
-            make = lambda: model_of(source, asset)  # noqa: E731
-        else:
-            make = lambda: overview_of(sources)  # noqa: E731
+            make = functools.partial(model_of, source_of(request), sources)
 
         async def events() -> AsyncIterator[str]:
             nonlocal streams
             streams += 1
-            last = ""
+            sent: dict[str, str] = {}
             try:
                 while not await request.is_disconnected():
-                    text = json.dumps(finite(await run_in_threadpool(make)), allow_nan=False)
+                    made = finite(await run_in_threadpool(make))
+                    texts = {name: json.dumps(part, allow_nan=False) for name, part in made.items()}
+                    # Only what changed: a chart of years does not change between two bars.
+                    new = {name: text for name, text in texts.items() if sent.get(name) != text}
+                    body = ", ".join(f'"{name}": {text}' for name, text in new.items())
                     # A comment keeps the connection and finds out that it is gone.
-                    yield f"data: {text}\n\n" if text != last else ": the same\n\n"
-                    last = text
+                    yield f"data: {{{body}}}\n\n" if new else ": the same\n\n"
+                    sent = texts
                     await asyncio.sleep(every)
             finally:
                 streams -= 1
@@ -270,8 +265,6 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
 
     async def halt(request: Request) -> Response:
         source = source_of(request)
-        if not isinstance(source, JournalSource):
-            raise HTTPException(404, "A training run has no orders to halt.")
         form = await form_of(request)
         await run_in_threadpool(source.halt, form.get("reason", ""))
         return RedirectResponse(f"/s/{source.name}", 303)
@@ -314,35 +307,34 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
 
 
 def nav(sources: Sources) -> list[dict[str, str]]:
-    """Return the name, label, kind and state of every source."""
+    """Return the name, label and state of every session."""
     return [
         {
             "name": source.name,
             "label": source.label,
-            "kind": source.kind,
             **{key: source.view()["state"][key] for key in ("word", "tone")},
         }
         for source in sources.all()
     ]
 
 
+def model_of(source: Source, sources: Sources) -> dict[str, Any]:
+    """Return the view model of the page of one session."""
+    return {**source.view(), "nav": nav(sources)}
+
+
 def overview_of(sources: Sources) -> dict[str, Any]:
-    """Return the view model of the page of all sources."""
-    cards = []
-    for source in sources.all():
-        view = source.view()
-        line = view["charts"].get("equity") or view["charts"].get("reward")
-        cards.append(
-            {
-                "name": source.name,
-                "label": source.label,
-                "kind": source.kind,
-                "state": view["state"],
-                "tiles": view["tiles"][:4],
-                "chart": line,
-            }
-        )
-    return {"kind": "overview", "cards": cards, "nav": nav(sources)}
+    """Return the view model of the page of all sessions."""
+    cards = [
+        {
+            "name": source.name,
+            "label": source.label,
+            "state": source.view()["state"],
+            "tiles": source.view()["tiles"][:4],
+        }
+        for source in sources.all()
+    ]
+    return {"cards": cards, "nav": nav(sources)}
 
 
 async def form_of(request: Request) -> dict[str, str]:

@@ -7,7 +7,7 @@ import shlex
 from typing import Any, NamedTuple
 
 from nca_trader.watch.dashboard.book import NANOSECONDS, Book, Order
-from nca_trader.watch.dashboard.drifting import drift_table, unseen
+from nca_trader.watch.dashboard.drifting import drift_table
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
     ago,
@@ -35,7 +35,7 @@ CLOSE_TO = 0.8  # of a limit: worth a look
 
 
 class Vitals(NamedTuple):
-    """What the machine says about a journal or a run.
+    """What the machine says about a journal.
 
     path: of it. now, written: seconds since 1970, of this look and of the last write. holder:
     the process that writes, "" if none does. halt: the text of the halt file, None without one.
@@ -52,16 +52,14 @@ class Vitals(NamedTuple):
     checked: str = ""
 
 
-def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None) -> dict[str, Any]:
+def session_view(book: Book, vitals: Vitals) -> dict[str, Any]:
     """Return the view model of a session.
 
     Args:
       book: what its journal said.
       vitals: of its file and its process.
-      sight: the heat maps, from `Sight.view`; None without a run.
     """
     return {
-        "kind": "paper",
         "path": vitals.path,
         "state": state_of(book, vitals),
         "tiles": _tiles(book),
@@ -78,7 +76,6 @@ def session_view(book: Book, vitals: Vitals, sight: dict[str, Any] | None = None
             "halts": _halts(book),
         },
         "halt": _halt(book, vitals),
-        "sight": sight or {"maps": [], "assets": [], "asset": "", "note": unseen(book)},
     }
 
 
@@ -97,7 +94,8 @@ def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
         waits = "the session stops before its next order" if vitals.holder else "no session runs"
         return _state("Halt requested", "bad", f"{vitals.halt or 'no reason given'}; {waits}")
     if not book.seq:
-        return _state("Waiting", "idle", "the journal has no event yet")
+        there = "the journal has no event yet" if vitals.holder else "there is no journal yet"
+        return _state("Waiting", "idle", there)
     if not vitals.holder:
         if book.stopped:
             return _state("Stopped", "idle", f"the same command continues the session; {written}")
@@ -182,12 +180,10 @@ def _charts(book: Book) -> dict[str, Any]:
         "equity": chart(
             book.times,
             [("session", book.equity, "last"), ("buy and hold", book.hold, "last")],
-            time=True,
         ),
         "drawdown": chart(
             book.times,
             [("below its peak", book.drawdown, "low")],
-            time=True,
             percent=True,
             area=True,
         ),

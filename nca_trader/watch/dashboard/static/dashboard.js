@@ -85,13 +85,8 @@
   const plots = new Map();
   const percent = (u, values) => values.map((v) => `${(100 * v).toFixed(Math.abs(v) < 0.1 ? 1 : 0)}%`);
   const dated = (u, s) => (s === null ? "" : new Date(1000 * s).toISOString().slice(0, 16).replace("T", " ").replace(" 00:00", ""));
-  function strokes(count) {
-    const two = [colour("--agent"), colour("--other")];
-    if (count <= 2) return two;
-    return Array(count - 1).fill(colour("--seed")).concat(two[0]);
-  }
   function draw(box, made) {
-    const colours = strokes(made.lines.length);
+    const colours = [colour("--agent"), colour("--other")];
     const write = (u, v) => (v === null || v === undefined ? "–" : made.percent ? `${(100 * v).toFixed(2)}%` : String(Number(v.toPrecision(5))));
     const axis = { stroke: colour("--muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const y = { ...axis, size: 54 };
@@ -101,11 +96,10 @@
       width: Math.max(box.clientWidth, 200),
       height: Math.max(box.clientHeight - 30, 90),
       tzDate: (ts) => uPlot.tzDate(new Date(1e3 * ts), "Etc/UTC"),
-      scales: { x: { time: made.time } },
       series: [
-        { label: made.time ? "time" : "update", value: made.time ? dated : (u, v) => (v === null ? "" : String(v)) },
+        { label: "time", value: dated },
         ...made.lines.map((line, i) => ({
-          label: line.label, stroke: colours[i], width: i === 1 && made.time ? 1.25 : 1.6, value: write,
+          label: line.label, stroke: colours[i], width: i === 1 ? 1.25 : 1.6, value: write,
           points: { show: made.x.length < 2 }, fill: made.area ? `rgba(${colour("--fall")}, .18)` : undefined,
         })),
       ],
@@ -115,74 +109,18 @@
     }, [made.x, ...made.lines.map((line) => line.y)], box);
   }
   function chart(key, made) {
-    const box = one(`[data-chart="${key}"]`);
-    if (!box) return;
-    const known = plots.get(key);
-    if (!made.x.length) return;
-    if (known && known.count === made.lines.length) {
+    const box = one(`[data-chart="${key}"]`), known = plots.get(key);
+    if (!made.x.length || !changed(`chart ${key}`, made)) return;
+    if (known) {
       known.made = made;
-      if (changed(`chart ${key}`, made)) known.plot.setData([made.x, ...made.lines.map((line) => line.y)]);
-      return;
-    }
-    if (known) known.plot.destroy();
-    changed(`chart ${key}`, made);
-    plots.set(key, { box, made, count: made.lines.length, plot: draw(box, made) });
+      known.plot.setData([made.x, ...made.lines.map((line) => line.y)]);
+    } else plots.set(key, { box, made, plot: draw(box, made) });
   }
   new ResizeObserver(() => {
     for (const { box, plot } of plots.values()) {
       if (box.clientWidth && box.clientWidth !== plot.width) plot.setSize({ width: box.clientWidth, height: plot.height });
     }
   }).observe(main);
-
-  // Heat maps.
-  let sight = null;
-  function map(made) {
-    const box = make("div", made.rows.length > 20 ? "map dense" : "map"), body = make("div", "body");
-    const list = make("ul"), canvas = make("canvas"), said = make("p", "said");
-    const height = made.rows.length > 20 ? 8 : 16;
-    box.dataset.testid = `map-${made.key}`;
-    list.append(...made.rows.map((name) => make("li", "", name)));
-    canvas.width = made.columns.length;
-    canvas.height = made.rows.length;
-    canvas.style.height = `${height * made.rows.length}px`;
-    canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `${made.label}: ${made.rows.length} rows over ${made.columns.length} bars`);
-    const pen = canvas.getContext("2d"), rise = colour("--rise"), fall = colour("--fall");
-    made.values.forEach((row, r) => row.forEach((value, c) => {
-      if (value === null) return;
-      const strength = Math.min(Math.abs(value) / made.scale, 1);
-      pen.fillStyle = `rgba(${value > 0 ? rise : fall}, ${strength})`;
-      pen.fillRect(c, r, 1, 1);
-    }));
-    const span = `${made.columns[0]} to ${made.columns[made.columns.length - 1]}; strongest colour at ±${made.scale}`;
-    said.textContent = span;
-    canvas.addEventListener("pointermove", (event) => {
-      const at = canvas.getBoundingClientRect();
-      const c = Math.floor((event.clientX - at.left) / at.width * canvas.width);
-      const r = Math.floor((event.clientY - at.top) / at.height * canvas.height);
-      const row = made.values[r];
-      if (row && row[c] !== undefined) said.textContent = `${made.rows[r]}, ${made.columns[c]}: ${row[c]}`;
-    });
-    canvas.addEventListener("pointerleave", () => { said.textContent = span; });
-    body.append(list, canvas);
-    box.append(make("h3", "", made.label), body, said);
-    return box;
-  }
-  function see(made) {
-    sight = made;
-    put(one("[data-sight-note]"), made.note);
-    const pick = one("[data-asset]");
-    if (changed("assets", [made.assets, made.asset])) {
-      pick.replaceChildren(...made.assets.map((name) => {
-        const option = make("option", "", name);
-        option.value = name;
-        option.selected = name === made.asset;
-        return option;
-      }));
-      one("[data-pick]").hidden = made.assets.length < 2;
-    }
-    if (changed("maps", made.maps)) one("[data-maps]").replaceChildren(...made.maps.map(map));
-  }
 
   function halt(made) {
     one(".halt").hidden = made.on;
@@ -201,16 +139,15 @@
     }
   }
 
+  // An event holds the parts that changed since the one before.
   function show(model) {
-    nav(model.nav);
-    if (model.kind === "overview") return cards(model.cards);
-    state(model.state);
-    tiles(model.tiles, main);
-    for (const [key, made] of Object.entries(model.tables)) table(key, made);
-    // A metric that appears later needs its own place on the page.
-    if (Object.keys(model.charts).some((key) => !one(`[data-chart="${key}"]`))) return location.reload();
-    for (const [key, made] of Object.entries(model.charts)) chart(key, made);
-    if (model.kind === "paper") { halt(model.halt); see(model.sight); }
+    if (model.nav) nav(model.nav);
+    if (model.cards) cards(model.cards);
+    if (model.state) state(model.state);
+    if (model.tiles) tiles(model.tiles, main);
+    for (const [key, made] of Object.entries(model.tables || {})) table(key, made);
+    for (const [key, made] of Object.entries(model.charts || {})) chart(key, made);
+    if (model.halt) halt(model.halt);
   }
 
   let source = null;
@@ -231,12 +168,6 @@
   window.addEventListener("pagehide", () => { if (source) source.close(); source = null; });
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const known of plots.values()) { known.plot.destroy(); known.plot = draw(known.box, known.made); }
-    if (sight) { shown.delete("maps"); see(sight); }
-  });
-  const pick = one("[data-asset]");
-  if (pick) pick.addEventListener("change", () => {
-    main.dataset.events = main.dataset.events.replace(/asset=.*/, `asset=${encodeURIComponent(pick.value)}`);
-    open();
   });
   open();
 })();
