@@ -211,5 +211,7 @@ def _update_flops(policy: Any, learn: Any) -> float:
     present = jax.ShapeDtypeStruct(shape, jnp.bool_)
     params = jax.eval_shape(policy.init, jax.random.key(0))
     encode = functools.partial(policy.encode, halo=policy.receptive_field - 1)
-    cost: Any = jax.jit(encode).lower(params, x, present).cost_analysis()
+    # Plugins, as that for CUDA, count nothing before they compile.
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        cost: Any = jax.jit(encode).lower(params, x, present).cost_analysis()
     return float(cost["flops"]) * (1 + 3 * learn.num_epochs)
