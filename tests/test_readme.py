@@ -38,7 +38,7 @@ def commands(page):
     typed = [re.sub(r"^(?!\$ |  ).*$", "", b, flags=re.M) for b in blocks(text, "console")]
     for block in [*blocks(text, "sh"), *typed]:
         for line in block.replace("\\\n", " ").splitlines():
-            # A command for another host stands in quotes, and `supervise` starts a second one.
+            # A command for another host stands in quotes.
             given = shlex.split(line, comments=True)
             nested = [shlex.split(word) if "nca-trader " in word else [word] for word in given]
             words = [word for part in nested for word in part]

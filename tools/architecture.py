@@ -29,7 +29,7 @@ ABOUT = {
     "evaluate": "backtest, report, prove",
     "learner": "update, algorithms, train",
     "runs": "manifest, checkpoints, trackers",
-    "parallel": "mesh, hosts, supervisor",
+    "parallel": "mesh, hosts, jobs",
     "agents": "NCA, policies, rules",
     "envs": "account, environment",
     "data": "reading, features, synthetic",

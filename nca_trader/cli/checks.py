@@ -96,8 +96,7 @@ def check(args: argparse.Namespace) -> None:
         from nca_trader.scale.chips import slice_of
 
         slice_of(given["topology"])
-    # Only `train` joins several processes; `processes` of `supervise` is another option.
-    if args.command == "train":
+    if args.command == "train":  # the only one that joins several processes
         from nca_trader.parallel import processes
 
         if (peers := processes.options(args)) is not None:

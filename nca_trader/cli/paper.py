@@ -170,13 +170,11 @@ def run_resume(args: argparse.Namespace) -> dict[str, Any]:
 def add_journal_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     walk = (
-        "verify: walk the hash chain; exit 4 names the first damage. salvage: copy what holds to "
-        "--out. replay: trade its bars again with --run, --strategy or --sleeves, and compare bit "
-        "for bit"
+        "verify: walk the hash chain; exit 4 names the first damage. replay: trade its bars again "
+        "with --run, --strategy or --sleeves, and compare bit for bit"
     )
-    parser.add_argument("action", choices=("verify", "salvage", "replay"), help=walk)
+    parser.add_argument("action", choices=("verify", "replay"), help=walk)
     parser.add_argument("file", metavar="FILE", help="the journal")
-    parser.add_argument("--out", metavar="FILE", help="salvage: the new journal")
     what = "replay: the run folder or exported file that traded"
     add_subject(parser, what, required=False, sleeves=True)
     add_options(
@@ -191,7 +189,7 @@ def add_journal_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_journal(args: argparse.Namespace) -> dict[str, Any]:
-    """Verify, salvage or replay the journal.
+    """Verify or replay the journal.
 
     Raises:
       StateError: it is damaged.
@@ -201,21 +199,12 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.paper.journal import verify
 
     subject = args.run_dir or args.strategy or args.sleeves
-    for option, given, action in (
-        ("--out", args.out, "salvage"),
-        ("--run, --strategy or --sleeves", subject, "replay"),
-    ):
-        if bool(given) != (args.action == action):
-            said = "has no effect there; leave it out" if given else f"is needed: give {option}"
-            raise ConfigError(f"journal {args.action}: {option} {said}.")
-    if args.action == "salvage":
-        from nca_trader.paper.salvage import salvage
-
-        found = salvage(args.file, args.out)
-        print(f"{args.out}: {found.sentence}")
-        return found._asdict() | {"events": found.head.seq, "head": found.head.hash}
+    if bool(subject) != (args.action == "replay"):
+        option = "--run, --strategy or --sleeves"
+        said = "has no effect there; leave it out" if subject else f"is needed: give {option}"
+        raise ConfigError(f"journal {args.action}: {option} {said}.")
     if args.action == "replay":
-        from nca_trader.paper.salvage import rebuild
+        from nca_trader.paper.rebuild import rebuild
 
         what, options = _subject_and_options(args)
         rebuilt = rebuild(args.file, what, **options)

@@ -1,13 +1,11 @@
-"""`nca-trader train` trains an agent; `nca-trader supervise` restarts a command that dies."""
+"""`nca-trader train` trains an agent into a run folder."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
-import shutil
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -304,46 +302,3 @@ class Watch:
             self._tracing = False
             jax.profiler.stop_trace()
             print(f"profile of the updates after the first: {self._args.run_dir}/profile")
-
-
-def add_supervise_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    for name, kind, metavar, default, text in (
-        ("restarts", int, "N", 10, "in a row, at most (default 10)"),
-        ("backoff", float, "SECONDS", 1.0, "before the first restart; doubles, to 60 (default 1)"),
-        ("processes", int, "N", None, "start N processes on this machine, which train as one"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, metavar=metavar, default=default, help=text)
-    parser.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="e.g. nca-trader train ..."
-    )
-
-
-def run_supervise(args: argparse.Namespace) -> dict[str, Any]:
-    """Supervise; end with the command's own exit code.
-
-    Raises:
-      ConfigError: no command, or numbers out of range.
-      CheckFailed: it died too often.
-    """
-    from nca_trader.parallel.processes import Supervisor
-
-    # The remainder of argparse may begin with the `--` itself.
-    words = args.words[1:] if args.words[:1] == ["--"] else args.words
-    if not words:
-        raise ConfigError("give a command after --, e.g. supervise -- nca-trader train ...")
-    # `nca-trader` is this installation's, also where its scripts are not on the PATH.
-    if words[0] != "nca-trader" and shutil.which(words[0]) is None:
-        raise ConfigError(f"{words[0]}: is not a command here; check its name or path.")
-    processes = 1 if args.processes is None else args.processes
-    if args.restarts < 0 or args.backoff < 0 or processes < 1:
-        raise ConfigError(
-            f"--restarts {args.restarts}, --backoff {args.backoff}, --processes "
-            f"{processes}: give 0 or more of the first two, and at least 1 process."
-        )
-    code = Supervisor(
-        words, restarts=args.restarts, backoff=args.backoff, processes=args.processes
-    ).run()
-    if code:
-        sys.exit(code)  # the command has printed the reason
-    return {"command": words, "code": code}

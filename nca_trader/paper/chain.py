@@ -36,19 +36,9 @@ SCHEMA = (
     "hash BLOB NOT NULL, UNIQUE(series, key)) STRICT",
 )
 ROWS = (
-    "SELECT seq, run, ts_event, ts_recv, kind, key, body, NULL, hash "
+    "SELECT seq, run, ts_event, ts_recv, kind, key, body, hash "
     "FROM event LEFT JOIN series ON id = series"
 )
-# Journals of an earlier format, which are read and verified but not continued.
-OLD_SCHEMA = (
-    "CREATE TABLE event(\n"
-    "  seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, "
-    "ts_recv INTEGER NOT NULL,\n"
-    "  kind TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL,\n"
-    "  prev_hash TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE(run, kind, key)) STRICT\n",
-)
-OLD_ROWS = "SELECT seq, run, ts_event, ts_recv, kind, key, body, prev_hash, hash FROM event"
-OLD_AHEAD = 512  # rows of one commit: at most 255 deferred ones and those of a bar
 
 
 class Event(NamedTuple):
@@ -66,15 +56,12 @@ class Event(NamedTuple):
 class Examined(NamedTuple):
     """What an examination found.
 
-    head: the last event up to which the chain holds and the head file does not contradict it.
-    rows: in the table, or by the head file if that says more. fault: what is wrong and the remedy,
-    "" where nothing is. old: whether the tables are those of an earlier version.
+    head: the last event up to which the chain holds. fault: what is wrong and the remedy, "" where
+    nothing is.
     """
 
     head: Head
-    rows: int
     fault: str
-    old: bool = False
 
 
 def _as_string(value: Any) -> str:
@@ -134,20 +121,18 @@ def connect_reader(path: Path) -> sqlite3.Connection:
 
 def refuse_other_tables(path: Path, db: sqlite3.Connection) -> None:
     """Raise StateError where the database holds anything but a journal's tables."""
-    if fault := _schema_fault(db)[1]:
+    if fault := _schema(db)[1]:
         raise StateError(f"{path}: {fault}")
 
 
 def events_of(db: sqlite3.Connection, kind: str | None = None, after: int = 0) -> Iterator[Event]:
     """Yield the events above seq `after`, of one kind or of all."""
-    old, _ = _schema_fault(db)
-    if old is None:  # killed before its tables were made
+    if not _schema(db)[0]:  # killed before its tables were made
         return
-    rows = OLD_ROWS if old else ROWS
     # The plus keeps SQLite from an index by kind, whose rows would need a sort by seq.
     where, values = ("", (after,)) if kind is None else (" AND +kind = ?", (after, kind))
-    for row in db.execute(f"{rows} WHERE seq > ?{where} ORDER BY seq", values):
-        seq, run, ts_event, ts_recv, name, key, text, *_ = row
+    for row in db.execute(f"{ROWS} WHERE seq > ?{where} ORDER BY seq", values):
+        seq, run, ts_event, ts_recv, name, key, text, _ = row
         body = record(dict[str, Any], read_json(text, f"journal seq {seq}"), f"journal seq {seq}")
         yield Event(seq, run, ts_event, ts_recv, name, key, body)
 
@@ -175,122 +160,107 @@ def refuse_fault(path: Path, found: Examined) -> None:
 
 
 def _examine(path: Path, db: sqlite3.Connection, mark: Mark | None) -> Examined:
-    old, fault = _schema_fault(db)
-    if old is None and fault:
-        return Examined(Head(0, GENESIS), 0, fault)
+    made, fault = _schema(db)
+    if not made and fault:
+        return Examined(Head(0, GENESIS), fault)
     with contextlib.suppress(sqlite3.DatabaseError):  # said below, with the seq
         # The whole check: an index that misses a row would let an event be recorded twice.
         checked = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if checked != "ok":
             fault = fault or _DAMAGED.format(f" (SQLite: {checked})")
     done = None if mark is None else mark.done
-    head, passed, why = Head(0, GENESIS), {0: GENESIS}, ""
+    head, passed, damaged, why = Head(0, GENESIS), {0: GENESIS}, False, ""
     rows: Iterable = ()  # killed before its tables were made
-    if old is not None:
-        rows = db.execute(f"{OLD_ROWS if old else ROWS} ORDER BY seq")
+    if made:
+        rows = db.execute(f"{ROWS} ORDER BY seq")
     # The only two ends that the head file knows; other hashes need not be kept.
-    wanted = set() if mark is None else {mark.done.seq, mark.after.seq if mark.after else 0}
+    wanted = set() if mark is None else {mark.done.seq, mark.after.seq}
     # The fields of a walk's row, bound once: this loop is all of a verification's time.
     encode, sha256 = _encode, hashlib.sha256
     try:
         count, link = 0, GENESIS
-        for seq, *fields, prev, stored in rows:
-            text = encode([link, seq, *fields])
-            found = sha256(text.encode())
-            kept = stored == (found.hexdigest() if old else found.digest())
-            if seq != count + 1 or not kept or (old and prev != link):
-                why = " "
+        for seq, *fields, stored in rows:
+            found = sha256(encode([link, seq, *fields]).encode())
+            if seq != count + 1 or stored != found.digest():
+                damaged = True
                 break
             count, link = seq, found.hexdigest()
             if seq in wanted:
                 passed[seq] = link
         head = Head(count, link)
     except (sqlite3.Error, ValueError, TypeError) as error:
-        head, why = Head(count, link), f" ({error})"
-    total = max(head.seq, 0 if done is None else done.seq)
-    with contextlib.suppress(sqlite3.Error):
-        total = max(total, db.execute("SELECT count(*) FROM event").fetchone()[0])
+        head, damaged, why = Head(count, link), True, f" ({error})"
     if done is not None and done.seq in passed and passed[done.seq] != done.hash:
         # A chain that was written again from its start holds in itself; only this shows it.
         fault = (
             f"damaged at seq {done.seq}: the head file has another hash for it; the journal or its "
             "head file was exchanged: restore both from a copy."
         )
-        return Examined(Head(0, GENESIS), total, fault, bool(old))
-    if why:
+    elif damaged:
         fault = (
-            f"damaged at seq {head.seq + 1}: the hash chain does not hold there{why.rstrip()}; "
-            f"{_RESTORE}"
+            f"damaged at seq {head.seq + 1}: the hash chain does not hold there{why}; {_RESTORE}"
         )
     elif done is None and head.seq > 0:
         fault = (
             f"holds {head.seq} events and its head file {path.name}.head is missing or empty, so a "
-            f"lost end would not show; restore the head file from a copy, {_OR_SALVAGE}"
+            "lost end would not show; restore the head file from a copy, or name another journal."
         )
     elif done is not None and done.seq > head.seq:
         fault = (
             f"ends at seq {head.seq} and its head file says {done.seq}: seq {head.seq + 1} is "
             "lost; restore the journal and its -wal file from a copy, or name another journal."
         )
-    elif mark is not None and not _allowed(head, mark):
+    elif mark is not None and head not in (mark.done, mark.after):
         # Of the commit under way all rows are there or none.
-        ends = [end for end in (mark.after, mark.done) if end and passed.get(end.seq) == end.hash]
+        ends = [end for end in (mark.after, mark.done) if passed.get(end.seq) == end.hash]
         fault = (
             f"has {head.seq - ends[0].seq} rows after seq {ends[0].seq} that no commit wrote: its "
             f"head file ends there; {_RESTORE}"
         )
-        head = ends[0]
-    if old is False and not fault:
+    if made and not fault:
         unused = db.execute(
             "SELECT count(*) FROM series WHERE id NOT IN (SELECT series FROM event)"
         )
         if spare := unused.fetchone()[0]:
             fault = f"has {spare} rows of run and kind that no event is of; {_RESTORE}"
-    return Examined(head, total, fault, bool(old))
+    return Examined(head, fault)
 
 
-_OR_SALVAGE = "or copy what holds with `nca-trader journal salvage`."
-_RESTORE = f"restore the file from a copy, {_OR_SALVAGE}"
+_RESTORE = "restore the file from a copy, or name another journal."
 _DAMAGED = f"the database is damaged{{}}; {_RESTORE}"
-
-
-def _allowed(head: Head, mark: Mark) -> bool:
-    """Return whether a table may end at `head`: at the last commit, or at the one under way."""
-    if mark.after is None:
-        return head.seq - mark.done.seq <= OLD_AHEAD
-    return head in (mark.done, mark.after)
-
-
-@functools.cache
-def _schema_rows(statements: tuple[str, ...]) -> list[tuple]:
-    """Return what SQLite stores for these statements."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as db:
-        for statement in statements:
-            db.execute(statement)
-        return sorted(db.execute(_STORED), key=repr)
 
 
 _STORED = "SELECT type, name, tbl_name, sql FROM sqlite_schema"
 
 
-def _schema_fault(db: sqlite3.Connection) -> tuple[bool | None, str]:
-    """Return whether the tables are old ones (None: neither), and what else the database holds."""
+@functools.cache
+def _schema_rows() -> list[tuple]:
+    """Return what SQLite stores for the tables of a journal."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        for statement in SCHEMA:
+            db.execute(statement)
+        return db.execute(_STORED).fetchall()
+
+
+def _schema(db: sqlite3.Connection) -> tuple[bool, str]:
+    """Return whether the journal's tables are made, and what is wrong with what is there."""
     try:
         stored = db.execute(_STORED).fetchall()
     except sqlite3.DatabaseError as error:
-        return None, _DAMAGED.format(f" (SQLite: {error})")
+        return False, _DAMAGED.format(f" (SQLite: {error})")
     if not stored:  # killed before its tables were made
-        return None, ""
-    for old, schema in ((False, SCHEMA), (True, OLD_SCHEMA)):
-        ours = _schema_rows(schema)
-        # Everything of ours is there; what is there in addition is named below.
-        if set(ours) <= set(stored):
-            extra = [
-                f"{kind} {name}" for kind, name, *rest in stored if (kind, name, *rest) not in ours
-            ]
-            fault = f"holds what no journal has ({', '.join(extra)}); {_RESTORE}" if extra else ""
-            return old, fault
-    return None, f"its tables are not a journal's; {_RESTORE}"
+        return False, ""
+    ours = _schema_rows()
+    if not set(ours) <= set(stored):
+        # The hash before a row's own was a column of its own.
+        if any(name == "event" and "prev_hash TEXT" in (sql or "") for _, name, _, sql in stored):
+            return False, (
+                "is of a format that this version does not read; nca-trader 0.2.0 reads it, and "
+                "its `journal salvage` copies it into a journal that this version continues."
+            )
+        return False, f"its tables are not a journal's; {_RESTORE}"
+    extra = [f"{kind} {name}" for kind, name, *rest in stored if (kind, name, *rest) not in ours]
+    return True, f"holds what no journal has ({', '.join(extra)}); {_RESTORE}" if extra else ""
 
 
 def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
@@ -342,17 +312,16 @@ class Mark(NamedTuple):
     """What the head file says.
 
     count: of its writes. done: the last commit. after: the end of the commit that was under way;
-    `done` where there was none, None in an old file, which does not say.
+    `done` where there was none.
     """
 
     count: int
     done: Head
-    after: Head | None
+    after: Head
 
     @property
     def text(self) -> str:
         """The slot's text, with a checksum: a slot that a power cut tore has another."""
-        assert self.after is not None
         return _summed(f"{self.count} {self.done.seq} {self.done.hash} {self.after.seq} "
                        f"{self.after.hash}")  # fmt: skip
 
@@ -394,16 +363,10 @@ def read_mark(path: Path) -> Mark | None:
     for start in range(0, SLOTS * HEAD_SLOT, HEAD_SLOT):
         fields = data[start : start + HEAD_SLOT].decode("ascii", errors="replace").split()
         # A slot that a power cut tore has another checksum, and is passed over.
-        if len(fields) not in (3, 6) or _summed(" ".join(fields[:-1])).split() != fields:
+        if len(fields) != 6 or _summed(" ".join(fields[:-1])).split() != fields:
             continue
-        numbers = [text for text in fields[:-1] if len(text) != 64]
-        if not all(text.isdigit() for text in numbers):
-            continue
-        if len(fields) == 3:  # an old file: seq and hash
-            head = Head(int(fields[0]), fields[1])
-            marks.append(Mark(head.seq, head, None))
-        else:
-            count, seq, link, later, then = fields[:-1]
+        count, seq, link, later, then, _ = fields
+        if all(text.isdigit() for text in (count, seq, later)):
             marks.append(Mark(int(count), Head(int(seq), link), Head(int(later), then)))
     if not marks:
         raise StateError(f"{target}: is not readable as a head file; restore it from a copy.")

@@ -104,11 +104,6 @@ class Journal:
             # Before anything is written: to go on after damage would hide it.
             found = examine(self.path, self._db)
             refuse_fault(self.path, found)
-            if found.old:
-                raise StateError(
-                    f"{self.path}: was written by an earlier version and is not continued; "
-                    "`nca-trader journal salvage` copies events and hashes into a journal that is."
-                )
             self._head = self._committed = found.head
             with as_state_error(self.path):
                 if not self._db.execute("SELECT 1 FROM sqlite_schema").fetchone():

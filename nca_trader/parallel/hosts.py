@@ -60,7 +60,7 @@ def on_first(do: Callable[[], T]) -> T | None:
 
     Raises:
       RunError, StateError, CheckFailed: in the others, where process 0 raised an error of its own.
-        They end with its exit code, so that the supervisors of all hosts decide alike.
+        They end with its exit code, so that what restarts them decides alike on all hosts.
     """
     result, error, code = None, None, 0
     if first():
@@ -73,7 +73,7 @@ def on_first(do: Callable[[], T]) -> T | None:
     if error is not None:
         raise error
     if code:
-        # A supervisor restarts after CheckFailed only, see `processes.FINAL`.
+        # Only CheckFailed is worth a restart, see docs/guides/service.md.
         kind = {kind.exit_code: kind for kind in (RunError, StateError)}.get(code, CheckFailed)
         raise kind("process 0 failed; see its message on the host that it runs on.")
     return result

@@ -147,7 +147,6 @@ CASES = (
     ("doctor --agent nanno", "did you mean 'nano'?"),
     ("bench env --agent nanno", "did you mean 'nano'?"),
     ("bench env --envs 0", "--envs 0 is not"),
-    ("supervise --restarts=-1 -- true", "--restarts -1"),
 )
 
 

@@ -49,7 +49,7 @@ strategy = "buy_and_hold"
 on_halt = "flatten"
 limits = {max_drawdown = 0.2, max_gross = 1.0}
 """
-LONG = {"bench", "supervise", "demo", "dashboard", "watch"}
+LONG = {"bench", "demo", "dashboard", "watch"}
 SUBPARSERS = argparse._SubParsersAction
 PARSERS = next(a.choices for a in build_parser()._actions if isinstance(a, SUBPARSERS))
 

@@ -1,5 +1,6 @@
 """A session as a service: its files are what they say, and a killed one converges."""
 
+import configparser
 import os
 import re
 import shlex
@@ -12,12 +13,13 @@ import time
 import numpy as np
 import pytest
 
+from nca_trader.cli import build_parser
 from nca_trader.data.bars import write_bars
 from nca_trader.paper.journal import read_events, verify
 from nca_trader.types import Bars
 from nca_trader.watch.alerts import read_rules
 
-UNITS = ("nca-trader-paper@.service", "nca-trader-watch@.service")
+UNITS = ("nca-trader-paper@.service", "nca-trader-watch@.service", "nca-trader-train@.service")
 
 
 @pytest.fixture
@@ -29,6 +31,31 @@ def settings(path):
     """Names and values of a unit or of a file of its environment."""
     lines = [line for line in path.read_text().splitlines() if "=" in line and line[0] != "#"]
     return dict(line.split("=", 1) for line in lines)
+
+
+SECTIONS = {
+    "Unit": {"Description", "Wants", "After", "StartLimitIntervalSec", "StartLimitBurst"},
+    "Service": {
+        "Type", "User", "EnvironmentFile", "Environment", "StateDirectory", "StateDirectoryMode",
+        "CacheDirectory", "WorkingDirectory", "UMask", "ExecStart", "KillSignal", "TimeoutStopSec",
+        "Restart", "SuccessExitStatus", "RestartSec", "RestartPreventExitStatus",
+        "NoNewPrivileges", "ProtectSystem", "ProtectHome", "PrivateTmp", "PrivateDevices",
+        "ProtectKernelTunables", "ProtectControlGroups", "RestrictAddressFamilies",
+    },
+    "Install": {"WantedBy"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_line_of_a_unit_is_a_setting_of_its_section(service, unit):
+    """What systemd itself would warn of and then leave out, where it is not installed."""
+    parser = configparser.ConfigParser(strict=True, interpolation=None, delimiters="=")
+    parser.optionxform = str
+    parser.read_string((service / unit).read_text())
+    assert parser.sections() == list(SECTIONS)
+    for section, known in SECTIONS.items():
+        assert set(parser[section]) <= known
+        assert all(parser[section].values())
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -47,10 +74,34 @@ def test_systemd_accepts_the_units(service, tmp_path, unit):
 
 
 def test_a_service_is_started_again_unless_a_person_has_to_decide(service):
-    unit = settings(service / UNITS[0])
-    assert unit["Restart"] == "on-failure" and unit["RestartPreventExitStatus"] == "2 3 4"
-    assert unit["StartLimitIntervalSec"] == "0"
-    assert "MemoryDenyWriteExecute" not in unit  # XLA could not run what it compiles
+    for name in UNITS[::2]:
+        unit = settings(service / name)
+        assert unit["Restart"] == "on-failure" and unit["RestartPreventExitStatus"] == "2 3 4"
+        assert unit["SuccessExitStatus"] == "130"
+        assert "MemoryDenyWriteExecute" not in unit  # XLA could not run what it compiles
+    assert settings(service / UNITS[0])["StartLimitIntervalSec"] == "0"
+
+
+def test_the_training_unit_starts_a_command_that_trains(service):
+    unit = settings(service / UNITS[2])
+    options = "--env equity_daily --agent nano --distributed"
+    words = shlex.split(unit["ExecStart"].replace("$TRAIN_OPTIONS", options))
+    assert words[0] == "/opt/nca-trader/bin/nca-trader"
+    args = build_parser().parse_args(words[1:])
+    assert args.command == "train" and args.run_dir == "/var/lib/nca-trader/%i"
+
+
+def test_the_guides_have_the_exit_codes_of_the_units(root):
+    service, several = (
+        (root / f"docs/guides/{n}.md").read_text() for n in ("service", "multihost")
+    )
+    rows = dict(re.findall(r"^\| ([^|]+) \| [^|]+ \| (yes|no)", service, re.M))
+    assert {code: rows[code] for code in ("0", "130", "2", "3", "4")} == dict.fromkeys(
+        ("0", "130", "2", "3", "4"), "no"
+    )
+    assert rows["1, or a signal"] == "yes"
+    # What SLURM and JobSet are told is the same.
+    assert "0|2|3|4|130)" in several and "values: [2, 3, 4]" in several
 
 
 def test_the_alerts_are_rules_that_can_be_read(service):

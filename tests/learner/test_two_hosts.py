@@ -8,9 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+from restarted import free_port
 from two_hosts import CASES
-
-from nca_trader.parallel.processes import free_port
 
 QUICK = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 

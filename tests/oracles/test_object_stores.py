@@ -15,6 +15,7 @@ if importlib.util.find_spec("obstore") is None:
     pytest.skip("obstore is not installed here", allow_module_level=True)
 
 from objects import Missing, Objects
+from restarted import free_port, restarted
 from s3_server import serving
 from tiny import STEPS_PER_UPDATE
 
@@ -24,7 +25,6 @@ from nca_trader.cloud import place
 from nca_trader.data.bars import read_bars
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.errors import ConfigError, StoreError
-from nca_trader.parallel.processes import free_port
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
@@ -246,11 +246,10 @@ def test_a_run_killed_in_an_upload_goes_on_and_ends_as_a_local_one(scheme, serve
 
 
 class Host:
-    """A machine of two: its supervisor, with a key to the store and a disk of its own."""
+    """A machine of two: what restarts it, with a key to the store and a disk of its own."""
 
     def __init__(self, number, words, folder, root, port):
         self.said, self.number = folder / f"said_{number}", number
-        command = ["supervise", "--backoff=0.2", "--", "nca-trader", *words]
         peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--process={number}"]
         own = {name: str(folder / f"{name}_{number}") for name in ("XDG_CACHE_HOME", "TMPDIR")}
         os.mkdir(own["TMPDIR"])
@@ -259,7 +258,7 @@ class Host:
         own["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
         with open(self.said, "w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "nca_trader", *command, *peers, "--heartbeat=60"],
+                restarted(*words, *peers, "--heartbeat=60"),
                 env={**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", **own},
                 stdout=subprocess.PIPE,
                 stderr=file,
@@ -267,8 +266,8 @@ class Host:
             )
 
     def kill(self):
-        """Kills what is supervised, as a machine that is lost would."""
-        pids = re.findall(r"supervise: started as process (\d+)\n", self.said.read_text())
+        """Kills what trains, as a machine that is lost would."""
+        pids = re.findall(r"started (\d+)\n", self.said.read_text())
         os.kill(int(pids[-1]), signal.SIGKILL)
 
     def end(self):
@@ -276,7 +275,7 @@ class Host:
         out, _ = self.process.communicate(timeout=900)
         said = self.said.read_text()
         assert self.process.returncode == 0, said
-        assert " by SIGKILL; restart" in said and "Traceback" not in said
+        assert "ended -9" in said and "Traceback" not in said
         return out
 
 

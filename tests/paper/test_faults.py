@@ -272,7 +272,7 @@ def pages(journal):
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [("a flipped bit", "salvage"), ("a cut log", "is lost"), ("an older copy", "is lost")],
+    [("a flipped bit", "from a copy"), ("a cut log", "is lost"), ("an older copy", "is lost")],
 )
 def test_a_journal_damaged_between_two_sessions_is_refused_and_nothing_is_sent(
     mortal, journal, damage, words

@@ -464,30 +464,6 @@ def test_a_time_outside_the_years_of_64_bits_is_refused_in_one_line(path, time):
     assert verify(path).seq == 1
 
 
-def old_journal(path, count=20, ahead=0):
-    """A journal as earlier versions wrote it, its head file `ahead` rows behind."""
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute(f"PRAGMA application_id = {0x6E636174}")
-    db.execute(OLD)
-    previous, hashes = "0" * 64, []
-    for i in range(count):
-        fields = [i + 1, "run", i, 7, "bar", str(i), json.dumps({"close": 100.0 + i / 3})]
-        fields[-1] = fields[-1].replace(" ", "")
-        text = json.dumps([previous, *fields], separators=(",", ":"))
-        link = hashlib.sha256(text.encode()).hexdigest()
-        db.execute("INSERT INTO event VALUES (?,?,?,?,?,?,?,?,?)", (*fields, previous, link))
-        previous = link
-        hashes.append(link)
-    db.commit()
-    db.close()
-    text = f"{count - ahead} {hashes[-1 - ahead]}"
-    text += " " + hashlib.sha256(text.encode()).hexdigest()[:16]
-    slot = text.encode().ljust(511) + b"\n"
-    path.with_name(path.name + ".head").write_bytes(slot + slot)
-    return Head(count, hashes[-1])
-
-
 OLD = """
 CREATE TABLE event(
   seq INTEGER PRIMARY KEY, run TEXT NOT NULL, ts_event INTEGER NOT NULL, ts_recv INTEGER NOT NULL,
@@ -496,33 +472,16 @@ CREATE TABLE event(
 """
 
 
-def test_a_journal_of_an_earlier_version_verifies_with_the_same_chain(path, tmp_path):
-    head = old_journal(path)
-    assert verify(path) == head == write(tmp_path / "new.db")
-    left, right = (list(read_events(p)) for p in (path, tmp_path / "new.db"))
-    assert left == right
-    assert [e.seq for e in read_events(path, "bar", after=18)] == [19, 20]
-    with pytest.raises(StateError, match=r"earlier version and is not continued; .*salvage"):
-        Journal(path, clock)
-
-
-@pytest.mark.parametrize("column", ["body", "prev_hash", "hash"])
-def test_a_changed_row_of_an_earlier_version_is_named(path, column):
-    old_journal(path)
-    edit(path, f"UPDATE event SET {column} = 'x' WHERE seq = 8")
-    with pytest.raises(StateError, match="damaged at seq 8: "):
-        verify(path)
-
-
-def test_a_journal_of_an_earlier_version_may_be_a_commit_ahead_of_its_head(path, tmp_path):
-    assert verify_old(path, 512) == 600
-    with pytest.raises(StateError, match="513 rows after seq 87 that no commit wrote"):
-        verify_old(tmp_path / "more.db", 513)
-
-
-def verify_old(path, ahead):
-    old_journal(path, 600, ahead)
-    return verify(path).seq
+def test_a_journal_of_an_earlier_format_is_refused_and_the_version_that_reads_it_named(path):
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA application_id = {0x6E636174}")
+    db.execute(OLD)
+    db.commit()
+    db.close()
+    for read in (verify, lambda path: list(read_events(path)), lambda path: Journal(path, clock)):
+        with pytest.raises(StateError, match=r"nca-trader 0\.2\.0 reads it") as error:
+            read(path)
+        assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("last", [0, 1])

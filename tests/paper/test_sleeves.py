@@ -14,8 +14,8 @@ from sleeveledger import CAPITAL, Ledger, alternating, sleeve, told
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError, HaltError
+from nca_trader.paper.rebuild import rebuild
 from nca_trader.paper.risk import Lifts, resume
-from nca_trader.paper.salvage import rebuild
 from nca_trader.watch.metrics import Watched
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
@@ -233,7 +233,7 @@ def test_a_resumed_sleeve_trades_again_and_its_losses_count_from_there(
     # Lifted after the same bar, the journal's own bars repeat it; not lifted, they do not.
     found = rebuild(room.path, both, costs=COSTS)
     assert (found.difference, found.bars, found.decisions) == ("", 90, 90)
-    monkeypatch.setattr("nca_trader.paper.salvage.lifts_of", lambda events: Lifts(frozenset(), {}))
+    monkeypatch.setattr("nca_trader.paper.rebuild.lifts_of", lambda events: Lifts(frozenset(), {}))
     bar = int(room.bars.time[71].astype("datetime64[s]").astype(int))
     assert f"{bar}" in rebuild(room.path, both, costs=COSTS).difference
 
@@ -467,9 +467,7 @@ def test_the_commands_take_a_file_of_sleeves(room, capsys):
     assert code == 0 and "trend: drift watched: slippage; not features, schema (a rule" in out.out
     code, out = said("journal", "replay", journal, *terms)
     assert code == 0 and "bit for bit" in out.out
-    copy = room.folder / "copy.db"
-    assert said("journal", "salvage", journal, "--out", copy)[0] == 0
-    assert Ledger(copy).worst < 1e-9
+    assert Ledger(journal).worst < 1e-9
     resume = ("resume", "--journal", journal, "--reason", "seen")
     assert said(*resume, "--sleeve", "hold")[0] == 2
     assert said(*resume, "--sleeve", "trend")[0] == 0

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tiny as tiny_experiment
 from drawn import random_bars
+from restarted import free_port, restarted
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
@@ -28,7 +29,7 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.learner import make_learner, shard_updates
 from nca_trader.parallel.mesh import make_mesh, replicated
-from nca_trader.parallel.processes import Peers, check, free_port, is_loss, options
+from nca_trader.parallel.processes import Peers, check, is_loss, options
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
 
@@ -49,19 +50,20 @@ class Place(tiny_experiment.Tiny):
         (folder / "agent.toml").write_text(to_toml(tiny_experiment.AGENT))
 
     def start(self, root, arguments, devices=4, **more):
-        """`nca-trader` with these arguments in a process of its own."""
+        """A command, or `nca-trader` with these arguments, in a process of its own."""
+        program = [] if arguments[0] == sys.executable else [sys.executable, "-m", "nca_trader"]
         flag = f"--xla_force_host_platform_device_count={devices}"
         return subprocess.Popen(
-            [sys.executable, "-m", "nca_trader", *arguments],
+            [*program, *arguments],
             env={**os.environ, **QUICK, "PYTHONPATH": str(root), "XLA_FLAGS": flag},
             text=True,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more,
         )
 
-    def words(self, run, *more):
+    def words(self, run, *more, heartbeat=100):
         """Arguments of two processes that train into `run`."""
         port = free_port()
-        peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2", "--heartbeat=100"]
+        peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2", f"--heartbeat={heartbeat}"]
         return [
             [*self.train_command(run, steps=STEPS), *peers, f"--process={number}", *more]
             for number in (0, 1)
@@ -122,19 +124,19 @@ def rows(run):
 @pytest.mark.slow
 def test_a_pair_of_which_one_is_killed_ends_as_one_process_that_was_not(place, alone, root):
     run = place.runs / "killed"
-    command = ["supervise", "--processes=2", "--backoff=0.1", "--", "nca-trader"]
-    said = place.folder / "said"
-    with open(said, "w") as file:
-        arguments = [*command, *place.train_command(run, steps=STEPS)]
-        process = place.start(root, arguments, stderr=file)
-    wait_for(lambda: rows(run) >= 3, process)
-    pids = re.findall(r"supervise: started as process (\d+), (\d+)\n", said.read_text())
-    os.kill(int(pids[-1][1]), signal.SIGKILL)
+    said = [place.folder / f"said_{number}" for number in (0, 1)]
+    pair = []
+    for words, path in zip(place.words(run, heartbeat=10), said, strict=True):
+        with open(path, "w") as file:
+            pair.append(place.start(root, restarted(*words), stderr=file))
+    wait_for(lambda: rows(run) >= 3, pair[0])
+    os.kill(int(re.findall(r"started (\d+)\n", said[1].read_text())[-1]), signal.SIGKILL)
     there = rows(run)
-    out, _ = process.communicate(timeout=500)
-    assert process.returncode == 0, said.read_text()
-    assert 3 <= there < UPDATES and "ended by SIGKILL; restart" in said.read_text()
-    assert out.count("trained") == 1  # the first process alone speaks
+    outs = [process.communicate(timeout=500)[0] for process in pair]
+    texts = [path.read_text() for path in said]
+    assert [process.returncode for process in pair] == [0, 0], texts
+    assert 3 <= there < UPDATES and "ended -9\n" in texts[1] and texts[0].count("started") > 1
+    assert "".join(outs).count("trained") == 1  # the first process alone speaks
     updates = [row["update"] for row in Run(run).metrics()]
     assert updates == list(range(1, UPDATES + 1))
     assert_close(Run(run), alone)

@@ -1,8 +1,7 @@
-"""What a damaged journal still proves is copied, and a journal repeats from its own bars."""
+"""A journal repeats from its own bars, and the first event that does not is named."""
 
 import dataclasses
-import shutil
-import sqlite3
+import itertools
 
 import numpy as np
 import pytest
@@ -11,14 +10,13 @@ from drawn import random_bars
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
-from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.broker import SimulatedBroker
-from nca_trader.paper.chain import link_of
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.loop import Session
+from nca_trader.paper.rebuild import rebuild
 from nca_trader.paper.risk import resume
-from nca_trader.paper.salvage import rebuild, salvage
 from nca_trader.paper.session import paper_trade
 from nca_trader.paper.subjects import Terms, subject_on
 
@@ -28,90 +26,6 @@ RULE = nca.rules.sma_cross(3, 9)
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "paper.db"
-
-
-def write(path, count=20):
-    times = iter(range(100, 100 + count))
-    with Journal(path, lambda: next(times)) as journal:
-        for i in range(count):
-            journal.record("run", "bar" if i % 2 else "decision", str(i), {"close": i / 3}, i)
-        return journal.head
-
-
-def edit(path, sql):
-    db = sqlite3.connect(path)
-    with db:
-        db.execute(sql)
-    db.close()
-
-
-def files(folder):
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-
-
-@pytest.mark.parametrize(
-    ("sql", "kept", "lost", "says"),
-    [
-        ("UPDATE event SET body = '{}' WHERE seq = 13", 12, 8, "damaged at seq 13"),
-        ("DELETE FROM event WHERE seq > 15", 15, 5, "ends at seq 15"),
-        ("CREATE TABLE more(x)", 20, 0, "holds what no journal has"),
-        ("UPDATE event SET hash = x'00' WHERE seq = 20", 19, 1, "damaged at seq 20"),
-    ],
-)
-def test_the_longest_verified_prefix_is_copied_and_the_rest_named(
-    path, tmp_path, sql, kept, lost, says
-):
-    write(path)
-    whole = list(read_events(path))
-    edit(path, sql)
-    before, out = files(tmp_path), tmp_path / "saved" / "new.db"
-    out.parent.mkdir()
-    found = salvage(path, out)
-    assert files(tmp_path) == before
-    assert (found.head.seq, found.lost) == (kept, lost)
-    assert says in found.fault and f"{kept} events copied" in found.sentence
-    assert verify(out) == found.head
-    assert list(read_events(out)) == whole[:kept]
-    with Journal(out, lambda: 0) as journal:  # it goes on
-        assert journal.head == found.head
-
-
-def test_a_journal_without_its_head_file_is_copied_with_a_word(path, tmp_path):
-    head = write(path)
-    path.with_name("paper.db.head").unlink()
-    found = salvage(path, tmp_path / "new.db")
-    assert found.head == head and "a lost end would not show" in found.sentence
-
-
-def test_rows_that_no_commit_wrote_are_not_copied(path, tmp_path):
-    """A good chain beyond the head is no more proven than a broken one."""
-    head = write(path)
-    link = link_of(head.hash, 21, "run", 5, 5, "bar", "x", "{}")
-    edit(path, f"INSERT INTO event VALUES (21, 1, 5, 5, 'x', '{{}}', x'{link}')")
-    edit(path, "UPDATE series SET kind = 'bar' WHERE id = 0")
-    found = salvage(path, tmp_path / "new.db")
-    assert (found.head, found.lost) == (head, 1)
-
-
-def test_a_journal_exchanged_for_another_gives_nothing(path, tmp_path):
-    write(path)
-    write(tmp_path / "other.db", 25)
-    head = path.with_name("paper.db.head").read_bytes()
-    edit(path, "SELECT 1")
-    shutil.copy(tmp_path / "other.db", path)
-    path.with_name("paper.db.head").write_bytes(head)
-    edit(path, "UPDATE event SET body = '{}' WHERE seq = 1")
-    with pytest.raises(StateError, match="nothing can be salvaged: damaged at seq 1:"):
-        salvage(path, tmp_path / "new.db")
-    assert not (tmp_path / "new.db").exists()
-
-
-def test_an_existing_file_is_not_overwritten(path, tmp_path):
-    write(path)
-    (tmp_path / "new.db").write_text("mine")
-    with pytest.raises(ConfigError, match=r"new\.db: exists"):
-        salvage(path, tmp_path / "new.db")
-    assert (tmp_path / "new.db").read_text() == "mine"
 
 
 @pytest.fixture(scope="module")
@@ -164,11 +78,11 @@ def test_a_loss_counts_anew_after_bad_bars_that_a_person_forgave(stage, path):
     assert found.difference == "" and found.bars == 37
 
 
-def rewritten(source, path, change):
-    """A journal with a good chain and head, whose events went through `change`."""
+def rewritten(source, path, change, last=None):
+    """A journal with a good chain and head, whose events up to `last` went through `change`."""
     now = 0
     with Journal(path, lambda: now, batch=True) as journal:
-        for event in read_events(source):
+        for event in itertools.islice(read_events(source), last):
             now = event.ts_recv
             body = change(event) or event.body
             journal.record(event.run, event.kind, event.key, body, event.ts_event)
@@ -204,26 +118,20 @@ def test_another_agent_or_account_is_refused(traded, stage):
 
 def test_a_session_that_was_stopped_repeats_as_far_as_it_went(traded, stage, path):
     last = [e.seq for e in read_events(traded / "paper.db", "decision")][20]
-    shutil.copy(traded / "paper.db", path)
-    shutil.copy(traded / "paper.db.head", f"{path}.head")
-    edit(path, f"DELETE FROM event WHERE seq > {last}")
-    salvage(path, path.with_name("cut.db"))
-    found = rebuild(path.with_name("cut.db"), RULE, costs=stage.costs)
+    rewritten(traded / "paper.db", path, lambda event: None, last)
+    found = rebuild(path, RULE, costs=stage.costs)
     assert (found.difference, found.decisions) == ("", 21)
 
 
-def test_the_commands_say_what_was_found_and_exit_by_it(traded, stage, tmp_path, path, capsys):
+def test_the_commands_say_what_was_found_and_exit_by_it(traded, stage, path, capsys):
     def said(*words):
         code = main(["journal", *map(str, words)])
         return code, capsys.readouterr()
 
     old = traded / "paper.db"
-    code, out = said("salvage", old, "--out", tmp_path / "new.db")
-    assert code == 0 and "nothing is lost" in out.out
-    assert said("verify", tmp_path / "new.db")[0] == 0
+    assert said("verify", old)[0] == 0
     for words, says in (
-        (("salvage", old), "--out is needed"),
-        (("verify", old, "--out", "x.db"), "--out has no effect there"),
+        (("verify", old, "--strategy", "momentum"), "--sleeves has no effect there"),
         (("replay", old), "--run, --strategy or --sleeves is needed"),
     ):
         code, out = said(*words)

@@ -1,9 +1,8 @@
-"""What a damaged journal still proves, copied; and a journal rebuilt from its own bars."""
+"""A journal traded again from its own bars, and compared with itself event by event."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +14,8 @@ from nca_trader.cloud import local
 from nca_trader.config.records import difference
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
-from nca_trader.paper.chain import (
-    Event,
-    Head,
-    connect_reader,
-    events_of,
-    examine,
-    sibling,
-)
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal, canonical, read_events, verify
+from nca_trader.paper.journal import Event, canonical, read_events, verify
 from nca_trader.paper.risk import lifts_of
 from nca_trader.paper.session import trade_replay
 from nca_trader.paper.subjects import Terms, check_subject, subject_on
@@ -36,68 +27,6 @@ REBUILT = frozenset(
     "run_started bar decision order_intent order_terminal fill cash allocation snapshot".split()
 )
 EXTRAS = ("half_spread", "dividend", "funding")  # of a bar's row, after its volume
-
-
-class Salvaged(NamedTuple):
-    """What a salvage copied.
-
-    head: of the new journal. lost: rows that were not copied. fault: of the original, "" where
-    nothing was wrong. kinds: numbers of the copied events by kind.
-    """
-
-    head: Head
-    lost: int
-    fault: str
-    kinds: dict[str, int]
-
-    @property
-    def sentence(self) -> str:
-        """The result in words."""
-        counted = ", ".join(f"{number} {kind}" for kind, number in sorted(self.kinds.items()))
-        lost = f"{self.lost} rows after it are lost" if self.lost else "nothing is lost"
-        why = f"; the original {self.fault}" if self.fault else ""
-        return f"{self.head.seq} events copied ({counted}), {lost}{why}"
-
-
-def salvage(path: str | os.PathLike[str], out: str | os.PathLike[str]) -> Salvaged:
-    """Copy the longest verified prefix of a journal into a new one, with its own head file.
-
-    The copy has the same events, times and hashes. The original is only read. A session that
-    starts on the copy repeats what it holds, and then resumes from its end.
-
-    Args:
-      path: a journal, damaged or of an earlier version.
-      out: the new journal; it must not exist.
-
-    Raises:
-      ConfigError: there is no such journal, or `out` exists.
-      StateError: nothing of it can be verified, or the copy cannot be written.
-    """
-    path, out = local(path, "a journal"), local(out, "a journal")
-    # A head file that is left over would call the copy damaged.
-    if out.exists() or sibling(out, ".head").exists():
-        raise ConfigError(f"{out}: exists; name a file that does not, which gets the copy.")
-    kinds: dict[str, int] = {}
-    now = 0
-    with contextlib.closing(connect_reader(path)) as db:
-        found = examine(path, db)
-        if not found.head.seq:
-            fault = found.fault or "holds no event; there is nothing to copy."
-            raise StateError(f"{path}: nothing can be salvaged: {fault}")
-        try:
-            with Journal(out, lambda: now, batch=True) as copy:
-                for event in itertools.islice(events_of(db), found.head.seq):
-                    now = event.ts_recv
-                    copy.record(event.run, event.kind, event.key, event.body, event.ts_event)
-                    kinds[event.kind] = kinds.get(event.kind, 0) + 1
-            # The same hash at the end means the same events, in the same order.
-            if verify(out) != found.head:
-                raise StateError(f"{out}: is not what was copied; try again on another disk.")
-        except BaseException:
-            for suffix in ("", "-wal", "-shm", ".head", ".lock"):
-                sibling(out, suffix).unlink(missing_ok=True)
-            raise
-    return Salvaged(found.head, found.rows - found.head.seq, found.fault, kinds)
 
 
 class Rebuilt(NamedTuple):
@@ -206,7 +135,7 @@ def _bars_of(path: Path, symbols: list[str]) -> Bars:
     for event in read_events(path, "bar"):
         times.append(event.ts_event)
         row = [event.body[symbol] or missing for symbol in symbols]
-        # Older bars have no extras, and a journal may hold both kinds.
+        # A bar without extras ends at its volume.
         rows.append([[*r, *missing[len(r) :]] for r in row])
     values = np.array(rows, dtype=float).transpose(2, 0, 1)
     present = np.isfinite(values[3])
