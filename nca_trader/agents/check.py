@@ -15,7 +15,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Policy
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import open_account
-from nca_trader.envs.check import CLOSE, Check, Report, checked, difference, name_of
+from nca_trader.envs.check import CLOSE, Check, Report, difference, report_of, retyped
 from nca_trader.envs.rewards import begun
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
@@ -47,9 +47,7 @@ def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = N
       True
     """
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy")
-    run = _Run(policy, seed)
-    checks = (check for check in CHECKS if only is None or name_of(check) in only)
-    return Report(tuple(checked(check, run) for check in checks))
+    return report_of(CHECKS, _Run(policy, seed), only)
 
 
 class _Run:
@@ -166,15 +164,9 @@ def a_stream_keeps_its_shapes_and_types(run: _Run) -> str:
     before = run.policy.begin()
     bar = (run.x[0, 0], run.present[0, 0])
     after, cells = jax.eval_shape(run.policy.stream, run.params, before, *bar)
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        return "the state has another structure after a bar"
-    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
-    for (path, a), b in pairs:
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            name = jax.tree_util.keystr(path)
-            return f"state{name} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
     expected = run.lattice.shape[2:]
-    return "" if cells.shape == expected else f"cells are {cells.shape}, not {expected}"
+    fault = "" if cells.shape == expected else f"cells are {cells.shape}, not {expected}"
+    return retyped(before, after) or fault
 
 
 def nothing_is_traced_twice(run: _Run) -> str:

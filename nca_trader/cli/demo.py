@@ -225,7 +225,7 @@ class Findings(NamedTuple):
     """What a demo found out, for its table and its page.
 
     mean: the mean agent. results: backtests of the test span, of each seed and of the mean agent.
-    scores: a `SeedScore` for each of these. baselines: results by name, what is deployed first.
+    scores: a `Seed` for each of these. baselines: results by name, what is deployed first.
     gate: the decision. checks: name and finding. advice: empty where the gate passed the agent.
     parity: how the paper session compares. paper: what the session returned.
     """
@@ -274,7 +274,7 @@ def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: 
     """Backtest each span, decide, check, and replay the test span on paper."""
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.gate import deployable
-    from nca_trader.evaluate.report.contents import SeedScore
+    from nca_trader.evaluate.report.page import Seed
     from nca_trader.paper.parity import compare
     from nca_trader.runs.manifest import Run
 
@@ -315,10 +315,7 @@ def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: 
         paper = _replay(path, job)
         parity = compare(path, path / JOURNAL)
     sharpe = [[result.metrics["sharpe"] for result in span] for span in (before, chosen, results)]
-    scores = [
-        SeedScore(seed=seed, training=first, selection=second, out_of_sample=third)
-        for seed, first, second, third in zip([*seeds, None], *sharpe, strict=True)
-    ]
+    scores = [Seed(seed, *each) for seed, *each in zip([*seeds, None], *sharpe, strict=True)]
     advice = [] if gate.passed else _advice(args, run, job)
     return Findings(mean, results, scores, baselines, gate, checks, advice, parity, paper)
 
@@ -435,26 +432,20 @@ def _write_page(
     args: argparse.Namespace, job: Job, found: Findings, seconds: dict[str, float]
 ) -> pathlib.Path:
     """Fill the report from the findings and the run folder, and write the page."""
-    from nca_trader.evaluate.report import contents, page
-    from nca_trader.evaluate.report.contents import report_on
+    from nca_trader.evaluate.report.page import Demo, report_on, write_report
 
-    run, parity = found.mean, found.parity
+    run = found.mean
     as_futures = AS_FUTURES if run.env_config.borrow else ""
-    report = dataclasses.replace(
-        report_on(job.bars, found.results[-1], found.baselines, run, command_of(args)),
-        title=job.title,
+    demo = Demo(
         deployment=f"{found.gate.sentence} {job.note}{as_futures}",
         deployed=found.gate.passed,
         checks=found.checks,
         advice=found.advice,
-        other_seeds=found.results[:-1],
         seeds=found.scores,
-        parity=contents.Parity(
-            decisions=parity.bars,
-            equal=parity.bars - parity.decisions_differ,
-            max_equity_difference=max(parity.equity_off, parity.ledger_off),
-            max_logit_difference=parity.logits_off,
-        ),
+        other_seeds=found.results[:-1],
+        parity=found.parity,
         wall_times=seconds,
     )
-    return page.write_report(run.path / PAGE, report)
+    report = report_on(job.bars, found.results[-1], found.baselines, run, command_of(args))
+    report = dataclasses.replace(report, title=job.title, demo=demo)
+    return write_report(run.path / PAGE, report)

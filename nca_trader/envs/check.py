@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -109,9 +109,7 @@ def check_env(
         if bars is None and not env.market:
             bars = sample_bars("sp500")[:NUM_BARS]
         env = TradingEnv(bars, env)
-    run = _Run(env, seed)
-    checks = (check for check in CHECKS if only is None or name_of(check) in only)
-    return Report(tuple(checked(check, run) for check in checks))
+    return report_of(CHECKS, _Run(env, seed), only)
 
 
 class _Run:
@@ -155,6 +153,14 @@ def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
     return jax.random.randint(key, shape, 0, spec.num_actions)
 
 
+def report_of(
+    checks: Sequence[Callable[[Any], str | Check]], run: Any, only: Collection[str] | None
+) -> Report:
+    """Run the checks of these names on `run`, or all of them where `only` is None."""
+    chosen = (check for check in checks if only is None or name_of(check) in only)
+    return Report(tuple(checked(check, run) for check in chosen))
+
+
 def name_of(check: Callable) -> str:
     """Return the name of a check: its function's name in words."""
     return check.__name__.replace("_", " ")
@@ -184,6 +190,18 @@ def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
         if not near.all():
             at = tuple(np.argwhere(~near)[0])
             return f"{jax.tree_util.keystr(path)} is {a[at]}, then {b[at]}"
+    return ""
+
+
+def retyped(before: Any, after: Any) -> str:
+    """Return where a pytree cannot be the carry of a scan that returns `after`; "" where it can."""
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        return "the state has another structure afterwards"
+    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
+    for (path, a), b in pairs:
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            name = jax.tree_util.keystr(path)
+            return f"state{name} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
     return ""
 
 
@@ -219,12 +237,7 @@ def shapes_and_types_are_as_documented(run: _Run) -> str:
 def steps_keep_every_shape_and_type(run: _Run) -> str:
     """Check that a state can be the carry of a scan."""
     before = jax.eval_shape(run.env.reset, run.keys[0])
-    after = jax.eval_shape(run.env.step, before[0], run.action)
-    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
-    for (path, a), b in pairs:
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            return f"{jax.tree_util.keystr(path)} is {a}, then {b}"
-    return ""
+    return retyped(before, jax.eval_shape(run.env.step, before[0], run.action))
 
 
 def the_same_call_gives_the_same_result(run: _Run) -> str:

@@ -12,19 +12,14 @@ from made_up import made_up_result
 from markupsafe import Markup
 
 from nca_trader.envs.account.state import Rules
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import StateError
 from nca_trader.evaluate.report import figures
-from nca_trader.evaluate.report.contents import (
-    Parity,
-    Report,
-    SeedScore,
-    Span,
-    Trials,
-    weigh,
-)
 from nca_trader.evaluate.report.figures import Line, equity_plot, per_seed
-from nca_trader.evaluate.report.page import write_report
+from nca_trader.evaluate.report.page import Demo, Report, Seed, write_report
+from nca_trader.evaluate.verdict import weigh
+from nca_trader.paper.parity import Parity
 
+SAME = Parity(3000, 40, 40, 0, 0, "", equity_off=2e-16, ledger_off=1e-16, logits_off=3e-6)
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
 
 
@@ -67,34 +62,42 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "agent": agent,
         "baselines": baselines,
         "evidence": weigh(agent, baselines, 252.0),
-        "other_seeds": [fake(f"seed {k}", wander()) for k in (0, 2)],
-        "seed": 1,
-        "seeds": [
-            SeedScore(seed=0, training=1.5, selection=0.41, out_of_sample=0.2),
-            SeedScore(seed=1, training=1.8, selection=0.93, out_of_sample=0.35),
-            SeedScore(seed=2, training=2.5, selection=0.1, out_of_sample=0.5),
-        ],
-        "training": training,
-        "parity": Parity(
-            decisions=3000, equal=3000, max_equity_difference=2e-16, max_logit_difference=3e-6
+        "demo": Demo(
+            seeds=[
+                Seed(seed=0, training=1.5, selection=0.41, test=0.2),
+                Seed(seed=1, training=1.8, selection=0.93, test=0.35),
+                Seed(seed=2, training=2.5, selection=0.1, test=0.5),
+            ],
+            other_seeds=[fake(f"seed {k}", wander()) for k in (0, 2)],
+            parity=SAME,
+            wall_times={"train": 61.2, "backtest": 3.4},
         ),
+        "seed": 1,
+        "training": training,
         "spans": [
-            Span(name="training", start="1999-01-04", stop="2010-12-31", bars=3019),
-            Span(name="selection", start="2011-01-03", stop="2012-12-31", bars=502),
-            Span(name="test", start="2013-01-02", stop="2018-12-31", bars=1510),
+            ("training", "1999-01-04", "2010-12-31", 3019),
+            ("selection", "2011-01-03", "2012-12-31", 502),
+            ("test", "2013-01-02", "2018-12-31", 1510),
         ],
         "symbols": symbols,
         "features": ("return_1", "rsi", "macd"),
-        "data_source": "arch.data.sp500",
-        "data_note": "Price indexes are not tradable as such and leave out dividends.",
-        "data_digest": "0123456789abcdef" * 4,
-        "trials": Trials(count=3, test_touched=1),
-        "env_toml": 'fill = "next_open"\n',
-        "agent_toml": "num_seeds = 3\n[policy]\nchannels = 16\n",
-        "versions": {"python": "3.11.9", "jax": "0.10.0", "nca_trader": "0.1.0"},
-        "commit": "abc1234",
+        "source": "arch.data.sp500",
+        "note": "Price indexes are not tradable as such and leave out dividends.",
+        "digest": "0123456789abcdef" * 4,
+        "trials": 3,
+        "test_touched": 1,
+        "selected": True,
+        "configs": {
+            "Environment (TOML)": 'fill = "next_open"\n',
+            "Agent (TOML)": "num_seeds = 3\n[policy]\nchannels = 16\n",
+        },
+        "versions": {
+            "python": "3.11.9",
+            "jax": "0.10.0",
+            "nca_trader": "0.1.0",
+            "commit": "abc1234",
+        },
         "device": "cpu, 2 cores",
-        "wall_times": {"train": 61.2, "backtest": 3.4},
         "command": "nca-trader demo --out runs/demo",
         "created": "2026-01-02 03:04 UTC",
     }
@@ -269,10 +272,10 @@ def test_a_hostile_name_stays_text(tmp_path):
     hostile = made_up_report(
         symbols=(HOSTILE, "B"),
         title=HOSTILE,
-        data_source=HOSTILE,
-        agent_toml=HOSTILE,
+        source=HOSTILE,
+        configs={HOSTILE: HOSTILE},
         command=HOSTILE,
-        versions={HOSTILE: HOSTILE},
+        versions={HOSTILE: HOSTILE, "commit": HOSTILE},
     )
     page = Page(write_report(tmp_path / "r.html", hostile).read_text(encoding="utf-8"))
     assert "script" not in page.tags
@@ -313,20 +316,20 @@ def test_fills_at_the_close_are_called_idealised(report, seen_on):
     ("parity", "words"),
     [
         (None, "What the agent holds"),
-        (Parity(decisions=9, equal=8, max_equity_difference=0.0), "8 of 9"),
-        (Parity(decisions=9, equal=9, max_equity_difference=1e-6), "1.00e-06"),
-        (Parity(decisions=0, equal=0, max_equity_difference=0.0), "0 of 0"),
+        (SAME._replace(bars=9, decisions_differ=1), "8 of 9"),
+        (SAME._replace(equity_off=1e-6), "1.00e-06"),
+        (SAME._replace(bars=0), "0 of 0"),
     ],
 )
 def test_parity_that_was_not_shown_is_not_claimed(report, seen_on, parity, words):
-    seen = seen_on(dataclasses.replace(report, parity=parity))
+    seen = seen_on(dataclasses.replace(report, demo=report.demo._replace(parity=parity)))
     assert words in seen
     assert "The two agree" not in seen and "same decisions as the backtest" not in seen
     assert ("paper replay" in seen) == (parity is not None)
 
 
 def test_spans_that_overlap_are_not_called_separate(report, seen_on):
-    late = Span(name="training", start="1999-01-04", stop="2011-06-30", bars=3100)
+    late = ("training", "1999-01-04", "2011-06-30", 3100)
     overlapping = dataclasses.replace(report, spans=[late, *report.spans[1:]])
     seen = seen_on(overlapping)
     assert "they are not; the spans overlap" in seen
@@ -334,10 +337,8 @@ def test_spans_that_overlap_are_not_called_separate(report, seen_on):
 
 
 def test_one_seed_without_training_metrics_still_makes_a_page(report, seen_on):
-    alone = dataclasses.replace(
-        report, seeds=report.seeds[1:2], other_seeds=(), training=[], wall_times={}
-    )
-    seen = seen_on(alone)
+    demo = Demo(seeds=report.demo.seeds[1:2], parity=SAME)
+    seen = seen_on(dataclasses.replace(report, demo=demo, training=[]))
     assert "standard deviation n/a" in seen
     assert "Line: " not in seen.partition("Seeds")[2].partition("Data and")[0]
     assert "Wall time" not in seen
@@ -347,11 +348,6 @@ def test_one_seed_without_training_metrics_still_makes_a_page(report, seen_on):
 def test_training_metrics_may_be_one_number_or_one_a_seed():
     assert per_seed([{"loss": 1.0}, {"loss": 2.0}], "loss").tolist() == [[1.0], [2.0]]
     assert per_seed([{"loss": [1.0, 3.0]}], "loss").tolist() == [[1.0, 3.0]]
-
-
-def test_a_selected_seed_without_a_score_is_refused(report):
-    with pytest.raises(ConfigError, match="seed = 9"):
-        dataclasses.replace(report, seed=9)
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(report, tmp_path):
@@ -406,8 +402,8 @@ def judged(report, in_sample, **changes):
     """The report as of one backtest that saw `in_sample` of its bars before, None for a rule."""
     agent = dataclasses.replace(report.agent, in_sample=in_sample)
     evidence = dataclasses.replace(report.evidence, in_sample=in_sample)
-    alone = {"seeds": (), "other_seeds": (), "parity": None, "wall_times": {}}
-    return dataclasses.replace(report, **{"agent": agent, "evidence": evidence} | alone | changes)
+    whole = {"agent": agent, "evidence": evidence, "demo": Demo()} | changes
+    return dataclasses.replace(report, **whole)
 
 
 @pytest.fixture(scope="module")
@@ -416,12 +412,12 @@ def of_a_rule(report):
         report,
         None,
         trials=None,
+        selected=False,
         training=(),
         features=(),
-        env_toml="",
-        agent_toml="",
+        configs={},
         device="",
-        spans=[Span(name="backtest", start="2013-01-02", stop="2018-12-31", bars=1500)],
+        spans=[("backtest", "2013-01-02", "2018-12-31", 1500)],
     )
 
 
@@ -466,9 +462,8 @@ def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(rep
 
 
 def test_an_agent_that_nothing_selected_is_not_called_selected(report, seen_on):
-    trials = Trials(count=4, test_touched=2, selected=False)
     spans = [report.spans[0], report.spans[2]]
-    seen = seen_on(judged(report, 0, trials=trials, spans=spans))
+    seen = seen_on(judged(report, 0, trials=4, test_touched=2, selected=False, spans=spans))
     assert "selected" not in seen and "selection" not in seen and "chosen" not in seen
     assert "one period and one of 4 trials." in seen and "Line: seed 1." in seen
     assert (
@@ -483,10 +478,3 @@ def test_a_short_span_is_of_bars_and_not_of_years(report, seen_on):
     short = dataclasses.replace(report.evidence, stop=stop)
     seen = seen_on(judged(report, 0, evidence=short))
     assert "Metrics on the test bars" in seen and "years" not in seen.partition("Verdict")[2]
-
-
-@pytest.mark.parametrize("in_sample", [None, 0, 3])
-def test_trials_are_an_agents_and_only_an_agents(report, in_sample):
-    other = Trials(count=1, test_touched=1) if in_sample is None else None
-    with pytest.raises(ConfigError, match="belong together"):
-        judged(report, in_sample, trials=other)

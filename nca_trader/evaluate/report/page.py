@@ -1,34 +1,42 @@
 """The self-contained HTML page of a backtest.
 
-`report.html` holds the text and the layout; `contents` collects what it shows, and this module
-turns that into plots, tables and the data of the price chart. See `render` for what a page may do.
+`report.html` holds the text and the layout. This module collects what it shows from the bars, the
+result and the run, and draws it with `figures`. See `render` for what a page may do.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents import rules
+from nca_trader.config.records import plain
+from nca_trader.config.toml import to_toml
 from nca_trader.evaluate import inference, metrics
 from nca_trader.evaluate import verdict as words
+from nca_trader.evaluate.backtest import backtest, looks_at
 from nca_trader.evaluate.report import figures
 from nca_trader.evaluate.report.chart import CHART, price_chart
-from nca_trader.evaluate.report.contents import Report, backtest_baselines, report_on
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import annual, money, whole, with_error
-from nca_trader.evaluate.report.tables import folds_section, stress_section, sweep_section
+from nca_trader.evaluate.report.tables import cell, folds_section, stress_section, sweep_section
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.trades import OPEN
-from nca_trader.evaluate.verdict import decimal, percent
+from nca_trader.evaluate.verdict import Evidence, decimal, percent, weigh
 from nca_trader.progress import Progress
-from nca_trader.runs.manifest import Run
+from nca_trader.runs import trials
+from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.types import Bars
 
 # Metrics of training in the order shown; a run that did not write one has no plot of it.
@@ -87,12 +95,157 @@ DETAILS = {
 }
 
 
-class Monthly(NamedTuple):
-    """Returns of one calendar year: of its months, and of the year; NaN where there was no bar."""
+class Seed(NamedTuple):
+    """Annualised Sharpe ratios of one seed on the three spans; NaN where one is unknown.
 
-    year: int
-    months: list[float]
-    total: float
+    `seed` is its number; None is the mean of all.
+    """
+
+    seed: int | None
+    training: float
+    selection: float
+    test: float
+
+
+class Demo(NamedTuple):
+    """What the demo knows of its agent in addition. An empty field has no section.
+
+    deployment: what was decided to trade, in words. deployed: whether the agent is what trades.
+    checks: name and finding of each further check. advice: what to try next, in words. seeds: every
+    seed, and the mean of all. other_seeds: backtests of the seeds that do not act. parity: of the
+    paper replay of the same bars, as `paper.parity.compare` returns it. wall_times: stage ->
+    seconds.
+    """
+
+    deployment: str = ""
+    deployed: bool = True
+    checks: Sequence[tuple[str, str]] = ()
+    advice: Sequence[str] = ()
+    seeds: Sequence[Seed] = ()
+    other_seeds: Sequence[Result] = ()
+    parity: Any = None
+    wall_times: Mapping[str, float] = MappingProxyType({})
+
+
+NO_DEMO = Demo()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """The contents of a backtest's page. An empty field, or None, has no section.
+
+    Attributes:
+      title: of the page.
+      agent: backtest of the agent that acts (of several seeds the selected one), or of a strategy.
+      baselines: name as shown -> backtest on the same bars and costs.
+      evidence: `weigh(agent, baselines, bars_per_year)`.
+      spans: name, first bar, last bar and number of bars of each split of the data, in order of
+        time, e.g. of training, selection and test; the last is evaluated.
+      symbols: in the environment's order.
+      source, note, digest: of the bars.
+      versions: package -> version, and the commit of the source.
+      command: that makes this page again.
+      created: date and time as text.
+      trials: of the trial log, with this one and each of its seeds; None for a strategy, whose
+        trials `agent.tried` counts, if any.
+      test_touched: how often the test span was evaluated, with this time.
+      selected: whether the agent was chosen among its seeds by their scores on a selection span.
+      seed: number of the agent that acts, also its column in `training`; None is the mean of all.
+      scored: updates among which the selection span chose one; 0 where it chose none.
+      training: rows of `metrics.jsonl`; a value is a number, or a list with one per seed.
+      features: in the environment's order.
+      configs: the resolved configurations by name, as TOML.
+      device: that trained.
+      demo: what the demo adds.
+      sweep: the table of a sweep that chose the parameters.
+      folds: the fold table of a walk-forward.
+      stress: the backtest under worse conditions.
+    """
+
+    title: str
+    agent: Result
+    baselines: Mapping[str, Result]
+    evidence: Evidence
+    spans: Sequence[tuple[str, str, str, int]]
+    symbols: Sequence[str]
+    source: str
+    note: str
+    digest: str
+    versions: Mapping[str, str]
+    command: str
+    created: str
+    trials: int | None = None
+    test_touched: int = 0
+    selected: bool = False
+    seed: int | None = 0
+    scored: int = 0
+    training: Sequence[Mapping[str, object]] = ()
+    features: Sequence[str] = ()
+    configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    device: str = ""
+    demo: Demo = NO_DEMO
+    sweep: pd.DataFrame | None = None
+    folds: pd.DataFrame | None = None
+    stress: Stress | None = None
+
+    @property
+    def verdict(self) -> str:
+        """The sentences at the top of the page; of a walk-forward its own: a page has one."""
+        if self.folds is not None and (walked := self.folds.attrs.get("verdict")):
+            return " ".join(filter(None, [walked, self.note]))
+        spread = self.agent.tried_variance / max(self.evidence.moments.num_bars - 1, 1)
+        return words.verdict(
+            self.evidence,
+            num_trials=self.agent.tried if self.trials is None else self.trials,
+            selected=self.selected,
+            sharpe_variance=spread if self.trials is None else None,
+            note=self.note,
+        )
+
+    @property
+    def label(self) -> str:
+        """The name of the agent or strategy in tables and plots."""
+        averaged = self.trials is not None and self.seed is None
+        name = "mean agent" if averaged else self.evidence.noun
+        name = "selected agent" if self.selected else name
+        return name if self.demo.deployed else f"{name}, not deployed"
+
+    @property
+    def unit(self) -> str:
+        """The unit of the evaluated span for readers: "years", or "bars" where it is short."""
+        return "years" if (self.evidence.stop - self.evidence.start).days >= 365 else "bars"
+
+    @property
+    def spans_apart(self) -> bool:
+        """Whether each span ends before the next begins."""
+        # Dates are ISO text, which sorts as time does.
+        return all(a[2] < b[1] for a, b in itertools.pairwise(self.spans))
+
+    @property
+    def gap(self) -> str:
+        """How much of what was learnt in training is left on later bars, in words."""
+        row = next((row for row in self.demo.seeds if row.seed == self.seed), None)
+        if row is None or math.isnan(row.training):
+            return ""
+        what = "the mean agent" if row.seed is None else f"seed {row.seed}"
+        lost = row.training - row.test
+        found = (
+            f"Generalisation gap: the Sharpe ratio of {what} was {row.training:.2f} in training, "
+            f"{row.selection:.2f} on the selection span and {row.test:.2f} on the test "
+            f"span, {abs(lost):.2f} {'less' if lost >= 0.0 else 'more'} than in training."
+        )
+        if row.training > 2.0 * max(row.test, 0.0):
+            found += " Most of what it learnt in training is noise of those years: it is overfit."
+        return found
+
+    def seed_spread(self) -> tuple[float, float, float, float]:
+        """Compute mean, standard deviation (ddof=1), least and greatest Sharpe ratio of the seeds.
+
+        Seeds without a Sharpe ratio (they never traded) are left out; NaN where too few remain.
+        """
+        each = [row.test for row in self.demo.seeds if row.seed is not None]
+        scores = pd.Series(each, dtype=float)
+        return scores.mean(), scores.std(), scores.min(), scores.max()
 
 
 def report(
@@ -139,7 +292,11 @@ def report(
     stop = str(bars.index[after]) if after < len(bars) else None
     with Progress(None, "page"):
         # At the result's own costs, fills and limits: otherwise the page would compare settings.
-        baselines = backtest_baselines(bars, result, str(index[0]), stop)
+        how = {"start": str(index[0]), "stop": stop, **result.rules._asdict()}
+        baselines = {
+            rule.name: backtest(bars, rule, result.charged, **how)
+            for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
+        }
         if run is None and sweep is not None:  # each combination is a trial, logged or not
             known = {"trials": len(sweep), "trials_variance": 1.0} | sweep.attrs.get("search", {})
             if known["trials"] > (result.tried or 0):
@@ -148,6 +305,83 @@ def report(
         shown = report_on(bars, result, baselines, run, command)
         shown = dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress)
         return write_report(path, shown)
+
+
+def report_on(
+    bars: Bars, result: Result, baselines: Mapping[str, Result], run: Run | None, command: str
+) -> Report:
+    """Collect the contents of one backtest's page from the bars and the run.
+
+    Args:
+      bars: all that the backtest was given; it traded a span of them.
+      result: of the backtest.
+      baselines: on the same bars, at its costs, fills and limits, by name.
+      run: that acted; None where a strategy did.
+      command: that makes the page again.
+    """
+    index, made = result.equity.index, versions() | {"commit": commit()}
+    traded = {"first": index[0], "last": index[-1], "rows": len(index)}
+    spans: dict[str, Any] = {"backtest": traded}
+    known: dict[str, Any] = {}
+    if run is not None:
+        manifest, chosen = run.manifest, run.selection
+        spans = {"training": plain(manifest.data), "selection": plain(chosen and chosen.data)}
+        # Bars that the agent has seen are not a test.
+        spans |= {"backtest" if result.in_sample else "test": traded}
+        # Two versions where the run was trained with another than this page is made with.
+        trained = manifest.versions | {"commit": manifest.commit}
+        for name, here in made.items():
+            if trained.get(name) != here:
+                made[name] = f"{trained.get(name, 'unknown')} to train, {here} here"
+        # A run folder that was copied has no trial log, but its own seeds are trials.
+        logged = trials.count(run.root, "train", manifest.data)
+        # Only the traded bars: evaluations are counted by years that overlap.
+        tested = bars.between(str(index[0]), None)[: len(index)]
+        known = {
+            "trials": max(logged, run.agent_config.num_seeds),
+            # `looks` is None where the backtest was not to be counted.
+            "test_touched": result.looks or looks_at(run, tested),
+            "selected": run.selected is not None
+            and chosen is not None
+            and chosen.selected == run.selected,
+            "seed": run.selected,
+            "scored": (chosen and chosen.scored) or 0,
+            # A metric that each seed has takes the place of the one number.
+            "training": [row | row.get("seeds", {}) for row in run.metrics()],
+            "features": run.spec.features,
+            "configs": {
+                "Environment (TOML)": to_toml(run.env_config),
+                "Agent (TOML)": to_toml(run.agent_config),
+            },
+            "device": manifest.device,
+        }
+        if (decided := run.deployment) is not None:
+            known["demo"] = Demo(deployment=decided.sentence, deployed=not decided.baseline)
+    return Report(
+        title=f"{run.name if run else result.name} on {', '.join(bars.symbols)}",
+        agent=result,
+        baselines=baselines,
+        evidence=weigh(result, baselines, bars.bars_per_year),
+        spans=[
+            (name, _time(record["first"]), _time(record["last"]), record["rows"])
+            for name, record in spans.items()
+            if record
+        ],
+        symbols=bars.symbols,
+        source=bars.source,
+        note=" ".join(filter(None, [result.note, *result.cautions])),
+        digest=bars.digest(),
+        command=command,
+        created=now(),
+        versions=made,
+        **known,
+    )
+
+
+def _time(of: Any) -> str:
+    """Write the time of a bar: its date, and the time of day where that is not 0:00."""
+    # 19 characters are the time to the second, without the zone, which is UTC.
+    return str(of)[:19].replace("T", " ").removesuffix(" 00:00:00")
 
 
 def write_report(path: str | os.PathLike[str], report: Report) -> Path:
@@ -164,7 +398,7 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
 
 def page(report: Report) -> str:
     """Render the page of a backtest."""
-    agent, evidence, searched = report.agent, report.evidence, report.trials
+    agent, evidence, demo = report.agent, report.evidence, report.demo
     lines = [
         figures.Line(report.label, agent.equity, "agent"),
         # The first ones: a plot of all has no room left on a phone.
@@ -172,7 +406,7 @@ def page(report: Report) -> str:
             figures.Line(name, b.equity, "baseline")
             for name, b in list(report.baselines.items())[:DRAWN]
         ),
-        *(figures.Line("other seeds", seed.equity, "seed") for seed in report.other_seeds),
+        *(figures.Line("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
     ]
     # Only an in-sample part that is not the whole needs a line around it, but both are shaded.
     seen = figures.seen_by(agent) if agent.in_sample else None
@@ -180,7 +414,7 @@ def page(report: Report) -> str:
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
     # A seed that was picked is named so, because a picked one is too good.
-    seed_name = "the selected seed" if searched and searched.selected else f"seed {report.seed}"
+    seed_name = "the selected seed" if report.selected else f"seed {report.seed}"
     seed_name = "the mean of the seeds" if report.seed is None else seed_name
     held = {
         symbol: metrics.positions(agent.weights.iloc[:, number])
@@ -202,7 +436,6 @@ def page(report: Report) -> str:
         rolling=figures.rolling_sharpe_plot(
             {report.label: agent, evidence.best: best}, agent.bars_per_year, seen
         ),
-        months=MONTHS,
         monthly=monthly_returns(agent.equity),
         histogram=figures.histogram(agent.judged_returns),
         exposure=figures.exposure_plot(agent.exposure, seen),
@@ -243,35 +476,30 @@ def page(report: Report) -> str:
         }
         | {f"{name}, your own, times": 1.0 if scale is None else scale for name in own},
         probabilistic=inference.probabilistic_sharpe(evidence.moments),
-        deflated=searched
-        and inference.deflated_sharpe(evidence.moments, searched.count, searched.sharpe_variance),
-        wall_time=", ".join(f"{name} {spent:.1f} s" for name, spent in report.wall_times.items()),
-        versions=", ".join(f"{name} {version}" for name, version in report.versions.items()),
+        deflated=report.trials and inference.deflated_sharpe(evidence.moments, report.trials),
     )
 
 
-def monthly_returns(equity: pd.Series) -> list[Monthly]:
-    """Compute the return of each calendar month and year, oldest year first.
+def monthly_returns(equity: pd.Series) -> pd.DataFrame:
+    """Compute the return of each calendar month and year; NaN where there was no bar.
 
     Args:
       equity: `[N]` on a time axis; 1 before the first bar.
 
+    Returns:
+      One row per year, oldest first, with the columns `MONTHS` and "Year".
+
     Example:
       >>> index = pd.DatetimeIndex(["2020-01-31", "2020-02-03", "2020-02-28"], tz="UTC")
-      >>> year = monthly_returns(pd.Series([1.1, 1.0, 1.21], index))[0]
-      >>> [round(x, 6) for x in (year.months[0], year.months[1], year.total)]
+      >>> table = monthly_returns(pd.Series([1.1, 1.0, 1.21], index))
+      >>> [round(x, 6) for x in table.loc[2020, ["Jan", "Feb", "Year"]]]
       [0.1, 0.1, 0.21]
     """
     index = pd.DatetimeIndex(equity.index)
     # Missing months stay missing: a market that was closed has no return of 0.
     ends = equity.groupby([index.year, index.month]).last()
-    returns = ends / ends.shift(fill_value=1.0) - 1.0
-    found = []
-    for year in dict.fromkeys(returns.index.get_level_values(0)):
-        of_year = returns[year]
-        months = [float(of_year.get(month, np.nan)) for month in range(1, 13)]
-        found.append(Monthly(int(year), months, float((1.0 + of_year).prod() - 1.0)))
-    return found
+    table = (ends / ends.shift(fill_value=1.0) - 1.0).unstack().reindex(columns=range(1, 13))
+    return table.set_axis(MONTHS, axis=1).assign(Year=(1.0 + table).prod(axis=1) - 1.0)
 
 
 def _relative(m: dict[str, float]) -> dict[str, str]:
@@ -297,8 +525,8 @@ def _extreme_trades(trades: pd.DataFrame) -> list[tuple[str, list[Any]]]:
             row["symbol"],
             [
                 "long" if row["size"] > 0 else "short",
-                _moment(row["entry"]),
-                _moment(row["exit"]),
+                cell("", row["entry"]),
+                cell("", row["exit"]),
                 f"{row['entry_price']:,.6g}",
                 f"{row['exit_price']:,.6g}",
                 percent(row["pnl"], 2),
@@ -309,7 +537,3 @@ def _extreme_trades(trades: pd.DataFrame) -> list[tuple[str, list[Any]]]:
         )
         for row in rows
     ]
-
-
-def _moment(time: pd.Timestamp) -> str:
-    return str(time)[:16].removesuffix(" 00:00")

@@ -158,10 +158,8 @@ def report_sweep(
       'sweep.html'
     """
     path = page_path(path)
-    shown = sweep_section(table, metric)
-    sections, about = [("Sweep", shown)], table.attrs.get("about", "")
-    text = render("sections.html", title=title, about=about, sections=sections, command=command)
-    return write(path, text.encode())
+    about = str(table.attrs.get("about", ""))
+    return write_sections(path, title, [("Sweep", sweep_section(table, metric))], about, command)
 
 
 def report_folds(
@@ -195,9 +193,14 @@ def report_folds(
       'folds.html'
     """
     path = page_path(path)
-    shown = folds_section(folds, verdict)
-    sections: list[tuple[str, Shown]] = [("Folds", shown)]
-    text = render("sections.html", title=title, about="", sections=sections, command=command)
+    return write_sections(path, title, [("Folds", folds_section(folds, verdict))], "", command)
+
+
+def write_sections(
+    path: Path, title: str, sections: Sequence[tuple[str, Shown]], about: str, command: str
+) -> Path:
+    """Write a page of sections that are a verdict, plots and a table each."""
+    text = render("sections.html", title=title, about=about, sections=sections, command=command)
     return write(path, text.encode())
 
 
@@ -239,7 +242,7 @@ def _heat_map(
         draw = _map(table, axes[0], axes[1], metric)
         said = f"{_words(metric)} by {' and '.join(axes)}{mean}; the ring is the best combination"
     best = table.iloc[int(np.nanargmax(table[metric].to_numpy(float)))]
-    at = ", ".join(f"{name} = {_cell(name, best[name])}" for name in parameters)
+    at = ", ".join(f"{name} = {cell(name, best[name])}" for name in parameters)
     return ((said, in_both_widths(draw, "heat", f"{said}. Best {best[metric]:.3g} at {at}.")),)
 
 
@@ -296,8 +299,9 @@ def _map(table: pd.DataFrame, x: str, y: str, metric: str):
         axes.grid(False)
         # A grid has a value in each cell; of a random sample each point is its own.
         if grid.notna().mean().mean() > 0.5:
-            edges = [_edges(values.to_numpy(float)) for values in (grid.columns, grid.index)]
-            shown: Any = axes.pcolormesh(*edges, grid.to_numpy(), cmap="viridis", edgecolor="face")
+            centres = (grid.columns.to_numpy(float), grid.index.to_numpy(float))
+            look: Any = {"shading": "nearest", "cmap": "viridis", "edgecolor": "face"}
+            shown: Any = axes.pcolormesh(*centres, grid.to_numpy(), **look)
             _tick(axes.xaxis, grid.columns)
             _tick(axes.yaxis, grid.index)
         else:
@@ -316,22 +320,15 @@ def _tick(axis: Axis, values: pd.Index) -> None:
     axis.set_ticks(values[:: -(-len(values) // 12)])
 
 
-def _edges(values: np.ndarray) -> np.ndarray:
-    """Return the edges between rising values, halfway, and as far beyond the first and the last."""
-    middle = (values[1:] + values[:-1]) / 2.0
-    first, last = values[0] - (middle[0] - values[0]), values[-1] + (values[-1] - middle[-1])
-    return np.concatenate([[first], middle, [last]])
-
-
 def _rows(table: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, list[str]]]:
     records = table.to_dict("records")
     return [
-        (name, [_cell(str(column), value) for column, value in record.items()])
+        (name, [cell(str(column), value) for column, value in record.items()])
         for name, record in zip(names, records, strict=True)
     ]
 
 
-def _cell(name: str, value: Any) -> str:
+def cell(name: str, value: Any) -> str:
     """Write a value by its type, and a metric by its name."""
     if isinstance(value, pd.Timestamp):
         return str(value)[:16].removesuffix(" 00:00")
