@@ -34,7 +34,10 @@ NO_MORE = 1e-6  # of equity: a buy that lacks less is filled
 
 
 class Fill(NamedTuple):
-    """What was traded: `at` is "before", "open", "inside", "close" or "after" a bar's row."""
+    """What was traded: `at` is "before", "open", "inside", "close" or "after" a bar's row.
+
+    cost: of the trade, as a fraction of the start's equity.
+    """
 
     row: int
     asset: int
@@ -42,6 +45,7 @@ class Fill(NamedTuple):
     units: float
     price: float
     reason: str
+    cost: float = 0.0
 
 
 class Outcome(NamedTuple):
@@ -182,7 +186,8 @@ class Ledger:
             ("slippage", size * (abs(paid - price) - spread - impact)),
         ):  # fmt: skip
             self.note(item, -amount)
-        self.fills.append(Fill(self.row, i, at, units, price, why))
+        cost = (commission + fee + forced + size * abs(paid - price)) / self.start
+        self.fills.append(Fill(self.row, i, at, units, price, why, cost))
         if after == 0.0:
             self.entry[i] = self.best[i] = NAN
         elif before * after <= 0.0:
@@ -430,7 +435,8 @@ def run(bars: Any, targets: Any, costs: dict, rules: dict, levels: dict | None =
 class Trip(NamedTuple):
     """A trade of one asset from flat to flat, or to the other side; exit is None while it is open.
 
-    size: units entered, negative for a short. Prices are means over what entered and left.
+    size: units entered, negative for a short. Prices are means over what entered and left. pnl: net
+    of costs, as a fraction of the start's equity.
     """
 
     asset: int
@@ -440,31 +446,38 @@ class Trip(NamedTuple):
     entry_price: float
     exit_price: float
     reason: str
+    pnl: float
 
 
-def trips(fills: list[Fill], last: np.ndarray) -> list[Trip]:
-    """Put fills together to trades; what is still held counts at the prices `last`."""
+def trips(fills: list[Fill], last: np.ndarray, start: float = 1.0) -> list[Trip]:
+    """Put fills together to trades; what is still held counts at the prices `last`.
+
+    A fill that changes sides costs both of its trades, in proportion to their units.
+    """
     found, begun = [], {}
 
     def end(asset: int, row: int | None, reason: str) -> None:
-        entry, size, paid, left, got = begun.pop(asset)
+        entry, size, paid, left, got, cost = begun.pop(asset)
         got += (size - left) * last[asset] if row is None else 0.0
-        found.append(Trip(asset, entry, row, size, paid / size, got / size, reason))
+        pnl = (got - paid) / start - cost
+        found.append(Trip(asset, entry, row, size, paid / size, got / size, reason, pnl))
 
     for f in fills:
         units = f.units
         if f.asset in begun and begun[f.asset][1] * units < 0.0:
-            entry, size, paid, left, got = begun[f.asset]
+            entry, size, paid, left, got, cost = begun[f.asset]
             closing = -math.copysign(min(abs(units), abs(size - left)), size)
-            begun[f.asset] = (entry, size, paid, left - closing, got - closing * f.price)
+            cost += f.cost * closing / f.units
+            begun[f.asset] = (entry, size, paid, left - closing, got - closing * f.price, cost)
             units -= closing
             if abs(size - left + closing) <= ROUNDING * abs(size):
                 end(f.asset, f.row, f.reason)
                 if abs(units) <= ROUNDING * abs(f.units):
                     continue
         if units:
-            entry, size, paid, left, got = begun.get(f.asset, (f.row, 0.0, 0.0, 0.0, 0.0))
-            begun[f.asset] = (entry, size + units, paid + units * f.price, left, got)
+            entry, size, paid, left, got, cost = begun.get(f.asset, (f.row, *[0.0] * 5))
+            cost += f.cost * units / f.units
+            begun[f.asset] = (entry, size + units, paid + units * f.price, left, got, cost)
     for asset in list(begun):
         end(asset, None, "open")
     return sorted(found, key=lambda trip: (trip.entry, trip.asset))

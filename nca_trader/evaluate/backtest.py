@@ -147,7 +147,6 @@ def backtest(
     else:
         done = _of_targets(bars, targets, costs, rules, span, delay, check)
     trace, name = done.trace, name or done.name
-    small = 0 if trace.small is None else int(np.asarray(trace.small).sum())
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
     result = Result(
         name=name,
@@ -159,7 +158,7 @@ def backtest(
         note=bars.note,
         in_sample=done.in_sample,
         looks=done.looks,
-        cut=cut_of(np.asarray(trace.target), rules)._replace(small=small),
+        cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small),
         bars=bars,
         run=run,
         unchecked=done.unchecked,
@@ -325,8 +324,7 @@ def counted(
 
 def digest_of_trace(trace: Any, first: int) -> int:
     """Return the digest of what an account ordered from row `first` on, by which it is a trial."""
-    left = None if trace.left is None else np.asarray(trace.left.reason)
-    return trial_log.digest_of_targets(trace.target, first, left)
+    return trial_log.digest_of_targets(trace.target, first, trace.left)
 
 
 def count_look(run: Run, bars: Bars) -> int:

@@ -144,10 +144,10 @@ def excess_returns(
       [0.01, 0.0]
     """
     r = simple_returns(equity, capital)
-    earned = None if interest is None else np.maximum(np.asarray(interest, np.float64), 0.0)
-    if earned is None or not earned.any():
+    if interest is None:
         return r
     equity = np.asarray(equity, np.float64)
+    earned = np.maximum(np.asarray(interest, np.float64), 0.0)
     if capital is None:
         return r - earned[1:] / equity[:-1]
     return r - earned / np.concatenate([[capital], equity[:-1]])
@@ -216,16 +216,9 @@ def sortino(returns: ArrayLike | Sums, bars_per_year: float) -> Any:
 
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
     """Compute `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is a return of 0."""
-    r = np.asarray(returns, np.float64)
-    # One sum finds a NaN; most accounts have none and need no copy.
-    if not math.isfinite(r.sum()):
-        r = np.nan_to_num(r, nan=0.0)
-    equity = np.cumprod(1.0 + r)
+    equity = np.cumprod(1.0 + np.nan_to_num(np.asarray(returns, np.float64), nan=0.0))
     # The capital before the first bar counts as a high: a loss on the first bar is a drawdown.
-    high = np.maximum.accumulate(equity)
-    equity /= np.maximum(high, 1.0, out=high)
-    equity -= 1.0
-    return equity
+    return equity / np.maximum(np.maximum.accumulate(equity), 1.0) - 1.0
 
 
 def max_drawdown(returns: ArrayLike | Sums) -> Any:

@@ -119,7 +119,7 @@ class Result:
     @property
     def num_fills(self) -> int:
         """The number of bars with a fill; at 0 the metrics are those of cash alone."""
-        return int((self.turnover > 0.0).sum())
+        return int((self.turnover > metrics.NO_WEIGHT).sum())
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -236,10 +236,10 @@ class Result:
 
     @functools.cached_property
     def fills(self) -> Fills:
-        """Every fill, see `trades.fills_of`."""
+        """Every fill, see `trades.fills_in`."""
         if self.trace is None:
             raise ConfigError("this result has no trace; it was not made by nca.backtest.")
-        return trades.fills_of(self.traded_bars, self.trace, self.charged, self.rules)
+        return trades.fills_in(self.traded_bars, self.trace, self.rules)
 
     @functools.cached_property
     def trades(self) -> pd.DataFrame:

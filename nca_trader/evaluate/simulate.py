@@ -21,20 +21,10 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import strategy_faults
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.exits import Book
-from nca_trader.envs.account.state import (
-    Account,
-    Exit,
-    Fill,
-    Flows,
-    Legs,
-    Rules,
-    add_flows,
-    legs_of,
-    open_account,
-    rules_of,
-)
-from nca_trader.envs.account.step import place, sum_fills, through, to_close, to_open
+from nca_trader.envs.account.effects import Effects, Flows
+from nca_trader.envs.account.exits import Book, Order
+from nca_trader.envs.account.state import Account, Legs, Rules, legs_of, open_account, rules_of
+from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
@@ -55,13 +45,7 @@ class Trace(NamedTuple):
       log_equity: high part plus low part.
       weight: high part plus low part.
       target: the weights ordered; NaN means no order.
-      at_open: signed notional of orders at the open, as a fraction of equity before it.
-      at_close: likewise at the close.
-      cost: as a fraction of equity.
-      flows: where equity went.
-      left: what levels and margin calls closed inside the bar; None where nothing can.
-      forced: what margin calls traded at the open, and at the close; None without a margin.
-      small: `[N]` orders that were not sent, below `min_notional`; None without one.
+      effects: what it did in the bar.
       said: `[N, A]` int8, the risk limit that cut or denied each order, and halted: `[N]` int8, the
         one that stopped trading, places in `account.risk.CODES`; None without limits.
     """
@@ -69,22 +53,39 @@ class Trace(NamedTuple):
     log_equity: Tensor
     weight: Tensor
     target: Tensor
-    at_open: Tensor
-    at_close: Tensor
-    cost: Tensor
-    flows: Flows
-    left: Exit | None = None
-    forced: tuple[Tensor, Tensor] | None = None
-    small: Tensor | None = None
+    effects: Effects
     said: Tensor | None = None
     halted: Tensor | None = None
 
     @property
+    def kept(self) -> Trace:
+        """The entry of a bar without what only a sweep reads."""
+        return self._replace(effects=self.effects._replace(gap=None, body=None, growth=None))
+
+    @property
+    def flows(self) -> Flows:
+        """Where equity went."""
+        return self.effects.flows
+
+    @property
     def turnover(self) -> Tensor:
         """`[N]` sum of absolute traded notional, as a fraction of equity."""
-        parts = [self.at_open, self.at_close, *(self.forced or ())]
-        parts += [] if self.left is None else [self.left.traded]
-        return np.sum([row_sums(np.abs(np.asarray(part))) for part in parts], axis=0)
+        return np.sum([row_sums(np.abs(fill.traded)) for fill in self.effects.fills], axis=0)
+
+    @property
+    def cost(self) -> Tensor:
+        """`[N]` cost of trading, as a fraction of equity."""
+        return np.sum([row_sums(fill.cost) for fill in self.effects.fills], axis=0)
+
+    @property
+    def small(self) -> int:
+        """The number of orders that were not sent, below `min_notional`."""
+        return int(sum(np.sum(x.small) for x in self.effects.fills if x.small is not None))
+
+    @property
+    def left(self) -> Tensor | None:
+        """`[N, A]` why a position was closed inside the bar, see `Fill.reason`."""
+        return None if self.effects.inside is None else self.effects.inside.reason
 
 
 def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
@@ -99,45 +100,35 @@ def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) 
     return legs
 
 
-def _step(account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules):
-    """Run one bar of a backtest: the bar moves the account, which then orders at its close."""
-    now, fills = to_open(account, legs, costs, rules)
-    now, inside, left = through(now, legs, costs, rules)
-    account, opened = to_close(now, [*fills, *inside], legs, costs, rules)
-    account, target, seen = decide(account)
-    account, closed = place(account, target, legs.at_close, costs, rules)
-    return account, (_row(account, _sized(target, legs), fills, opened, closed, left), seen)
+def step_of(
+    account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules
+) -> tuple[Account, Trace, Any]:
+    """Run one bar of a backtest: the bar moves the account, which then orders at its close.
+
+    Args:
+      account: at the close of the bar before.
+      legs: of the bar.
+      decide: `(account) -> (account, target [A], seen)` at the close.
+      costs: of the account.
+      rules: of the account.
+
+    Returns:
+      The account at the close, the bar's entry, and what `decide` has seen.
+    """
+    account, effects = on_bar(account, legs, costs, rules)
+    moved, target, seen = decide(account)
+    account, fill = place(moved, target, legs.at_close, costs, rules)
+    return account, _row(account, target, effects.closed(moved, account, fill), legs), seen
 
 
-def _sized(target: Array, legs: Legs) -> Array:
-    """Return the weights that `target` orders at the close of a bar, as `place` does."""
-    return target if legs.size is None else target * legs.size
-
-
-def _row(
-    account: Account,
-    target: Array,
-    at_open: list[Fill],
-    bar: Fill,
-    closed: Fill,
-    left: Exit | None = None,
-) -> Trace:
-    """Return the entry of one bar; `at_open` are the effects up to the open, `bar` all of them."""
-    opened, forced = sum_fills(at_open), None
-    if not isinstance(opened.forced[0], float):  # there is a margin
-        forced = opened.forced[0], bar.forced[0] - opened.forced[0]
+def _row(account: Account, target: Array, effects: Effects, legs: Legs) -> Trace:
+    """Return the entry of a bar at whose close `target` was ordered."""
     return Trace(
         # The pair is summed here, in float64; the account keeps it apart for float32 in training.
         log_equity=account.log_equity + account.log_equity_low,
         weight=account.held,
-        target=target,
-        at_open=opened.traded - opened.forced[0],
-        at_close=closed.traded,
-        cost=bar.cost + closed.cost,
-        flows=add_flows(bar.flows, closed.flows),
-        left=left,
-        forced=forced,
-        small=None if isinstance(small := opened.small + closed.small, int) else small,
+        target=target if legs.size is None else target * legs.size,  # as `place` does
+        effects=effects,
         said=account.guard.said if account.guard else None,
         halted=account.guard.halted if account.guard else None,
     )
@@ -145,19 +136,12 @@ def _row(
 
 @functools.partial(jax.jit, static_argnums=3)
 def scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trace:
-    """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`.
-
-    Entries of the trace that are 0 throughout, and the targets, are None; see `_never`. Half of the
-    time of a row is the memory that it is written to.
-    """
-    nothing = _never(legs, rules)
+    """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`."""
 
     def step(account, xs):
         legs_t, target = xs
-        account, (row, _) = _step(account, legs_t, lambda a: (a, target, ()), costs, rules)
-        flows = row.flows._replace(**dict.fromkeys(nothing & set(Flows._fields)))
-        less = dict.fromkeys(nothing & set(Trace._fields))
-        return account, row._replace(target=None, flows=flows, **less)
+        account, row, _ = step_of(account, legs_t, lambda a: (a, target, ()), costs, rules)
+        return account, row.kept
 
     def scan(account, xs):
         return jax.lax.scan(step, account, xs)[1]
@@ -165,35 +149,6 @@ def scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trac
     account = open_account(jnp.zeros(targets.shape[1], targets.dtype), rules)
     run = as_one_kernel(scan) if _is_tested(legs, rules) else scan
     return run(account, (legs, targets))
-
-
-def _never(legs: Legs, rules: Rules) -> frozenset[str]:
-    """Return the entries of a trace that are 0 in each bar of an account with these parts."""
-    timed, called = legs.years is not None, rules.maintenance_margin is not None
-    happens = {
-        "at_open": rules.fill == "next_open",
-        "at_close": rules.fill == "close",
-        "dividends": legs.dividend is not None,
-        "delisting": legs.delisted is not None,
-        "fixed_fee": rules.capital is not None,
-        "impact": legs.volume is not None,
-        "liquidation": called,
-        "interest": timed,
-        "borrow_fee": timed,
-        "funding": timed or legs.funding is not None,
-    }
-    return frozenset(name for name, may in happens.items() if not may)
-
-
-def _completed(trace: Trace, targets: np.ndarray) -> Trace:
-    """Return the trace of `scan_targets` with its targets, and with zeros in place of None."""
-    zeros = np.zeros(targets.shape)
-    flows = trace.flows._replace(
-        **{name: zeros[:, 0] for name, x in trace.flows._asdict().items() if x is None}
-    )
-    at_open, at_close = (zeros if x is None else x for x in (trace.at_open, trace.at_close))
-    whole = trace._replace(target=targets.copy(), at_open=at_open, at_close=at_close)
-    return jax.tree.map(np.asarray, whole._replace(flows=flows))
 
 
 def _is_tested(legs: Legs, rules: Rules) -> bool:
@@ -218,10 +173,9 @@ def simulate_targets(
 ) -> Trace:
     """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
     with float64_on_cpu():
-        legs, ordered = legs_between(bars, costs, rules, first, last), targets[first:last]
-        trace = _completed(scan_targets(legs, ordered, costs, rules), ordered)
-        # A trace has the weights ordered, as an account that sizes them writes them down.
-        return trace if legs.size is None else trace._replace(target=ordered * legs.size)
+        legs = legs_between(bars, costs, rules, first, last)
+        trace = scan_targets(legs, targets[first:last], costs, rules)
+        return jax.tree.map(np.asarray, trace)
 
 
 def strategy_step(
@@ -232,6 +186,7 @@ def strategy_step(
     costs: Costs,
     rules: Rules,
     held_over: Array | None = None,
+    order: Order | None = None,
 ) -> tuple[tuple[Account, Book, Any], Trace]:
     """Run one bar of a strategy that sees its account, or whose orders have exits.
 
@@ -243,20 +198,20 @@ def strategy_step(
       costs: of the account.
       rules: of the account.
       held_over: `[A]` targets that are ordered where the strategy gives none; NaN for none.
+      order: that was decided before; None decides here.
 
     Returns:
       The next carry, and the bar's entry.
     """
     account, book, state = carry
-    account, book, fills, moved, left = exits.on_bar(account, book, bar, legs, costs, rules)
-    state, order = strategy.decide(state, bar, exits.portfolio(account, book))
+    moved, book, effects = exits.on_bar(account, book, bar, legs, costs, rules)
+    if order is None:
+        state, order = strategy.decide(state, bar, exits.portfolio(moved, book))
     if held_over is not None:
         target = jnp.where(jnp.isnan(order.target), held_over, order.target)
         order = order._replace(target=target)
-    account, book, closed, weights = exits.place_order(
-        account, book, order, bar, legs, costs, rules
-    )
-    row = _row(account, _sized(weights, legs), fills, moved, closed, left)
+    account, book, fill, weights = exits.place_order(moved, book, order, bar, legs, costs, rules)
+    row = _row(account, weights, effects.closed(moved, account, fill), legs)
     return (account, book, state), row
 
 
@@ -282,7 +237,7 @@ def _scan_strategy(
         trading, held_over = carry
         after, row = strategy_step(trading, xs[0], xs[1], strategy, costs, rules, held_over)
         # The order in force before the first bar is repeated there, and nowhere else.
-        return (after, never), row
+        return (after, never), row.kept
 
     start = ((account, book, state), last)
     return jax.lax.scan(step, start, (legs, bars))[1]
@@ -397,7 +352,8 @@ def _scan_agent(
             target = jnp.where(ready_t, target, jnp.nan)
             return account, target, tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
 
-        return _step(account, legs_t, decide, costs, rules)
+        account, row, logits = step_of(account, legs_t, decide, costs, rules)
+        return account, (row.kept, logits)
 
     account = begun(spec, open_account(jnp.zeros(spec.num_assets, jnp.float64), rules))
     xs = (legs, cells, ready, up_to_first(ready))

@@ -25,6 +25,7 @@ from nca_trader.evaluate.combinations import Combination, traced_parameters
 from nca_trader.evaluate.identity import identity
 from nca_trader.evaluate.sweep_program import (
     WIDEST,
+    Blocks,
     Given,
     Outcome,
     compiled,
@@ -105,37 +106,29 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     first = setting.rule(**combinations[0])
     traced = traced_parameters(combinations)
     groups = _groups(combinations, traced)
-    devices = jax.local_devices(backend="cpu")
-    workers = max(cores(), 1) if len(devices) == 1 else len(devices)
+    workers = max(cores(), 1)
     width = _width(setting, first, max(len(group) for group, _ in groups), workers)
     store = setting.parts(resume, width)
     width = int(store.settings["width"])
     parts = _parts(groups, width)
-    with float64_on_cpu():
-        blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
+    blocks = _blocks(setting)
     kept = {k: found for k in range(len(parts)) if (found := store.read(k)) is not None}
     missing = [number for number in range(len(parts)) if number not in kept]
-    used = devices[: max(1, min(len(devices), len(missing)))]
-    with float64_on_cpu():
-        on_devices = [jax.device_put(blocks, device) for device in used]
-    programs: dict[tuple[str, int], Any] = {}
+    programs: dict[str, Any] = {}
     for number in missing:
-        fixed, place = parts[number][1], number % len(used)
-        if (repr(fixed), place) in programs:
-            continue
-        given = _given(setting, traced, *parts[number])
-        # Compiled in this thread: the others only run it.
-        with float64_on_cpu(), jax.default_device(used[place]), strategy_faults(bars, first):
-            values = _values(combinations, [0], traced, width)
-            programs[repr(fixed), place] = compiled(program, given, values, on_devices[place])
+        fixed = repr(parts[number][1])
+        if fixed not in programs:
+            given = _given(setting, traced, *parts[number])
+            # Compiled in this thread: the others only run it.
+            with float64_on_cpu(), strategy_faults(bars, first):
+                values = _values(combinations, [0], traced, width)
+                programs[fixed] = compiled(program, given, values, blocks)
 
     def run(number: int) -> tuple[int, Outcome]:
         rows, fixed = parts[number]
-        place = number % len(used)
-        with float64_on_cpu(), jax.default_device(used[place]):
+        with float64_on_cpu():
             values = _values(combinations, rows, traced, width)
-            found = programs[repr(fixed), place](values, on_devices[place])
-            found = jax.tree.map(np.asarray, found)
+            found = jax.tree.map(np.asarray, programs[repr(fixed)](values, blocks))
         # The last part is filled up with its own first combination.
         n = len(rows)
         tally = jax.tree.map(lambda x: x[:n], found.tally)
@@ -170,6 +163,13 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     found = summaries(tally, log_equity, len(bars), bars.bars_per_year)
     digests = tally.high.astype(np.uint64) << np.uint64(32) | tally.low
     return Done(found, block_sums, digests)
+
+
+def _blocks(setting: Setting) -> Blocks:
+    """Return the bars of a sweep as its programs take them."""
+    account = (setting.costs, setting.account, setting.dtype)
+    with float64_on_cpu():
+        return jax.device_put(in_blocks(setting.bars, *account, setting.most_blocks), cpu())
 
 
 Part = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share
@@ -219,9 +219,7 @@ def tail_metrics(setting: Setting, turnover: np.ndarray) -> dict[str, np.ndarray
     traced = traced_parameters(combinations)
     # 16 bytes: two returns of float64 for each bar.
     width = max(1, min(WIDEST, RETURNS_BYTES // (16 * len(bars)), len(combinations)))
-    with float64_on_cpu():
-        blocks = in_blocks(bars, setting.costs, setting.account, setting.dtype, setting.most_blocks)
-        blocks = jax.device_put(blocks, cpu())
+    blocks = _blocks(setting)
     found = {name: np.full(len(combinations), np.nan) for name in TAILS}
     with Progress(len(combinations), "tails", "combinations") as shown:
         for rows, fixed in _parts(_groups(combinations, traced), width):

@@ -20,19 +20,18 @@ from nca_trader.agents import rolling
 from nca_trader.agents import rules as rule_module
 from nca_trader.agents.strategy import Strategy, until_sized
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.state import (
-    Account,
-    Exit,
-    Fill,
-    Legs,
-    Rules,
-    log_return,
-    open_account,
-)
-from nca_trader.envs.account.step import place, sum_fills, through, to_close, to_open
+from nca_trader.envs.account.state import Account, Legs, Rules, log_return, open_account
 from nca_trader.evaluate.inference import block_length
-from nca_trader.evaluate.simulate import legs_between
-from nca_trader.evaluate.tally import Tally, add_fill, add_gain, add_return, open_tally
+from nca_trader.evaluate.simulate import legs_between, step_of, strategy_step
+from nca_trader.evaluate.tally import (
+    Tally,
+    add_fill,
+    add_gain,
+    add_return,
+    ended,
+    is_position,
+    open_tally,
+)
 from nca_trader.numerics import as_one_kernel
 from nca_trader.runs.trials import ordered_terms, places
 from nca_trader.types import Bar, Bars, Costs
@@ -119,9 +118,9 @@ KEPT = 16
 def compiled(
     make: Callable[[Given], Any], given: Given, values: dict[str, Array], blocks: Blocks
 ) -> Any:
-    """Return the compiled program of `make` for arguments of these shapes and devices."""
+    """Return the compiled program of `make` for arguments of these shapes."""
     leaves = jax.tree.leaves((values, blocks))
-    key = (make, given, *((x.shape, x.dtype.name, tuple(x.devices())) for x in leaves))
+    key = (make, given, *((x.shape, x.dtype.name) for x in leaves))
     if key not in _COMPILED:
         # Compiled ahead: jit would hold each program for as long as the process lives.
         _COMPILED[key] = make(given).lower(values, blocks).compile()
@@ -195,7 +194,7 @@ def program(given: Given) -> Any:
             (account, _, _, tally), sums = jax.lax.scan(outer, carry, blocks)
             # The low half of the pair is below the digits of float32.
             high = account.log_equity.astype(jnp.float64)
-            return Outcome(high + account.log_equity_low, tally, sums)
+            return Outcome(high + account.log_equity_low, ended(tally, account.held), sums)
 
     return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=Outcome(0, 0, 1)))
 
@@ -233,110 +232,41 @@ def _step(
     before, book, state, tally = carry
     (bar, legs, real, key), order = xs
     if book:
-        account, book, fills, whole, left = exits.on_bar(before, book, bar, legs, costs, rules)
-        if order is None:
-            state, order = strategy.decide(state, bar, exits.portfolio(account, book))
-        account, book, closed, target = exits.place_order(
-            account, book, order, bar, legs, costs, rules
+        carried = (before, book, state)
+        (account, book, state), row = strategy_step(
+            carried, legs, bar, strategy, costs, rules, order=order
         )
     else:
-        now, fills = to_open(before, legs, costs, rules)
-        now, inside, left = through(now, legs, costs, rules)
-        account, whole = to_close(now, [*fills, *inside], legs, costs, rules)
         if order is None:
             state, order = strategy.decide(state, bar, None)
         # Decided in float64 and rounded once, when it meets the account.
         target = (order.target * order.size).astype(before.weight.dtype)
-        account, closed = place(account, target, legs.at_close, costs, rules)
-    held_before, turnover = (tally.side != 0.0).any(), tally.turnover
-    tally = _add_trades(tally, before.held, bar, legs, fills, whole, left, closed, costs, rules)
-    held_after = real & (tally.side != 0.0).any()
+        account, row, _ = step_of(before, legs, lambda now: (now, target, ()), costs, rules)
+    effects, traded = row.effects, tally.turnover
+    tally = add_gain(tally, effects.gap)
+    for fill in (effects.called_at_open, effects.at_open):
+        tally = tally if fill is None else add_fill(tally, fill)
+    tally = add_gain(tally, effects.body)
+    for fill in (effects.inside, effects.called_at_close, effects.at_close):
+        tally = tally if fill is None else add_fill(tally, fill)
+    # A position may begin and end inside one bar.
+    held = is_position(account.held).any()
+    active = real & (is_position(before.held).any() | held | (tally.turnover > traded))
     interest = None
     if legs.years is not None and (costs.interest_lend or costs.interest_borrow):
-        interest = whole.flows.interest / tally.equity.astype(before.weight.dtype)
-    ordered = jnp.where(jnp.isnan(target), 0.0, jnp.abs(target)).max()
-    narrow = (target if legs.size is None else target * legs.size).astype(jnp.float32)
+        interest = effects.flows.interest / tally.equity.astype(before.weight.dtype)
+    # What sizes that follow the market multiply is a weight by itself.
+    ordered = row.target if legs.size is None else row.target / legs.size
+    ordered = jnp.where(jnp.isnan(ordered), 0.0, jnp.abs(ordered)).max()
+    narrow = row.target.astype(jnp.float32)
     bits = jax.lax.bitcast_convert_type(narrow, jnp.uint32)
-    low, high = ordered_terms(narrow, bits, key, None if left is None else left.reason)
+    low, high = ordered_terms(narrow, bits, key, row.left)
     tally = tally._replace(
         low=tally.low + jnp.where(real, low, 0).sum(dtype=jnp.uint32),
         high=tally.high + jnp.where(real, high, 0).sum(dtype=jnp.uint32),
-        held=tally.held + held_after,
+        held=tally.held + (real & held),
         largest=jnp.maximum(tally.largest, ordered.astype(jnp.float64)),
     )
     log_equity = account.log_equity.astype(jnp.float64) + account.log_equity_low
-    # A position may begin and end inside one bar.
-    active = real & (held_before | (tally.turnover > turnover)) | held_after
     tally = add_return(tally, log_return(before, account), log_equity, interest, active)
     return (account, book, state, tally), None
-
-
-def _add_trades(
-    tally: Tally,
-    held: Array,
-    bar: Bar,
-    legs: Legs,
-    fills: list[Fill],
-    whole: Fill,
-    left: Exit | None,
-    closed: Fill,
-    costs: Costs,
-    rules: Rules,
-) -> Tally:
-    """Count the gains and fills of one bar, moment by moment.
-
-    Args:
-      tally: before the bar.
-      held: `[A]` weights at the close before.
-      bar: its prices.
-      legs: its returns.
-      fills: effects up to the open.
-      whole: effects of the whole bar.
-      left: what levels and margin calls closed inside it; None where nothing can.
-      closed: effects of the order at its close.
-      costs: of trading.
-      rules: of the account.
-    """
-    calls = rules.maintenance_margin is not None
-    worse = costs.slippage + costs.half_spread
-    paid = worse if legs.half_spread is None else worse + legs.half_spread, costs.commission
-    gain = held * legs.gap
-    tally, position = add_gain(tally, gain), held + gain
-    growth = 1.0 + gain.sum()
-    if legs.dividend is not None:
-        growth = growth + (held * legs.dividend).sum()
-    # What is charged before a fill is a part of the equity that the fill is a fraction of.
-    charged = legs.years is not None or legs.funding is not None
-    at_open = _carried(fills, tally, held.dtype) if charged else 0.0
-    growth = growth + at_open
-    opened = sum_fills(fills)
-    if rules.fill == "next_open" or calls:
-        now = (opened.traded, opened.cost)
-        tally, position, growth = add_fill(tally, position, growth, *now, *paid)
-    body = legs.body
-    if left is not None:
-        # An asset that left inside the bar earns up to its exit and no further.
-        away = ~jnp.isnan(left.price)
-        body = jnp.where(away, left.price / bar.open - 1.0, body).astype(held.dtype)
-    gain = position * body
-    tally, position = add_gain(tally, gain), position + gain
-    growth = growth + gain.sum()
-    if left is not None:
-        now = (left.traded, left.cost)
-        tally, position, growth = add_fill(tally, position, growth, *now, *paid)
-    if (rules.fill == "close" or calls) and charged:
-        growth = growth + (_carried([whole], tally, held.dtype) - at_open)
-    if calls:
-        traded, cost = (
-            all_ - open_ for all_, open_ in zip(whole.forced, opened.forced, strict=True)
-        )
-        tally, position, growth = add_fill(tally, position, growth, traded, cost, *paid)
-    if rules.fill == "close":
-        tally, *_ = add_fill(tally, position, growth, closed.traded, closed.cost, *paid)
-    return tally
-
-
-def _carried(fills: list[Fill], tally: Tally, dtype: Any) -> Array:
-    """Return `[]` interest, borrow fees and funding, as a fraction of equity before the bar."""
-    flows = [x for f in fills for x in (f.flows.interest, f.flows.borrow_fee, f.flows.funding)]
-    return sum(flows[1:], flows[0]) / tally.equity.astype(dtype)

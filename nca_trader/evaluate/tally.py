@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.envs.account.effects import Fill
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.metrics import NO_WEIGHT
 
@@ -115,59 +116,45 @@ def add_return(
     )
 
 
-def add_fill(
-    tally: Tally, position: Array, growth: Array, traded: Array, cost: Array, worse: Any, fee: float
-) -> tuple[Tally, Array, Array]:
-    """Count what was traded at one moment of a bar.
+def is_position(weight: Array) -> Array:
+    """Return whether each weight is a position, and not what rounding leaves of a closed one."""
+    return jnp.abs(weight) >= DUST[weight.dtype.name]
+
+
+def add_fill(tally: Tally, fill: Fill) -> Tally:
+    """Count what was traded at one moment of a bar; `tally` has `pnl` up to this moment.
 
     A trade is a round trip of one asset, from flat to flat or to the other side, as in `trades`.
-    The cost of a bar is divided among its assets in proportion to what each pays by itself, without
-    impact, fixed fees and ticks.
-
-    Args:
-      tally: with `pnl` up to this moment.
-      position: `[A]` held before, as fractions of equity at the close before the bar.
-      growth: `[]` equity before, likewise.
-      traded: `[A]` signed, as fractions of equity before the fill.
-      cost: `[]` of trading, likewise.
-      worse: fraction of its price by which a fill is worse, a number or `[A]`.
-      fee: fraction of what is paid.
-
-    Returns:
-      The tally, and the position and the growth after.
     """
-    relative, traded, cost = traded, traded * growth, cost * growth
-    dtype, dust = position.dtype, DUST[position.dtype.name]
-    after, size = position + traded, jnp.abs(traded)
-    # Where nothing is traded the cost is 0, whatever its share.
-    share = 1.0
-    if size.shape[0] > 1:
-        own = size * (1e-12 + worse + fee * (1.0 + jnp.sign(traded) * worse))
-        share = (own / jnp.maximum(own.sum(), 1e-30)).astype(dtype)
-    paid = tally.equity.astype(dtype) * cost * share
-    flat = jnp.abs(after) < dust
+    traded, after = fill.traded, fill.left
+    paid = tally.equity.astype(after.dtype) * (1.0 + fill.growth) * fill.cost
     # 1, -1, or 0 where flat, exactly.
-    side = after / jnp.where(flat, jnp.inf, jnp.abs(after))
+    side = after / jnp.where(is_position(after), jnp.abs(after), jnp.inf)
     changed = side != tally.side
     flips, closes = tally.side * side < 0.0, changed & (tally.side != 0.0)
     # Of a fill that changes sides, the part that closes belongs to the trade before.
-    part = jnp.where(flips, position / jnp.where(flips, -traded, jnp.inf), 1.0)
-    ended = (tally.pnl - paid * part) / jnp.where(closes, 1.0, jnp.inf)
-    pnl = jnp.where(side != 0.0, tally.pnl - paid - ended, 0.0)
-    tally = tally._replace(
+    part = jnp.where(flips, (traded - after) / jnp.where(flips, traded, jnp.inf), 1.0)
+    won = (tally.pnl - paid * part) / jnp.where(closes, 1.0, jnp.inf)
+    pnl = jnp.where(side != 0.0, tally.pnl - paid - won, 0.0)
+    return tally._replace(
         side=side,
         pnl=pnl,
-        gains=tally.gains + jnp.maximum(ended, 0.0).sum().astype(jnp.float64),
-        losses=tally.losses - jnp.minimum(ended, 0.0).sum().astype(jnp.float64),
+        gains=tally.gains + jnp.maximum(won, 0.0).sum().astype(jnp.float64),
+        losses=tally.losses - jnp.minimum(won, 0.0).sum().astype(jnp.float64),
         trades=tally.trades + (changed & (side != 0.0)).sum(dtype=jnp.int32),
-        winners=tally.winners + (ended > 0.0).sum(dtype=jnp.int32),
-        turnover=tally.turnover + jnp.abs(relative).sum().astype(jnp.float64),
+        winners=tally.winners + (won > 0.0).sum(dtype=jnp.int32),
+        turnover=tally.turnover + jnp.abs(traded).sum().astype(jnp.float64),
     )
-    return tally, jnp.where(flat, 0.0, after), growth - cost
+
+
+def ended(tally: Tally, held: Array) -> Tally:
+    """End the trades of positions that went without a fill; `held` `[A]` weights are left."""
+    nothing = jnp.zeros_like(held)
+    return add_fill(tally, Fill(nothing, nothing, (), left=held))
 
 
 def add_gain(tally: Tally, gain: Array) -> Tally:
-    """Count the market's gain `[A]`, as fractions of equity at the close before."""
+    """Count the market's gain `[A]`, a fraction of equity at the close before."""
     return tally._replace(pnl=tally.pnl + tally.equity.astype(gain.dtype) * gain)
 
 

@@ -12,24 +12,21 @@ below the floor), is the final equity less 1.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from nca_trader.envs.account.costs import Trade, own_rates
-from nca_trader.envs.account.state import Flows, Quote, Rules, bars_missing, worsening
+from nca_trader.envs.account.effects import AT_OPEN as BROKE_AT_OPEN
+from nca_trader.envs.account.effects import INSIDE as BROKE_INSIDE
+from nca_trader.envs.account.state import Rules
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.simulate import Trace
-from nca_trader.numerics import float64_on_cpu
-from nca_trader.types import SECONDS_PER_YEAR, Bars, Costs
+from nca_trader.types import Bars
 
 TRADING_COSTS = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
-# Why a fill happened. The first five are the codes of `Exit.reason`.
+# Why a fill happened. The first five are the codes of `Fill.reason`.
 REASONS = (
     "target",
     "stop",
@@ -86,219 +83,61 @@ def units_held(bars: Bars, equity: np.ndarray, weights: np.ndarray) -> np.ndarra
     return np.where(metrics.positions(weights) != 0, units, 0.0)
 
 
-def fills_of(bars: Bars, trace: Trace, costs: Costs, rules: Rules) -> Fills:
-    """Find every fill of a backtest.
+def fills_in(bars: Bars, trace: Trace, rules: Rules) -> Fills:
+    """List what an account did as fills in units.
 
     Args:
       bars: the N bars that were traded.
       trace: of the account over these bars.
-      costs: of the account; they divide the cost of a bar among its fills.
       rules: of the account.
     """
-    flows, equity = trace.flows, np.exp(np.asarray(trace.log_equity))
-    held = units_held(bars, equity, np.asarray(trace.weight))
-    # An account begins flat.
-    held_before = np.vstack([np.zeros((1, bars.num_assets)), held[:-1]])
-    at_open, at_close = np.asarray(trace.at_open), np.asarray(trace.at_close)
-    none = np.zeros(at_open.shape)
-    exited, exit_price, exit_reason = none, none, none.astype(np.int8)
-    if trace.left is not None:
-        exited, exit_price, exit_reason = trace.left[:3]
-    forced = (none, none) if trace.forced is None else trace.forced
-    broke = equity <= rules.floor * (1.0 + 1e-9)
-    # Only the bar of the bankruptcy: nothing is held after it.
-    broke &= ~np.concatenate([[False], broke[:-1]])
-    any_trade = np.any([x != 0 for x in (at_open, exited, at_close, *forced)], axis=0)
-    # A position that ended without a trade was delisted.
-    delisted = bars_missing(bars.present) == (rules.delist_after or -1)
-    gone = (held_before != 0) & (held == 0) & ~any_trade & (delisted | ~broke[:, None])
-    lost = broke[:, None] & ((held_before != 0) | any_trade) & ~delisted
-    found = {
-        BEFORE: gone,
-        CALLED_AT_OPEN: forced[0] != 0,
-        AT_OPEN: at_open != 0,
-        INSIDE: exited != 0,
-        CALLED_AT_CLOSE: forced[1] != 0,
-        AT_CLOSE: at_close != 0,
-        AFTER: lost,
-    }
-    # Few bars have a fill, so the rest of the work is on these rows alone.
-    rows = np.flatnonzero((gone | any_trade | lost).any(axis=1))
-    found = {moment: here[rows] for moment, here in found.items()}
-    # A delisted asset is closed at its last price less the haircut, without a trade.
-    written_off = _before_gap(bars, rows) * (1.0 - rules.delist_haircut)
-    prices = {
-        BEFORE: written_off,
-        CALLED_AT_OPEN: bars.open[rows],
-        AT_OPEN: bars.open[rows],
-        INSIDE: exit_price[rows],
-        CALLED_AT_CLOSE: bars.close[rows],
-        AT_CLOSE: bars.close[rows],
-        AFTER: _price_of_bankruptcy(bars, held_before, trace, costs, rules, rows),
-    }
-    reasons = {
-        BEFORE: DELISTED,
-        CALLED_AT_OPEN: LIQUIDATED,
-        AT_OPEN: 0,
-        INSIDE: exit_reason[rows],
-        CALLED_AT_CLOSE: LIQUIDATED,
-        AT_CLOSE: 0,
-        AFTER: BANKRUPT,
-    }
+    effects, num_assets = trace.effects, bars.num_assets
+    inside = bars.close
+    if effects.inside is not None:
+        reached = np.asarray(effects.inside.price)
+        inside = np.where(np.isnan(reached), bars.close, reached)
+    # Of the start's equity, at the close before each bar.
+    begun = np.concatenate([[1.0], np.exp(trace.log_equity[:-1])])
     parts = []
-    for moment, here in found.items():
-        k, asset = np.nonzero(here)
-        reason = np.broadcast_to(reasons[moment], here.shape)[k, asset]
-        parts.append((asset, rows[k], np.full(k.size, moment), prices[moment][k, asset], reason))
-    asset, row, moment, price, reason = (np.concatenate(x) for x in zip(*parts, strict=True))
+    for moment, fill, prices in (
+        (CALLED_AT_OPEN, effects.called_at_open, bars.open),
+        (AT_OPEN, effects.at_open, bars.open),
+        (INSIDE, effects.inside, inside),
+        (CALLED_AT_CLOSE, effects.called_at_close, bars.close),
+        (AT_CLOSE, effects.at_close, bars.close),
+    ):
+        if fill is not None:
+            # Less is rounding, e.g. of a buy for which there was no cash, and no order.
+            some = np.flatnonzero(np.abs(fill.traded) > metrics.NO_WEIGHT)
+            row, asset = np.divmod(some, num_assets)
+            equity, price = begun[row] * (1.0 + fill.growth[row]), prices[row, asset]
+            left = fill.left[row, asset]
+            after = np.where(metrics.positions(left) != 0, left * equity / price, 0.0)
+            reason = 0 if fill.reason is None else fill.reason[row, asset]
+            if moment in (CALLED_AT_OPEN, CALLED_AT_CLOSE):
+                reason = LIQUIDATED
+            parts.append((asset, row, moment, price, after, fill.cost[row, asset] * equity, reason))
+    if effects.gone is not None:
+        # A delisted asset is paid out at its last price less the haircut, without a trade.
+        row, asset = np.nonzero(effects.gone)
+        price = bars.close[row - 1, asset] * (1.0 - rules.delist_haircut)
+        parts.append((asset, row, BEFORE, price, 0.0, 0.0, DELISTED))
+    for row in np.flatnonzero(effects.broke):
+        price = {BROKE_AT_OPEN: bars.open, BROKE_INSIDE: inside}.get(effects.broke[row], bars.close)
+        parts.append((np.arange(num_assets), row, AFTER, price[row], 0.0, 0.0, BANKRUPT))
+    whole = [np.broadcast_arrays(*part) for part in parts]
+    asset, row, moment, price, after, cost, reason = map(np.concatenate, zip(*whole, strict=True))
     # The last key counts most: by asset, then by time.
     order = np.lexsort((moment, row, asset))
-    asset, row, moment, price, reason = (x[order] for x in (asset, row, moment, price, reason))
-    begun = _equity_at_open(bars, equity, held_before, flows, costs, rules, row)
-    with np.errstate(invalid="ignore"):
-        bought = at_open[row, asset] * begun / bars.open[row, asset]
-    after = _units_after(asset, row, moment, held, bought)
+    asset, after = asset[order], after[order]
     # What was held before a fill is what the fill before it left, of the same asset.
-    same = np.concatenate([[False], asset[1:] == asset[:-1]])[: asset.size]
-    before = np.where(same, np.concatenate([[0.0], after[:-1]])[: asset.size], 0.0)
-    # A rebalance of nothing: the dust that a closed position leaves is traded and stays dust.
-    some = before != after
-    fills = Fills(asset, row, moment, price, before, after, np.zeros(row.size), reason)
-    fills = Fills(*(values[some] for values in fills))
-    return fills._replace(cost=_cost_of_each(fills, bars, flows, costs, rules, begun[some]))
-
-
-def _before_gap(bars: Bars, rows: np.ndarray) -> np.ndarray:
-    """Return `[K, A]` the closes before `rows` `[K]`; the first bar's own open before that."""
-    return np.where((rows > 0)[:, None], bars.close[rows - 1], bars.open[rows])
-
-
-def _price_of_bankruptcy(
-    bars: Bars, held: np.ndarray, trace: Trace, costs: Costs, rules: Rules, rows: np.ndarray
-) -> np.ndarray:
-    """Return `[K, A]` the prices that end an account which is bankrupt in one of `rows` `[K]`."""
-    equity = np.exp(np.asarray(trace.log_equity))
-    begun = _equity_at_open(bars, equity, held, trace.flows, costs, rules, rows)
-    # An account that the opening bankrupts does not see the close.
-    at_open = begun * (1.0 - np.asarray(trace.cost)[rows]) <= rules.floor
-    end = bars.close[rows]
-    if trace.left is not None:  # on the way to its level
-        level = np.asarray(trace.left.price)[rows]
-        end = np.where(np.isnan(level), end, level)
-    return np.where(at_open[:, None], bars.open[rows], end)
-
-
-def _equity_at_open(
-    bars: Bars,
-    equity: np.ndarray,
-    held: np.ndarray,
-    flows: Flows,
-    costs: Costs,
-    rules: Rules,
-    rows: np.ndarray,
-) -> np.ndarray:
-    """Return `[K]` equity before the trades at the opens of `rows` `[K]`.
-
-    It is that of the close before, and what happened since.
-    """
-
-    def paid(*names: str) -> np.ndarray:
-        return sum((np.asarray(getattr(flows, x))[rows] for x in names), np.zeros(rows.size))
-
-    gained = np.nansum(held[rows] * (bars.open[rows] - _before_gap(bars, rows)), axis=1)
-    gained += paid("dividends", "delisting")
-    if rules.fill == "next_open":
-        # What time costs is charged before the fill, the bars' own funding at the close.
-        gained += paid("interest", "borrow_fee")
-        seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
-        years = seconds[rows] / SECONDS_PER_YEAR
-        value = np.nansum(held[rows] * bars.open[rows], axis=1) + paid("delisting")
-        gained -= years * costs.funding * value
-    return np.where(rows > 0, equity[rows - 1], 1.0) + gained
-
-
-def _units_after(
-    asset: np.ndarray, row: np.ndarray, moment: np.ndarray, held: np.ndarray, bought: np.ndarray
-) -> np.ndarray:
-    """Return `[K]` the units held after each fill, which are sorted by asset and time.
-
-    Args:
-      asset: of each fill.
-      row: of each fill.
-      moment: of each fill.
-      held: `[N, A]` units at each close.
-      bought: `[K]` units that were traded at the open of the fill's bar.
-    """
-    after = held[row, asset]
-    # An order alone leaves a position.
-    after[(moment != AT_OPEN) & (moment != AT_CLOSE)] = 0.0
-    # Of several fills in one bar the last one leaves what is held at the close. What an earlier
-    # fill at the open leaves follows from its size.
-    followed = np.zeros(row.size, bool)
-    followed[:-1] = (row[1:] == row[:-1]) & (asset[1:] == asset[:-1])
-    k = np.flatnonzero(followed & (moment == AT_OPEN))
-    t, i = row[k], asset[k]
-    start, change = np.where(t > 0, held[t - 1, i], 0.0), bought[k]
-    # The trade that closes a position leaves rounding and no position.
-    dust = np.abs(start + change) <= 1e-9 * np.maximum(np.abs(start), np.abs(change))
-    after[k] = np.where(dust, 0.0, start + change)
-    return after
-
-
-def _cost_of_each(
-    fills: Fills, bars: Bars, flows: Flows, costs: Costs, rules: Rules, begun: np.ndarray
-) -> np.ndarray:
-    """Divide the cost of trading of each bar among its fills, `[K]`; `begun` is equity before.
-
-    A bar's cost is divided in proportion to what the fills cost by themselves. They differ where
-    cash cut a buy: its impact is that of the whole order.
-    """
-    units, row, asset = fills.after - fills.before, fills.row, fills.asset
-    charged = [np.asarray(getattr(flows, name)) for name in TRADING_COSTS]
-    # Flows are what the account received, so what it paid is below 0.
-    total = -np.sum([paid[row] for paid in (*charged, *flows.own)], axis=0)
-    money = rules.capital is not None
-    quoted = bars.half_spread
-    quote = Quote(
-        present=np.ones(row.size, bool),
-        price=fills.price,
-        volume=np.nan_to_num(bars.volume[row, asset]) if money else None,
-        half_spread=None if quoted is None else np.nan_to_num(quoted[row, asset]),
+    before = np.concatenate([[0.0], after[:-1]])[: asset.size]
+    before[1:][asset[1:] != asset[:-1]] = 0.0
+    fills = Fills(
+        asset, row[order], moment[order], price[order], before, after, cost[order], reason[order]
     )
-    # Costs of the user's own see all assets at once, and are added below.
-    listed = dataclasses.replace(costs, own=None, own_scale=None)
-    worse = worsening(units * (rules.capital or 1.0), quote, listed, rules.tick)[0]
-    if costs.own:
-        worse = worse + _own_of_each(fills, bars, costs, rules, begun)
-    size = np.abs(units) * fills.price
-    own = size * (worse + costs.commission * (1.0 + np.sign(units) * worse))
-    # Without a capital a fee in money has no size as a fraction, and none is charged.
-    own += costs.fixed_fee / (rules.capital or math.inf)
-    own += np.where(fills.reason == LIQUIDATED, costs.liquidation_fee * size, 0.0)
-    # Nothing is charged for a position that ends without a trade.
-    own = np.where(np.isin(fills.moment, (BEFORE, AFTER)), 0.0, own)
-    bar = np.bincount(row, own, minlength=len(bars))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = own / bar[row]
-    return np.where(bar[row] > 0.0, share * total, 0.0)
-
-
-def _own_of_each(
-    fills: Fills, bars: Bars, costs: Costs, rules: Rules, begun: np.ndarray
-) -> np.ndarray:
-    """Return `[K]` your own costs of each fill by itself, as a fraction of its price."""
-    k, row = np.arange(fills.row.size), fills.row
-    traded, price = np.zeros((2, k.size, bars.num_assets))
-    traded[k, fills.asset] = (fills.after - fills.before) * fills.price / begun
-    # Assets that did not trade in this fill are shown at their open.
-    price[:] = np.nan_to_num(bars.open[row], nan=1.0)
-    price[k, fills.asset] = fills.price
-    quoted = np.zeros_like(price) if bars.half_spread is None else bars.half_spread[row]
-    money = None if rules.capital is None else rules.capital * begun
-    trade = Trade(traded, price, np.nan_to_num(bars.volume[row]), np.nan_to_num(quoted), money)
-    with float64_on_cpu():
-        rates = jax.vmap(lambda one: sum(own_rates(one, costs)))(jax.tree.map(jnp.asarray, trade))
-    return np.asarray(rates)[k, fills.asset]
+    # What was not held cannot end.
+    return Fills(*(values[before != after] for values in fills))
 
 
 def order_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:

@@ -16,14 +16,15 @@ from jax import Array
 
 from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
+from nca_trader.envs.account.effects import Fill
 from nca_trader.envs.account.exits import Book
+from nca_trader.envs.account.fills import capped
 from nca_trader.envs.account.risk import Seen, before_bars, denied, next_size
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
     WHOLE,
     Account,
-    Fill,
     Legs,
     Quote,
     Rules,
@@ -72,7 +73,7 @@ def place(
     """
     rules = rules._replace(fill="next_open")
     placed, _ = accounting.place(account, target, quote, costs, rules)
-    return placed, accounting.capped(placed.ordered, rules)
+    return placed, capped(placed.ordered, rules)
 
 
 class Decision(NamedTuple):

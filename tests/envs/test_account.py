@@ -66,7 +66,7 @@ def test_one_trade_by_hand():
     account, fill = accounting.trade(account, Quote(jnp.ones(1, bool)), costs, Rules())
     np.testing.assert_allclose(accounts.equity(account), 0.9849, rtol=1e-6)
     np.testing.assert_allclose(account.weight, [50 / 98.49], rtol=1e-6)
-    np.testing.assert_allclose([fill.traded[0], fill.cost], [0.5, 0.0151], rtol=1e-6)
+    np.testing.assert_allclose([fill.traded[0], fill.cost[0]], [0.5, 0.0151], rtol=1e-6)
 
 
 def test_holding_costs_nothing_and_a_repeated_target_does_not_trade():

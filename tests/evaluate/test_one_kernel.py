@@ -150,34 +150,3 @@ def test_a_sweep_of_a_users_strategy_decides_first_and_earns_what_backtests_earn
             found["equity"], [result.equity.iloc[-1] for result in looped], rtol=1e-9
         )
         assert num_bars < 50 or len(set(found["equity"])) == (4 if levels else 2)
-
-
-NEVER = {
-    "plain": (COSTS, "next_open", {}),
-    "at the close": (COSTS, "close", {"capital": 1e4}),
-    "rates and calls": (
-        nca.Costs(commission=1e-3, interest_borrow=0.1, borrow_fee=0.05, liquidation_fee=0.01),
-        "next_open",
-        {"maintenance_margin": 0.333, "borrow": True, "max_gross": 4.0},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NEVER)
-@pytest.mark.few(1)
-def test_what_a_trace_leaves_out_is_zero(case, monkeypatch):
-    costs, fill, limits = NEVER[case]
-    bars = made(60, 2)
-    weights = np.random.default_rng(1).choice([-1.5, 0.0, 0.4, 1.5], bars.close.shape)
-    given = (bars, weights, costs, fill)
-    short = nca.backtest(*given, **limits)
-    with monkeypatch.context() as patch:
-        patch.setattr(simulate, "_never", lambda legs, rules: frozenset())
-        jax.clear_caches()
-        whole = nca.backtest(*given, **limits)
-    jax.clear_caches()
-    same(short, whole)
-    np.testing.assert_allclose(short.trace.at_open, whole.trace.at_open, rtol=1e-12, atol=1e-16)
-    np.testing.assert_allclose(short.trace.at_close, whole.trace.at_close, rtol=1e-12, atol=1e-16)
-    if case == "rates and calls":
-        assert (whole.flows[["liquidation", "interest", "borrow_fee"]].abs().sum() > 0.0).all()

@@ -1,36 +1,51 @@
 """Trades, orders and their metrics by hand; `test_judge.py` has those of drawn accounts."""
 
-import collections
 import csv
 import gzip
 import math
 import time
-import types
 
 import numpy as np
 import pandas as pd
 import pytest
 from drawn import random_bars
 
-from nca_trader.envs.account.state import Flows, Rules
+from nca_trader.envs.account.effects import Effects, Fill, Flows
+from nca_trader.envs.account.state import Rules
 from nca_trader.evaluate import trades
+from nca_trader.evaluate.simulate import Trace
 from nca_trader.evaluate.trades import REASONS
-from nca_trader.types import Bars, Costs
-
-Exit = collections.namedtuple("Exit", ("traded", "price", "reason"))
+from nca_trader.types import Bars
 
 
-def trace(equity, weights, at_open, at_close=None, flows=None, left=None):
-    """What a backtest records, as far as trades need it."""
-    if flows is None:
-        flows = Flows(*np.zeros((len(Flows._fields) - 1, len(equity))))
-    if at_close is None:
-        at_close = np.zeros_like(at_open)
-    given = {"at_open": at_open, "at_close": at_close, "flows": flows, "left": left}
-    free = np.zeros(len(equity))
-    return types.SimpleNamespace(
-        log_equity=np.log(equity), weight=weights, cost=free, forced=None, **given
+def trace(bars, equity, at_open, held, *, exited=None, price=None):
+    """What an account did that trades at opens, `[N, A]` units traded and held after it.
+
+    exited: units that left inside the bar, at `price`.
+    """
+    before = np.concatenate([[1.0], equity[:-1]])
+    kept = held if exited is None else held + exited
+    gap = bars.open - np.vstack([bars.open[:1], bars.close[:-1]])
+    worth = before + (np.vstack([0.0 * kept[:1], kept[:-1]]) * gap).sum(axis=1)
+
+    def fill(units, prices, left, worth, **more):
+        value, free = units * prices / worth[:, None], np.zeros(units.shape)
+        growth = worth / before - 1.0
+        return Fill(value, free, (), left * prices / worth[:, None], growth, **more)
+
+    inside = None
+    if exited is not None:
+        during = worth + (held * (price - bars.open)).sum(1)
+        reason = np.where(exited != 0, REASONS.index("stop"), 0).astype(np.int8)
+        reached = np.where(exited != 0, price, np.nan)
+        inside = fill(exited, price, kept, during, price=reached, reason=reason)
+    effects = Effects(
+        Flows(*np.zeros((len(Flows._fields) - 1, len(equity)))),
+        broke=np.zeros(len(equity), np.int8),
+        at_open=fill(at_open, bars.open, held, worth),
+        inside=inside,
     )
+    return Trace(np.log(equity), None, None, effects)
 
 
 def hand_bars(open_, close):
@@ -52,15 +67,15 @@ def test_a_position_that_is_stopped_in_the_bar_of_its_entry_is_a_trade_of_its_ow
     # Bought with everything at the open of bar 1, stopped at 95 in the same bar; bought again at
     # the open of bar 2, and held.
     equity = np.array([1.0, 0.95, 0.95 * 96 / 90, 0.95 * 99 / 90])
-    column = np.array([[0.0], [1.0], [1.0], [0.0]])
-    exited = np.array([[0.0], [-1.0], [0.0], [0.0]])
-    left = Exit(exited, np.where(exited != 0, 95.0, np.nan), (exited != 0).astype(np.int8))
-    weights = np.array([[0.0], [0.0], [1.0], [1.0]])
-    fills = trades.fills_of(bars, trace(equity, weights, column, left=left), Costs(), Rules())
+    bought = np.array([[0.0], [0.01], [0.95 / 90], [0.0]])
+    exited = np.array([[0.0], [-0.01], [0.0], [0.0]])
+    held = np.array([[0.0], [0.01], [0.95 / 90], [0.95 / 90]])
+    found = trace(bars, equity, bought, held, exited=exited, price=np.full((4, 1), 95.0))
+    fills = trades.fills_in(bars, found, Rules())
     table = trades.trade_table(fills, bars, Rules())
     assert table["reason"].tolist() == ["stop", "open"]
     assert table["entry_price"].tolist() == [100.0, 90.0]
-    assert table["exit_price"].tolist() == [95.0, 99.0]
+    assert table["exit_price"].tolist() == pytest.approx([95.0, 99.0], rel=1e-14)
     np.testing.assert_allclose(table["return"], [-0.05, 0.1], atol=1e-14)
     np.testing.assert_allclose(table["pnl"].sum(), equity[-1] - 1.0, atol=1e-14)
     assert table["bars"].tolist() == [0, 1] and pd.isna(table["exit"][1])
@@ -99,9 +114,9 @@ def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_s
     bars = random_bars(rng, 100_000, 1, spread=0.001, unit="m")
     side = np.repeat(rng.choice([-1.0, 0.0, 1.0], 5_000), 20)[:, None]
     change = np.diff(side, axis=0, prepend=0.0)
-    found = trace(np.ones(100_000), side, change)
+    found = trace(bars, np.ones(100_000), change / bars.open, side / bars.open)
     begun = time.perf_counter()
-    fills = trades.fills_of(bars, found, Costs(), Rules())
+    fills = trades.fills_in(bars, found, Rules())
     table = trades.trade_table(fills, bars, Rules())
     spent = time.perf_counter() - begun
     assert len(table) > 2_000
@@ -140,9 +155,8 @@ def test_trades_equal_those_of_backtesting_py(shared):
     open_ = np.where(np.isnan(open_), close, open_)
     bars = hand_bars(open_, close)
     change = np.diff(units, prepend=0.0)
-    at_open = change * open_ / np.concatenate([[1.0], equity[:-1]])
-    found = trace(equity, (units * close / equity)[:, None], at_open[:, None])
-    fills = trades.fills_of(bars, found, Costs(), Rules())
+    found = trace(bars, equity, change[:, None], units[:, None])
+    fills = trades.fills_in(bars, found, Rules())
     ours = trades.trade_table(fills, bars, Rules(capital=10_000.0))
     ours = ours[ours["reason"] != "open"].reset_index()
     assert len(ours) == len(theirs)

@@ -15,20 +15,18 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from nca_trader.envs.account.state import (
+from nca_trader.envs.account.effects import (
     LIQUIDATED,
     NONE,
     STOP_LOSS,
     TAKE_PROFIT,
     TRAILING_STOP,
-    Account,
-    Exit,
+    Effects,
     Fill,
-    Legs,
-    Rules,
-    equity,
 )
-from nca_trader.envs.account.step import Intrabar, Reached, place, through, to_close, to_open
+from nca_trader.envs.account.intrabar import Intrabar
+from nca_trader.envs.account.state import Account, Legs, Rules, equity
+from nca_trader.envs.account.step import Reached, from_open, place, to_open
 from nca_trader.types import Bar, Costs, Tensor
 
 # A weight that a trade back to 0 leaves by rounding, in float32.
@@ -146,7 +144,7 @@ def portfolio(account: Account, book: Book) -> Portfolio:
 
 def on_bar(
     account: Account, book: Book, bar: Bar, legs: Legs, costs: Costs, rules: Rules
-) -> tuple[Account, Book, list[Fill], Fill, Exit]:
+) -> tuple[Account, Book, Effects]:
     """Move the account from one close to the next, and leave positions whose level is reached.
 
     Args:
@@ -158,29 +156,28 @@ def on_bar(
       rules: of the account.
 
     Returns:
-      The account and the book at the close, the effects up to the open and those of the whole
-      bar, and what left inside it.
+      The account and the book at the close, and the effects of the bar.
     """
-    now, fills = to_open(account, legs, costs, rules)
-    book = entered(book, now.held, fills[-1], bar.open)
+    now, effects = to_open(account, legs, costs, rules)
+    book = entered(book, now.held, effects.at_open, bar.open)
     level, reason = _reached(book, now, bar)
-    # Of prices: a quotient of equal ones may be off by its last bit, see `step._of_each`.
+    # Of prices: a quotient of equal ones may be off by its last bit, see `intrabar.of_each`.
     reached = Reached(level / bar.open - 1.0, level, reason, (reason != NONE) & (level == bar.open))
-    now, inside, left = through(now, legs, costs, rules, reached)
-    assert left is not None
-    account, whole = to_close(now, [*fills, *inside], legs, costs, rules)
-    by_level = (left.reason != NONE) & (left.reason != LIQUIDATED)
-    return account, aged(book, account, bar, by_level), fills, whole, left
+    account, effects = from_open(now, effects, legs, costs, rules, reached)
+    assert effects.inside is not None
+    reason = effects.inside.reason
+    by_level = (reason != NONE) & (reason != LIQUIDATED)
+    return account, aged(book, account, bar, by_level), effects
 
 
 def place_order(
     account: Account, book: Book, order: Order, bar: Bar, legs: Legs, costs: Costs, rules: Rules
-) -> tuple[Account, Book, Fill, Array]:
+) -> tuple[Account, Book, Fill | None, Array]:
     """Order what a strategy asks for, with this bar's close seen.
 
     Returns:
-      The account and book with the order, the effects of a fill at this close, and `[A]` the
-      weights ordered, NaN for none.
+      The account and book with the order, what filled at this close, and `[A]` the weights ordered,
+      NaN for none.
     """
     target, given = order.target, ~jnp.isnan(order.target)
     changed = given & (target != book.signal)
@@ -196,23 +193,25 @@ def place_order(
             level = jnp.where(changed | ~jnp.isnan(level), level, old)
             book = book._replace(**{name: level})
     account, fill = place(account, weights, legs.at_close, costs, rules)
-    if rules.fill == "close":
+    if fill is not None:
         book = entered(book, account.held, fill, bar.close)
     return account, book, fill, weights
 
 
-def entered(book: Book, held: Array, fill: Fill, price: Tensor) -> Book:
+def entered(book: Book, held: Array, fill: Fill | None, price: Tensor) -> Book:
     """Return the book after a fill.
 
     Args:
       book: before it.
-      held: `[A]` what the fill leaves, as fractions of equity after it.
-      fill: its effects.
+      held: `[A]` what is held after it, as fractions of equity.
+      fill: what was traded; None where positions can only have been closed.
       price: `[A]` at which it was.
     """
-    # Of equity before the cost, as what was traded is.
-    whole = (held * (1.0 - fill.cost)).astype(price.dtype)
-    traded = fill.traded.astype(price.dtype)
+    whole, traded = held, jnp.zeros_like(held)
+    if fill is not None:
+        # Of equity before the cost, as what was traded is.
+        whole, traded = held * (1.0 - fill.cost.sum()), fill.traded
+    whole, traded = whole.astype(price.dtype), traded.astype(price.dtype)
     side, flat = jnp.sign(whole), jnp.abs(held) < FLAT
     before = jnp.where(jnp.isnan(book.entry), 0.0, whole - traded)
     new = ~flat & (before * side <= FLAT)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -161,78 +160,6 @@ class Account(NamedTuple):
     def held(self) -> Array:
         """`[A]` value held in each asset, as a signed fraction of equity."""
         return self.weight + self.weight_low
-
-
-class Flows(NamedTuple):
-    """Changes of equity by cause, `[]` each, in units of the start's equity; gains are positive.
-
-    market: returns on the weights held. dividends: paid and received. delisting: the haircut of
-    positions closed because their asset is delisted. commission, fixed_fee, slippage (ticks
-    included), spread, impact: of trades. liquidation: the fee of forced ones. interest,
-    borrow_fee, funding: of holding. ruin: losses forgiven below the floor. own: of `Costs.own`.
-    """
-
-    market: Tensor
-    dividends: Tensor
-    delisting: Tensor
-    commission: Tensor
-    fixed_fee: Tensor
-    slippage: Tensor
-    spread: Tensor
-    impact: Tensor
-    liquidation: Tensor
-    interest: Tensor
-    borrow_fee: Tensor
-    funding: Tensor
-    ruin: Tensor
-    own: tuple[Tensor, ...] = ()
-
-    def named(self, costs: Costs) -> dict[str, Tensor]:
-        """Return the flows by name; those of your own costs by the names in `costs.own`."""
-        shared = {name: flow for name, flow in self._asdict().items() if name != "own"}
-        return shared | dict(zip(costs.own or (), self.own, strict=True))
-
-
-def add_flows(*flows: Flows) -> Flows:
-    """Add flows; only those of trades have an entry for costs of your own."""
-    whole = jax.tree.map(
-        lambda *parts: sum(parts[1:], parts[0]), *(f._replace(own=()) for f in flows)
-    )
-    own = zip(*(f.own for f in flows if f.own), strict=True)
-    return whole._replace(own=tuple(sum(parts[1:], parts[0]) for parts in own))
-
-
-class Fill(NamedTuple):
-    """Effects of a bar or an order.
-
-    traded: `[A]` signed notional at the bar's price, as a fraction of equity before it.
-    cost: `[]` cost of trading, likewise. flows: all of them, in units of the start's equity.
-    forced: `[A]` and `[]`, what of `traded` and `cost` were margin calls at the open or the close.
-    small: `[]` number of orders that were not sent, as they are below `min_notional`.
-    """
-
-    traded: Array
-    cost: Array
-    flows: Flows
-    forced: Any = (0.0, 0.0)
-    small: Any = 0
-
-
-NONE, STOP_LOSS, TAKE_PROFIT, TRAILING_STOP, LIQUIDATED = range(5)  # values of `Exit.reason`
-
-
-class Exit(NamedTuple):
-    """What left inside a bar, `[A]` each but for `cost`.
-
-    traded: signed notional, as a fraction of equity then. price: that was reached, NaN for none; a
-    bankrupt account reaches it and trades nothing. reason: int8, `NONE`, a level, or a margin call.
-    cost: `[]` as a fraction of equity then.
-    """
-
-    traded: Array
-    price: Array
-    reason: Array
-    cost: Array
 
 
 def open_account(weight: ArrayLike, rules: Rules = Rules()) -> Account:
