@@ -137,6 +137,48 @@ def events_of(db: sqlite3.Connection, kind: str | None = None, after: int = 0) -
         yield Event(seq, run, ts_event, ts_recv, name, key, body)
 
 
+class Follower:
+    """Reads a journal that grows: each poll reads only what is new.
+
+    Args:
+      path: the journal; it need not exist yet.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._seq, self._hash = 0, None  # of the last event that was read
+
+    def poll(self) -> tuple[list[Event], bool]:
+        """Return the events since the last poll, and whether they are those of another journal.
+
+        Where the journal was replaced, or is gone, what was read before is void, and the events are
+        all that the new one has.
+
+        Raises:
+          StateError: it is not a journal, or cannot be read.
+        """
+        if not self.path.is_file():
+            replaced, self._seq = self._seq > 0, 0
+            return [], replaced
+        with contextlib.closing(connect_reader(self.path)) as db, as_state_error(self.path):
+            refuse_other_tables(self.path, db)
+            if not _schema(db)[0]:
+                replaced, self._seq = self._seq > 0, 0
+                return [], replaced
+            db.execute("BEGIN")  # one view for all that is read
+            replaced = self._seq > 0 and self._hash_of(db, self._seq) != self._hash
+            # An inode says nothing: a file that is made in the place of another may get the same.
+            events = list(events_of(db, after=0 if replaced else self._seq))
+            self._seq = events[-1].seq if events else 0 if replaced else self._seq
+            self._hash = self._hash_of(db, self._seq) if self._seq else None
+        return events, replaced
+
+    @staticmethod
+    def _hash_of(db: sqlite3.Connection, seq: int) -> bytes | None:
+        row = db.execute("SELECT hash FROM event WHERE seq = ?", (seq,)).fetchone()
+        return row and row[0]
+
+
 def examine(path: Path, db: sqlite3.Connection) -> Examined:
     """Walk the chain and compare its end with the head file, in one view of the database."""
     with as_state_error(path):

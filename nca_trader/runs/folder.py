@@ -213,13 +213,16 @@ class Lines:
             write_atomically(self.path / f"{self._number:06d}", self._part)
             self._stored, self._at = len(self._part), self._clock()
 
-    def read(self) -> bytes:
-        """Return the whole text, including lines appended here; b"" if it does not exist."""
+    def read(self, start: int = 0) -> bytes:
+        """Return the text from byte `start` on, with lines appended here; b"" if there is none."""
         self.flush()
         if isinstance(self.path, CloudPath):
-            return b"".join(self._parts(self.path).values())
-        # A pipe of that name would wait without end.
-        return self.path.read_bytes() if self.path.is_file() else b""
+            return b"".join(self._parts(self.path).values())[start:]
+        if not self.path.is_file():  # a pipe of that name would wait without end
+            return b""
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read()
 
     def split(self) -> list[bytes]:
         """Return all lines with their ends; the last one may have none."""

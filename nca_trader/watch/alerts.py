@@ -30,11 +30,10 @@ KEYS = ("name", "metric", "comparison", "threshold", "for", "sinks")
 # Kinds of sinks: what stands after the colon, and the remedy.
 SINKS = {
     "log": (r"$", 'give "log" alone'),
-    "webhook": (
-        r"https?://[!-~]+$|\$\{?\w+\}?$",
-        "give webhook:http(s)://... without spaces, or webhook:$NAME of a variable",
+    "apprise": (
+        r"[a-z][a-z0-9.+-]*://[!-~]+$|\$\{?\w+\}?$",
+        "give apprise:SERVICE://... without spaces, or apprise:$NAME of a variable",
     ),
-    "email": (r"[!-?A-~]+@[!-?A-~]+$", "give email:NAME@HOST, and the server in NCA_TRADER_SMTP"),
     "call": (r".+$", "give call:package.module:function"),
 }
 INACTIVE, PENDING, FIRING, RESOLVED = "inactive", "pending", "firing", "resolved"
@@ -52,7 +51,7 @@ class Rule:
         the metric is missing, or not a finite number.
       threshold: a number, None for "absent".
       for_seconds: the key `for`, e.g. "5m": how long the condition must hold before it fires.
-      sinks: each "log", "webhook:URL", "email:ADDRESS" or "call:PACKAGE.MODULE:FUNCTION".
+      sinks: each "log", "apprise:URL" or "call:PACKAGE.MODULE:FUNCTION".
     """
 
     name: str
@@ -138,7 +137,7 @@ class Notice:
         return ", ".join([self.rule.name, *of])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the body of a webhook's request. Times are in ISO 8601, UTC."""
+        """Return it as a dict of JSON types. Times are in ISO 8601, UTC."""
         since, at = (
             datetime.datetime.fromtimestamp(t, datetime.UTC).isoformat(timespec="seconds")
             for t in (self.since, self.at)
@@ -287,17 +286,17 @@ def _problems(row: dict[str, Any]) -> Iterator[str]:
         yield f'for = {row["for"]!r} is not a length of time; write e.g. "30s", "5m", "2h".'
     sinks = row.get("sinks", ["log"])
     if not isinstance(sinks, list) or not sinks:
-        yield f'sinks = {sinks!r}: give a list, e.g. ["log", "webhook:https://..."].'
+        yield f'sinks = {sinks!r}: give a list, e.g. ["log", "apprise:$ALERT_URL"].'
         return
     for sink in sinks:
         kind, _, target = str(sink).partition(":")
         if kind not in SINKS:
-            known = '"log", "webhook:URL", "email:ADDRESS" or "call:MODULE:NAME"'
+            known = '"log", "apprise:URL" or "call:MODULE:NAME"'
             yield f"sink {kind!r} is not known; it may be {known}."
         elif not re.match(SINKS[kind][0], target) or (
             kind == "call" and origin_of("sinks", target) is None
         ):
-            # The target of a webhook may be a secret, and is not repeated.
+            # An address has secrets, and is not repeated.
             yield f"sink {kind}: {SINKS[kind][1]}."
 
 

@@ -8,15 +8,13 @@ import logging
 import math
 import pathlib
 import re
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nca_trader.cloud import Place
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, printable
-from nca_trader.paper.chain import writing
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.chain import Follower, writing
 from nca_trader.runs.folder import Lines, read_rows, rows_checked
 from nca_trader.watch.alerts import LABEL
 
@@ -45,32 +43,33 @@ class Rows:
         self._lines = Lines(path)
         self.newest: dict[str, Any] = {}
         self.count = self.restarts = 0
-        self._at, self._tail = 0, b""
-        self._checked = False
+        self._at, self._tail = 0, b""  # the position that was read to, and what stands before it
+        self._line, self._checked = 1, False  # the number of the next line
 
     def poll(self) -> list[dict[str, Any]]:
         """Return the rows since the last poll; after a restart, all rows."""
+        start = self._at - len(self._tail)
         try:
-            text = self._lines.read()
+            text = self._lines.read(start)
             if not text and self.written() is None:  # not begun, or between two names
                 return []
+            # What was read must still stand there. The file may have another inode: one that holds
+            # what was read, and more, need not be read again.
+            if not text.startswith(self._tail):
+                self.restarts += 1
+                self.newest, self.count, self._tail, start, self._line = {}, 0, b"", 0, 1
+                text = self._lines.read()
         except StoreError as error:
             log.warning("%s", error)
             return []
-        # What was read must still stand there. The file may have another inode: one that holds
-        # what was read, and more, need not be read again.
-        tail = text[self._at - len(self._tail) : self._at]
-        if len(text) < self._at or tail != self._tail:
-            self.restarts += 1
-            self.newest, self.count, self._at, self._tail = {}, 0, 0, b""
         end = text.rfind(b"\n") + 1
-        lines = io.BytesIO(text[self._at : end]).readlines()
-        if lines and not self._at:  # run.json is there before the first row
+        lines = io.BytesIO(text[len(self._tail) : end]).readlines()
+        if lines and self._line == 1:  # run.json is there before the first row
             self._checked = rows_checked(self.path.parent)
-        first = text.count(b"\n", 0, self._at) + 1
-        found = read_rows(lines, self.path, checked=self._checked, first=first)
+        found = read_rows(lines, self.path, checked=self._checked, first=self._line)
         rows = [row for row in found if row is not None]
-        self._at, self._tail = end, text[max(end - TAIL, 0) : end]
+        self._line += len(lines)
+        self._at, self._tail = start + end, text[max(end - TAIL, 0) : end]
         self.count += len(rows)
         self.newest = rows[-1] if rows else self.newest
         return rows
@@ -86,7 +85,10 @@ class Paper:
     def __init__(self, path: pathlib.Path):
         """Read nothing yet. The journal need not exist."""
         self.path = path
-        self._seq = 0
+        self._follower = Follower(path)
+        self._begin()
+
+    def _begin(self) -> None:
         self._peak = 1.0
         self._metrics: dict[str, float] = {}
         self._seen_at: float | None = None
@@ -101,13 +103,14 @@ class Paper:
         that sleeve is.
         """
         try:
-            events = list(read_events(self.path, after=self._seq)) if self.path.exists() else []
-        except (StateError, ConfigError, sqlite3.Error) as error:  # being made, or copied over
+            events, replaced = self._follower.poll()
+        except (StateError, ConfigError) as error:  # being made, or copied over
             log.warning("%s: not read this time (%s)", self.path, error)
-            events = []
+            events, replaced = [], False
+        if replaced:
+            self._begin()
         metrics = self._metrics
         for event in events:
-            self._seq = event.seq
             metrics["paper_events"] = float(event.seq)
             if event.kind in ("bar", "fill"):
                 name = f"paper_{event.kind}s"

@@ -163,7 +163,7 @@ ROWS = {
         ("reads only", "watch/test_dashboard_server.py", "reading_changes_no_file", "before"),
         ("slow sink", "watch/test_sinks.py", "a_slow_sink_does_not_hold_up_the_caller", "slow"),
         ("failing sink", "watch/test_sinks.py",
-         "a_webhook_that_stays_away_is_logged_and_stops_nothing", "caplog"),
+         "a_service_that_stays_away_is_logged_and_stops_nothing", "caplog"),
     ],
 }  # fmt: skip
 # Rows that no test looks for yet. A row that gets its tests leaves this list.

@@ -42,7 +42,7 @@ class Mortal:
         paths = [str(HERE.parent), str(HERE.parents[1])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment["PAPER_TAPE"] = str(folder)
-        for name in ("APCA_API_SECRET_KEY", "NCA_TRADER_SMTP_PASSWORD"):
+        for name in ("APCA_API_SECRET_KEY", "ALERT_URL"):
             environment[name] = CANARY
         self.folder = folder
         self.process = subprocess.Popen(

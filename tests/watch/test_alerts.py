@@ -128,7 +128,7 @@ metric = "approx_kl"
 comparison = ">"
 threshold = 0.05
 for = "5m"
-sinks = ["log", "webhook:https://example.org/x", "call:mine.alerts:tell"]
+sinks = ["log", "apprise:jsons://example.org/x", "call:mine.alerts:tell"]
 
 [[rule]]
 name = "stalled"
@@ -152,7 +152,7 @@ def write(tmp_path, text):
 
 def test_rules_are_read_as_they_are_written(tmp_path):
     kl, stalled, gone = read_rules(write(tmp_path, GOOD))
-    sinks = ("log", "webhook:https://example.org/x", "call:mine.alerts:tell")
+    sinks = ("log", "apprise:jsons://example.org/x", "call:mine.alerts:tell")
     assert kl == Rule(
         name="kl", metric="approx_kl", comparison=">", threshold=0.05, for_seconds=300.0,
         sinks=sinks,
@@ -181,9 +181,12 @@ ROW = '[[rule]]\nname = "a"\nmetric = "b"\n'
         (ROW + 'comparison = ">"\nthreshold = 1\ntreshold = 1', "did you mean 'threshold'?"),
         (ROW + 'comparison = ">"\nthreshold = 1\nsinks = []', "give a list"),
         (ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["mail:me"]', "sink 'mail' is not known"),
-        (ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["webhook:ftp://x"]', "http(s)"),
-        (ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["webhook:http://x/a b"]', "spaces"),
-        (ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["email:me"]', "email:NAME@HOST"),
+        (
+            ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["webhook:http://x"]',
+            "'webhook' is not known",
+        ),
+        (ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["apprise:json://x/a b"]', "spaces"),
+        (ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["apprise:me"]', "apprise:SERVICE://"),
         (ROW + 'comparison = ">"\nthreshold = 1\nsinks = ["call:os"]', "package.module:function"),
         ('[[rule]]\nname = "a"\ncomparison = ">"\nthreshold = 1', "metric = None: give a text"),
         ((ROW + 'comparison = ">"\nthreshold = 1\n') * 2, "rule 2 (a): the name is another"),

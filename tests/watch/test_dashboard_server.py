@@ -1,10 +1,15 @@
 """Who may ask the dashboard, what it answers, and the one file that it writes."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import math
 import os
 import re
+import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -17,6 +22,7 @@ from nca_trader.watch.dashboard.sources import Sources, holder_of
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+from nca_trader.watch.dashboard import server as module
 from nca_trader.watch.dashboard.server import (
     HEADERS,
     access,
@@ -160,6 +166,54 @@ def test_a_long_form_is_refused(app, journal):
     body = b"reason=" + b"x" * 5000
     assert ask(app, "/s/mine.sqlite/halt", "POST", body, origin=HOME)[0] == 413
     assert not halted(journal).exists()
+
+
+def test_a_form_of_many_fields_is_refused(app, journal):
+    for body in (b"&".join(b"reason=x" for _ in range(9)), b"reason=x" + b"&" * 4000):
+        status = ask(app, "/s/mine.sqlite/halt", "POST", body, origin=HOME)[0]
+        assert status == 400 and not halted(journal).exists()
+
+
+def test_two_places_are_kept_for_halt(app, journal):
+    app.running = module.RUNNING
+    assert ask(app, "/")[0] == ask(app, "/s/mine.sqlite/events")[0] == 503
+    assert ask(app, "/s/mine.sqlite/halt", "POST", b"reason=x", origin=HOME)[0] == 303
+    assert halted(journal).exists() and app.running == module.RUNNING
+    app.running += module.HALTING
+    assert ask(app, "/s/mine.sqlite/halt", "POST", b"reason=x", origin=HOME)[0] == 503
+
+
+@pytest.fixture
+def served(journal):
+    """A dashboard in a process of its own; its port."""
+    command = [sys.executable, "-m", "nca_trader", "dashboard", "--root", str(journal.parent)]
+    with subprocess.Popen([*command, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
+        yield int(re.search(r":(\d+)/", process.stdout.readline())[1])
+        process.terminate()
+
+
+def test_half_sent_headers_block_nothing_and_end(served, journal):
+    """More of them than the server keeps, each of which a plain server waits for without end."""
+    home = f"{HOST}:{served}"
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(300):
+            client = stack.enter_context(socket.create_connection((HOST, served)))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: " + home.encode())
+            held.append(client)
+        began = time.monotonic()
+        page = http.client.HTTPConnection(HOST, served, timeout=20)
+        page.request("POST", "/s/mine.sqlite/halt", "reason=now", {"Origin": f"http://{home}"})
+        assert page.getresponse().status == 303 and halted(journal).exists()
+        page.close()
+        page.request("GET", "/")
+        assert page.getresponse().status == 200
+        page.close()
+        for client in held:
+            client.settimeout(4 * module.HEADER_SECONDS)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert time.monotonic() - began < 6 * module.HEADER_SECONDS
 
 
 @pytest.mark.parametrize("path", ["/s/nobody", "/s/..%2Fetc", "/static/../server.py", "/static/x"])

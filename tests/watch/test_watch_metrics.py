@@ -12,7 +12,9 @@ import pytest
 
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import write_atomically
+from nca_trader.paper.chain import Follower
 from nca_trader.paper.journal import Journal
+from nca_trader.runs.folder import Lines
 from nca_trader.watch.metrics import Collector, Paper, Rows, Watched, exporter, flat
 
 
@@ -239,3 +241,56 @@ def test_a_journals_figures_are_those_of_its_events(tmp_path):
     assert last["paper_equity"] == 1.5 and last["paper_drawdown"] == 0.0
     assert last["paper_fills"] == 1.0 and last["paper_halted"] == 1.0
     assert last["paper_feed_age_seconds"] == 7.0 and last["paper_bars"] == 3.0
+
+
+def test_each_poll_reads_only_what_is_new(path, monkeypatch):
+    rows, read = Rows(path), []
+    real = Lines.read
+
+    def counted(self, start=0):
+        read.append(len(text := real(self, start)))
+        return text
+
+    monkeypatch.setattr(Lines, "read", counted)
+    for number in range(400):
+        append(path, line(number, x=0.5))
+        assert updates(rows.poll()) == [number]
+    # The file has 400 rows of some 20 bytes; a poll reads one of them and the tail.
+    assert len(read) == 400 and max(read) <= 256 + 40
+    journal = path.with_name("j.db")
+    follower, count = Follower(journal), write_session(journal, 1, 50)
+    assert [len(follower.poll()[0]), len(follower.poll()[0])] == [count, 0]
+
+
+def write_session(path, first, last, equity=1.0):
+    """Writes a bar and, at the end, a snapshot; the number of events."""
+    with Journal(path, clock=lambda: last * NS) as journal:
+        for key in range(first, last):
+            journal.record("r", "bar", str(key), {}, key * NS)
+        journal.record("r", "snapshot", str(last), {"equity": equity}, last * NS)
+        return journal.head.seq
+
+
+def replace(path, other):
+    """Puts another journal in a journal's place."""
+    for suffix in ("", ".head"):
+        os.replace(f"{other}{suffix}", f"{path}{suffix}")
+
+
+@pytest.mark.parametrize("length", [3, 20, 90])
+def test_a_replaced_journal_is_followed_from_its_beginning(tmp_path, length):
+    """Shorter, as long as and longer than the one before, at the same path."""
+    path, other = tmp_path / "j.db", tmp_path / "k.db"
+    write_session(path, 1, 20, equity=0.5)
+    watched = Watched(None, path)
+    assert watched.look()["paper_equity"] == 0.5
+    write_session(other, 1, length, equity=1.25)
+    replace(path, other)
+    found = watched.look()
+    assert (found["paper_equity"], found["paper_drawdown"]) == (1.25, 0.0)
+    assert (found["paper_bars"], found["paper_events"]) == (length - 1, length)
+    for suffix in ("", ".head"):
+        os.remove(f"{path}{suffix}")
+    assert watched.look() == {}
+    write_session(path, 1, 5)
+    assert watched.look()["paper_bars"] == 4

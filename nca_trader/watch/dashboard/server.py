@@ -17,7 +17,7 @@ import socket
 import stat
 import urllib.parse
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jinja2
 import uvicorn
@@ -33,6 +33,7 @@ from starlette.responses import (
     StreamingResponse,
 )
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nca_trader.config.records import finite
 from nca_trader.errors import ConfigError, StateError, argument
@@ -63,7 +64,12 @@ HEADERS = {
 COOKIE = "nca_dashboard"
 LONGEST_BODY = 4096  # bytes of a form
 BODY_SECONDS = 5.0
+HEADER_SECONDS = 5.0  # that a connection may take to send a request
+SLOW_SECONDS = 30.0  # that a client may take to read what was sent
 STREAMS = 48  # at once
+RUNNING = 192  # requests at once, and two more that halt
+HALTING = 2
+WAITING = 64  # connections without a request; the oldest makes way for another
 LEAST_TOKEN = 16  # characters
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -144,6 +150,7 @@ class Guard:
 
     def __init__(self, app: Any, allowed: Access, cookie: str):
         self._app, self._allowed, self._cookie = app, allowed, cookie
+        self.running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
@@ -165,8 +172,15 @@ class Guard:
                 ]  # fmt: skip
             await send(message)
 
+        halts = scope["method"] == "POST" and scope["path"].endswith("/halt")
+        if refused is None and self.running >= RUNNING + HALTING * halts:
+            refused = PlainTextResponse("Too many requests at once.", 503)
         app = self._app if refused is None else refused
-        await app(scope, receive, secured)
+        self.running += 1
+        try:
+            await app(scope, receive, secured)
+        finally:
+            self.running -= 1
 
     def _refusal(self, scope: Any, headers: list[tuple[bytes, bytes]]) -> Response | None:
         """Return the answer to a request that may not ask; None where it may."""
@@ -266,7 +280,8 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
     async def halt(request: Request) -> Response:
         source = source_of(request)
         form = await form_of(request)
-        await run_in_threadpool(source.halt, form.get("reason", ""))
+        # Not in the pool of threads that read journals, which may all be at work.
+        await asyncio.to_thread(source.halt, form.get("reason", ""))
         return RedirectResponse(f"/s/{source.name}", 303)
 
     async def login(request: Request) -> Response:
@@ -341,7 +356,7 @@ async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a short form.
 
     Raises:
-      HTTPException: it is long, or does not come to its end.
+      HTTPException: it is long, has many fields, or does not come to its end.
     """
     body = b""
     try:
@@ -353,7 +368,10 @@ async def form_of(request: Request) -> dict[str, str]:
                     raise HTTPException(413, "The form is too long.")
     except TimeoutError:
         raise HTTPException(408, "The form did not come to its end.") from None
-    return dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=8))
+    try:
+        return dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=8))
+    except ValueError:
+        raise HTTPException(400, "The form has too many fields.") from None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -376,16 +394,74 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
+class Connection(H11Protocol):
+    """A client's connection, which is closed where it holds on to a place and does not use it.
+
+    uvicorn itself waits for the headers of a request, and for a reader, as long as they take.
+    """
+
+    waiting: ClassVar[dict[Connection, None]] = {}  # without a request under way, oldest first
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for a request."""
+        super().connection_made(transport)
+        self._timer = self._reader = None
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; with the end of the headers the request is under way."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._end_wait()
+
+    def on_response_complete(self) -> None:
+        """Wait for another request, or for the client to read the answer and go."""
+        super().on_response_complete()
+        if self.cycle.response_complete:  # no other request has come in the meantime
+            self._wait()
+
+    def pause_writing(self) -> None:
+        """Give a client that does not read some time."""
+        super().pause_writing()
+        self._reader = self.loop.call_later(SLOW_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        super().resume_writing()
+        if self._reader is not None:
+            self._reader.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._end_wait()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._end_wait()
+        # `abort` and not `close`, which would wait until the client has read.
+        self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        self.waiting[self] = None
+        if len(self.waiting) > WAITING:
+            oldest = next(iter(self.waiting))
+            oldest._end_wait()
+            oldest.transport.abort()
+
+    def _end_wait(self) -> None:
+        self.waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 def serve(app: Guard, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM."""
     config = uvicorn.Config(
         app,
+        http=Connection,
         ws="none",
         lifespan="off",
         access_log=False,
         log_level="critical",
         server_header=False,
-        limit_concurrency=4 * STREAMS,  # clients that hang cost this many connections at most
         timeout_graceful_shutdown=1,
         proxy_headers=False,
     )

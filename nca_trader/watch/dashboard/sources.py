@@ -19,6 +19,7 @@ from typing import Any
 
 from nca_trader.cloud import local
 from nca_trader.errors import ConfigError, NcaTraderError, StateError, printable
+from nca_trader.paper.chain import Follower, sibling
 from nca_trader.paper.halting import read_halt, request_halt
 from nca_trader.paper.journal import read_events, verify
 from nca_trader.watch.dashboard.book import Book
@@ -48,10 +49,11 @@ class Source:
         self.path, self.label, self.name = path, label, ""
         self._pool, self._lock = pool, threading.Lock()
         self._at, self._view = -math.inf, dict[str, Any]()
+        self._follower = Follower(path)
         self._begin()
 
     def _begin(self) -> None:
-        self._book, self._inode = Book(), 0
+        self._book = Book()
         self._checked, self._damage = "", ""
         self._check: Future[None] | None = None
         self._next_check, self._written, self._verified = 0.0, 0.0, (-1, 0.0)
@@ -67,14 +69,12 @@ class Source:
     def _look(self) -> dict[str, Any]:
         fault, written = "", math.nan
         try:
-            status = os.stat(self.path)
-            if self._inode not in (0, status.st_ino):  # another journal by the same name
+            events, replaced = self._follower.poll()
+            if replaced:
                 self._begin()
-            self._inode = status.st_ino
-            self._book.add_all(list(read_events(self.path, after=self._book.seq)))
-            written = self._written = _written(self.path)
-        except FileNotFoundError:
-            self._begin()  # not made yet, or moved away
+            self._book.add_all(events)
+            with contextlib.suppress(FileNotFoundError):  # not made yet, or moved away
+                written = self._written = _written(self.path)
         except (NcaTraderError, sqlite3.Error, OSError, ValueError) as error:
             fault = str(error)
         # After reading, so that what is new is known to be worth a walk.
@@ -93,7 +93,7 @@ class Source:
     def _verify_sometimes(self) -> None:
         """Walk the hash chain in another thread, if there is something new and it is time."""
         running = self._check is not None and not self._check.done()
-        if running or time.monotonic() < self._next_check or not self._inode:
+        if running or time.monotonic() < self._next_check or not self._book.seq:
             return
         if (self._book.seq, self._written) == self._verified:
             return
@@ -125,11 +125,6 @@ class Source:
         done = request_halt(self.path, f"{reason.strip() or 'no reason given'} (dashboard)")
         self._at = -math.inf
         return done
-
-
-def sibling(path: pathlib.Path, suffix: str) -> pathlib.Path:
-    """Return the file of a journal with that suffix, e.g. ".halt"."""
-    return path.with_name(path.name + suffix)
 
 
 def _written(path: pathlib.Path) -> float:
