@@ -16,6 +16,7 @@ import pandas as pd
 
 from nca_trader.errors import RunError, StateError
 from nca_trader.paper.journal import Event, read_events, verify
+from nca_trader.paper.tally import Tally
 from nca_trader.runs.manifest import Run
 
 TABLE = "backtest.parquet"
@@ -97,7 +98,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     symbols = started[0].body["symbols"]
     # From the disk on both sides: two values in memory could be one object.
     table = _read_table(Path(run_dir) / TABLE, symbols)
-    paper = _paper_table(events, symbols, float(started[0].body["capital"]))
+    paper = _paper_table(events, symbols)
     names = [f"target:{s}" for s in symbols]
     # Before paper's first decision, rows without a decision in the backtest either are not missing.
     idle = table[names].isna().all(axis=1)
@@ -141,12 +142,13 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
     return table.set_axis(index.as_unit("ns"), axis=0)
 
 
-def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float) -> pd.DataFrame:
+def _paper_table(events: Sequence[Event], symbols: Sequence[str]) -> pd.DataFrame:
     """Return the journal's decisions and equities by bar, columns named as the backtest's."""
-    ledger = _ledger(events, capital)
     rows: dict[int, dict[str, Any]] = {}
+    tally = Tally()
     for event in events:
-        row = rows.setdefault(event.ts_event, {"ledger": ledger.get(event.ts_event, np.nan)})
+        tally.add(event)
+        row = rows.setdefault(event.ts_event, {})
         if event.kind == "decision":
             for symbol, target, logits in zip(
                 symbols, event.body["target"], event.body["logits"], strict=True
@@ -155,35 +157,9 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float
                 for i, value in enumerate(logits):
                     row[f"logits:{symbol}:{i}"] = np.nan if value is None else value
         elif event.kind == "snapshot":
-            row["equity"] = event.body["equity"]
+            row |= {"equity": event.body["equity"], "ledger": tally.ledger[-1]}
     table = pd.DataFrame.from_dict({ts: r for ts, r in rows.items() if "equity" in r}, "index")
     return table.set_axis(pd.to_datetime(table.index, unit="ns", utc=True).as_unit("ns"), axis=0)
-
-
-def _ledger(events: Sequence[Event], capital: float) -> dict[int, float]:
-    """Return equity at every bar from fills, payments and close alone, as a bank counts."""
-    # Gathered by bar first: the journal holds a bar's fills after the bar itself.
-    fills: dict[int, list[dict[str, Any]]] = {}
-    paid: dict[int, float] = {}
-    for event in events:
-        if event.kind == "fill":
-            fills.setdefault(event.ts_event, []).append(event.body)
-        elif event.kind == "cash":
-            paid[event.ts_event] = event.body["amount"]
-    cash, equity = capital, {}
-    units: dict[str, float] = {}
-    close: dict[str, float] = {}
-    for event in events:
-        if event.kind != "bar":
-            continue
-        for fill in fills.get(event.ts_event, ()):
-            cash -= fill["units"] * fill["price"] + fill["commission"]
-            units[fill["symbol"]] = units.get(fill["symbol"], 0.0) + fill["units"]
-        cash += paid.get(event.ts_event, 0.0)
-        close |= {s: row[3] for s, row in event.body.items() if row is not None}
-        value = cash + sum(held * close[symbol] for symbol, held in units.items())
-        equity[event.ts_event] = value / capital
-    return equity
 
 
 def _greatest(off: Any) -> float:

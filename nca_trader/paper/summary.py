@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from nca_trader.evaluate import metrics
 from nca_trader.paper.journal import read_events
+from nca_trader.paper.tally import Tally
 from nca_trader.types import bars_per_year
 
-OPEN, CLOSE = 0, 3  # places in a journal's bar
 DAY = np.timedelta64(1, "D")
 
 
@@ -100,90 +100,29 @@ def summarise(journal: str | Path) -> Summary | None:
     among them. A fill of a live session has its venue's time, and belongs to the bar that was next
     when the journal got it.
     """
-    started, counts = None, {"order_intent": 0, "fill": 0, "bar_rejected": 0, "risk": 0}
-    fills: dict[int, list[dict[str, Any]]] = {}
-    waiting: list[dict[str, Any]] = []  # fills whose bar is not there yet
-    prices: dict[int, dict[str, list[float] | None]] = {}
-    equity: dict[int, float] = {}
-    worth: dict[int, float] = {}
-    sleeves: list[dict[str, Any]] = []
-    for event in read_events(journal):
-        if event.kind in counts:
-            counts[event.kind] += 1
-        if event.kind == "run_started":
-            started = event.body
-        elif event.kind == "bar":
-            prices[event.ts_event] = event.body
-            if waiting:
-                fills[event.ts_event], waiting = waiting, []
-        elif event.kind == "snapshot":
-            equity[event.ts_event] = event.body["equity"]
-            worth[event.ts_event] = event.body["value"]
-            sleeves.append(event.body.get("sleeves", {}))
-        elif event.kind == "fill" and started is not None and "venue" in started:
-            waiting.append(event.body)
-        elif event.kind == "fill":
-            fills.setdefault(event.ts_event, []).append(event.body)
-    if started is None or not equity:
+    tally = Tally(read_events(journal))
+    if not tally.equity:
         return None
-    at_close, live = started["rules"]["fill"] == "close", "venue" in started
-    begun = next(iter(equity))
-    hold, traded, costs, amount = [], [], 0.0, 0.0
-    bought: dict[str, float] | None = None
-    close: dict[str, float] = {}
-    for ts in sorted(prices):
-        seen = {symbol: row for symbol, row in prices[ts].items() if row is not None}
-        # At the moment at which the session's own first order filled, so that both begin alike.
-        price = {symbol: row[CLOSE if at_close else OPEN] for symbol, row in seen.items()}
-        if bought is None and (ts >= begun if at_close else ts > begun):
-            bought = close | price
-        # What a live session ordered at a close and filled there is in the journal with this bar.
-        market = dict(close) if at_close and live else close | price
-        close |= {symbol: row[CLOSE] for symbol, row in seen.items()}
-        paid, moved = _paid(fills.get(ts, ()), market)
-        costs, amount = costs + paid, amount + moved
-        if ts in equity:
-            grown = [close[symbol] / paid for symbol, paid in (bought or {}).items()]
-            hold.append(sum(grown) / len(grown) if grown else 1.0)
-            # Of the worth at that bar: money of a year ago was another share of the account.
-            traded.append(amount / worth[ts])
-            amount = 0.0
-    paid, moved = _paid(waiting, close)  # the next bar has not come
-    costs, traded[-1] = costs + paid, traded[-1] + (amount + moved) / list(worth.values())[-1]
-    times = np.array(sorted(equity), "datetime64[ns]")
+    times = np.array(tally.times).astype("datetime64[s]").astype("datetime64[ns]")
     # Minutes scaled to a year give Sharpe ratios of several hundred.
     per_year = bars_per_year(times) if times[-1] - times[0] >= DAY else math.nan
-    turnover = float(np.sum(traded)) / len(equity) * per_year
-    kinds = ("order_intent", "fill", "bar_rejected", "risk")
-    orders, filled, rejected, risks = (counts[kind] for kind in kinds)
-    session = _row(np.array(list(equity.values())), per_year, turnover, costs)
+    bars = len(tally.equity)
+    session = _row(tally.equity, per_year, tally.turnover_sum / bars * per_year, tally.costs_sum)
     # It trades once its whole worth, which is a turnover of 1 over the session.
-    held = _row(np.array(hold), per_year, per_year / len(hold), 0.0)
-    rows = tuple(
-        _sleeve(name, body["share"], [each[name] for each in sleeves], per_year)
-        for name, body in started.get("sleeves", {}).items()
-    )
-    return Summary(session, held, len(equity), orders, filled, rejected, risks, rows)
+    held = _row(tally.hold, per_year, per_year / bars, 0.0)
+    kinds = ("order_intent", "fill", "bar_rejected", "risk")
+    orders, fills, rejected, risks = (tally.counts[kind] for kind in kinds)
+    last, rows = tally.snapshot.get("sleeves", {}), []
+    for name, body in tally.started.get("sleeves", {}).items():
+        row = _row(tally.sleeves[name], per_year, 0.0, 0.0)
+        found = (row.total_return, row.sharpe, row.max_drawdown)
+        rows.append(
+            SleeveRow(name, body["share"], *found, last[name]["value"], last[name]["halted"])
+        )
+    return Summary(session, held, bars, orders, fills, rejected, risks, tuple(rows))
 
 
-def _sleeve(name: str, share: float, bodies: list[dict[str, Any]], per_year: float) -> SleeveRow:
-    row = _row(np.array([body["equity"] for body in bodies]), per_year, 0.0, 0.0)
-    last = bodies[-1]
-    found = (row.total_return, row.sharpe, row.max_drawdown, last["value"], last["halted"])
-    return SleeveRow(name, share, *found)
-
-
-def _paid(fills: Iterable[dict[str, Any]], market: dict[str, float]) -> tuple[float, float]:
-    """Return what fills cost against the market's prices, and the money that they moved."""
-    costs = amount = 0.0
-    for fill in fills:
-        price = market.get(fill["symbol"], fill["price"])
-        costs += fill["commission"] + fill["units"] * (fill["price"] - price)
-        amount += abs(fill["units"]) * price
-    return costs, amount
-
-
-def _row(equity: np.ndarray, per_year: float, turnover: float, costs: float) -> Row:
-    returns = metrics.simple_returns(equity)
+def _row(equity: Sequence[float], per_year: float, turnover: float, costs: float) -> Row:
+    returns = metrics.simple_returns(np.array(equity))
     found = (metrics.total_return(returns), metrics.sharpe(returns, per_year))
     return Row(*found, metrics.max_drawdown(returns), turnover, costs)

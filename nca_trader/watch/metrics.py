@@ -15,11 +15,11 @@ from typing import Any
 from nca_trader.cloud import Place
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, printable
 from nca_trader.paper.chain import Follower, writing
+from nca_trader.paper.tally import NANOSECONDS, Tally
 from nca_trader.runs.folder import Lines, read_rows, rows_checked
 from nca_trader.watch.alerts import LABEL
 
 TAIL = 256  # bytes before the position that was read to; they must not have changed
-NANOSECONDS = 1_000_000_000
 PREFIX = "nca_trader_"
 log = logging.getLogger(__name__)
 
@@ -89,9 +89,7 @@ class Paper:
         self._begin()
 
     def _begin(self) -> None:
-        self._peak = 1.0
-        self._metrics: dict[str, float] = {}
-        self._seen_at: float | None = None
+        self._tally = Tally()
         self.why: dict[str, str] = {}  # of a halt, by metric
 
     def poll(self, now: float) -> dict[str, float]:
@@ -109,32 +107,22 @@ class Paper:
             events, replaced = [], False
         if replaced:
             self._begin()
-        metrics = self._metrics
-        for event in events:
-            metrics["paper_events"] = float(event.seq)
-            if event.kind in ("bar", "fill"):
-                name = f"paper_{event.kind}s"
-                metrics[name] = metrics.get(name, 0.0) + 1.0
-            if event.kind == "bar":
-                self._seen_at = event.ts_recv / NANOSECONDS
-            elif event.kind in ("halt", "resume"):
-                # A sleeve that a person lets go on says nothing of the session.
-                name = _halted(event.body.get("sleeve"))
-                metrics[name] = float(event.kind == "halt")
-                self.why[name] = _said(event.body)
-            elif event.kind == "run_started":
-                metrics |= {_halted(name): 0.0 for name in event.body.get("sleeves", {})}
-            elif event.kind == "risk" and event.body.get("code") == "sleeve-halted":
-                name = _halted(event.body["sleeve"])
-                metrics[name], self.why[name] = 1.0, _said(event.body)
-            elif event.kind == "snapshot":
-                equity = float(event.body["equity"])
-                self._peak = max(self._peak, equity)
-                metrics |= {"paper_equity": equity, "paper_drawdown": 1.0 - equity / self._peak}
-        if self._seen_at is None:
+        tally = self._tally
+        tally.add_all(events)
+        if not tally.counts["bar"]:
             return {}
-        ages = {"paper_feed_age_seconds": now - self._seen_at}
-        return metrics | ages | {"paper_running": float(writing(self.path))}
+        found = {"paper_events": float(tally.seq)}
+        found |= {f"paper_{k}s": float(tally.counts[k]) for k in ("bar", "fill") if tally.counts[k]}
+        if tally.equity:
+            found |= {"paper_equity": tally.equity[-1], "paper_drawdown": abs(tally.drawdown[-1])}
+        found |= {_halted(name): 0.0 for name in tally.started.get("sleeves", {})}
+        for event in tally.halts:
+            # A sleeve that a person lets go on says nothing of the session.
+            name = _halted(event.body.get("sleeve"))
+            found[name], self.why[name] = float(event.kind != "resume"), _said(event.body)
+        age = now - tally.seen / NANOSECONDS
+        running = float(writing(self.path))
+        return found | {"paper_feed_age_seconds": age, "paper_running": running}
 
 
 def _halted(sleeve: str | None) -> str:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from nca_trader.paper.journal import Event, Journal, read_events
-from nca_trader.watch.dashboard.book import Book
+from nca_trader.paper.tally import Tally
 from nca_trader.watch.dashboard.session import Vitals, session_view
 
 DAY = 86_400 * 10**9
@@ -63,7 +63,7 @@ def told(story, path, late=0):
         for kind, key, body, day in story:
             now[0] = day * DAY + late
             journal.record(RUN, kind, key, body, day * DAY)
-    book = Book()
+    book = Tally()
     book.add_all(read_events(path))
     return book
 
@@ -106,7 +106,7 @@ def test_an_order_says_why_it_was_sent_and_what_it_cost(book):
 
 
 def test_probabilities_are_the_softmax_of_the_logits(book):
-    early = Book()
+    early = Tally()
     for kind, key, body, day in STORY[:4]:
         early.add(Event(1, RUN, day * DAY, day * DAY, kind, key, body))
     view = session_view(early, Vitals("j", now=0.0))
@@ -190,7 +190,7 @@ def test_latency_is_from_the_close_and_only_of_a_live_session(book, tmp_path):
     ],
 )  # fmt: skip
 def test_the_state_is_one_word(more, vitals, word):
-    book = Book()
+    book = Tally()
     story = [] if more is None else [*STORY, *more]
     for seq, (kind, key, body, day) in enumerate(story, 1):
         book.add(Event(seq, RUN, day * DAY, day * DAY, kind, key, body))
@@ -209,7 +209,7 @@ def test_a_live_bar_that_is_overdue_makes_the_session_stale(tmp_path):
 
 
 def test_bodies_of_any_shape_have_a_view():
-    book = Book()
+    book = Tally()
     shapes = [{}, {"target": "x", "logits": 3, "equity": "y", "weight": None, "units": [[]]}]
     kinds = {kind for kind, *_ in STORY} | {"halt", "resume", "cash", "recon", "feed", "newer"}
     for seq, (kind, body) in enumerate((k, b) for k in sorted(kinds) for b in shapes):
@@ -218,7 +218,7 @@ def test_bodies_of_any_shape_have_a_view():
 
 
 def test_ten_thousand_events_make_a_view_at_once():
-    book = Book()
+    book = Tally()
     began = time.process_time()
     for seq in range(10_000):
         kind, key, body, _ = STORY[1 + seq % 7]

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from nca_trader.errors import printable
-from nca_trader.watch.dashboard.book import Book
+from nca_trader.paper.tally import Tally, number
 from nca_trader.watch.dashboard.parts import (
     cell,
     mean,
     moment,
-    number,
     percent,
     points,
     short,
@@ -34,7 +33,7 @@ DRIFT_ROWS = 8  # features of the table at most
 DRIFT_FILLS = 50  # that the mean slippage is of, as in `paper.drift`
 
 
-def drift_table(book: Book) -> dict[str, Any]:
+def drift_table(book: Tally) -> dict[str, Any]:
     """Return what drifts: the present value where a journal tells it, and the newest warning.
 
     Of an account that sleeves share the rows of each sleeve follow.
@@ -60,11 +59,11 @@ def drift_table(book: Book) -> dict[str, Any]:
     return table(["Drift", "Now", "Last warning"], rows, note)
 
 
-def _rows(book: Book, sleeve: str, now: dict[str, str], status: dict[str, Any]) -> list[list[Any]]:
+def _rows(book: Tally, sleeve: str, now: dict[str, str], status: dict[str, Any]) -> list[list[Any]]:
     """Return the rows of the account, or of a sleeve; `status` says what is not watched and why."""
     rows = []
     for code, label in DRIFTS.items():
-        # `Book` moves a repeated warning to the end.
+        # `Tally` moves a repeated warning to the end.
         newest = reversed(book.drifts.items())
         found = [pair for name, pair in newest if name[:2] == (sleeve, code)]
         label = f"{printable(sleeve)}: {label}" if sleeve else label

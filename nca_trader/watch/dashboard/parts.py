@@ -16,22 +16,6 @@ POINTS = 1200  # of a line at most: a screen has no more columns
 NOTHING = "n/a"
 
 
-def number(value: Any) -> float:
-    """Return a number of a journal's body; NaN where it holds something else.
-
-    >>> number(0.5), number(None), number(True)
-    (0.5, nan, nan)
-    """
-    # JSON's true is an int in Python, and would be shown as 1.
-    usable = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if usable else math.nan
-
-
-def numbers(value: Any) -> list[float]:
-    """Return a list of numbers of a journal's body; [] where it holds something else."""
-    return [number(item) for item in value] if isinstance(value, list) else []
-
-
 def percent(share: float, digits: int = 1, signed: bool = False) -> str:
     """Write a share, e.g. "12.5%"; "n/a" for NaN.
 

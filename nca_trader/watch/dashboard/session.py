@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import Any, NamedTuple
 
-from nca_trader.watch.dashboard.book import NANOSECONDS, Book, Order
+from nca_trader.paper.tally import NANOSECONDS, Order, Tally, number, numbers
 from nca_trader.watch.dashboard.drifting import drift_table
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
@@ -17,8 +17,6 @@ from nca_trader.watch.dashboard.parts import (
     histogram,
     mean,
     moment,
-    number,
-    numbers,
     percent,
     points,
     quantile,
@@ -52,7 +50,7 @@ class Vitals(NamedTuple):
     checked: str = ""
 
 
-def session_view(book: Book, vitals: Vitals) -> dict[str, Any]:
+def session_view(book: Tally, vitals: Vitals) -> dict[str, Any]:
     """Return the view model of a session.
 
     Args:
@@ -79,7 +77,7 @@ def session_view(book: Book, vitals: Vitals) -> dict[str, Any]:
     }
 
 
-def state_of(book: Book, vitals: Vitals) -> dict[str, str]:
+def state_of(book: Tally, vitals: Vitals) -> dict[str, str]:
     """Return the state in a word, its tone, and a sentence with the evidence."""
     age = ago(max(vitals.now - vitals.written, 0.0))
     since = {"now": "just now", NOTHING: NOTHING}.get(age, f"{age} ago")
@@ -127,7 +125,7 @@ def _reason(body: dict[str, Any]) -> str:
     return ", ".join(parts) or "no reason given"
 
 
-def _tiles(book: Book) -> list[dict[str, str]]:
+def _tiles(book: Tally) -> list[dict[str, str]]:
     equity = book.equity[-1] if book.equity else math.nan
     gained, held = equity - 1.0, book.hold[-1] - 1.0 if book.hold else math.nan
     fallen = book.drawdown[-1] if book.drawdown else math.nan
@@ -175,7 +173,7 @@ def _tiles(book: Book) -> list[dict[str, str]]:
     ]
 
 
-def _charts(book: Book) -> dict[str, Any]:
+def _charts(book: Tally) -> dict[str, Any]:
     return {
         "equity": chart(
             book.times,
@@ -190,15 +188,15 @@ def _charts(book: Book) -> dict[str, Any]:
     }
 
 
-def _weights(book: Book) -> dict[str, float]:
+def _weights(book: Tally) -> dict[str, float]:
     return dict(zip(book.symbols, numbers(book.snapshot.get("weight")), strict=False))
 
 
-def _targets(book: Book, body: dict[str, Any]) -> dict[str, float]:
+def _targets(book: Tally, body: dict[str, Any]) -> dict[str, float]:
     return dict(zip(book.symbols, numbers(body.get("target")), strict=False))
 
 
-def _shown(book: Book) -> list[str]:
+def _shown(book: Tally) -> list[str]:
     """Return the symbols of a table: all of a few, else those with the largest positions."""
     if len(book.symbols) <= ASSETS:
         return book.symbols
@@ -211,12 +209,12 @@ def _shown(book: Book) -> list[str]:
     return sorted(book.symbols, key=size, reverse=True)[:ASSETS]
 
 
-def _more(book: Book) -> str:
+def _more(book: Tally) -> str:
     left = len(book.symbols) - ASSETS
     return f"The largest {ASSETS} of {len(book.symbols)} assets." if left > 0 else ""
 
 
-def _positions(book: Book) -> dict[str, Any]:
+def _positions(book: Tally) -> dict[str, Any]:
     held, units = _weights(book), book.snapshot.get("units")
     if isinstance(units, dict):  # of a venue, which may hold other symbols too
         owned = {str(s): number(u) for s, u in units.items()}
@@ -254,7 +252,7 @@ def _positions(book: Book) -> dict[str, Any]:
     return table(headers, rows, _more(book), "Nothing is held before the first decision.")
 
 
-def _sleeves(book: Book) -> dict[str, Any]:
+def _sleeves(book: Tally) -> dict[str, Any]:
     """Return a row for each sleeve of the account; none where it has none."""
     now, shares = book.snapshot.get("sleeves"), book.started.get("sleeves")
     rows = []
@@ -277,7 +275,7 @@ def _sleeves(book: Book) -> dict[str, Any]:
     return table(headers, rows, empty="One agent has the whole account.")
 
 
-def _why(book: Book) -> dict[str, Any]:
+def _why(book: Tally) -> dict[str, Any]:
     """Return the last decision: of each asset the probabilities that led to the target."""
     target = _targets(book, book.decision)
     targets, logits = numbers(book.started.get("targets")), book.decision.get("logits")
@@ -354,7 +352,7 @@ def probabilities(logits: list[float], actions: str, targets: list[float]) -> li
     return [round(s / len(agents), 12) for s in sums] if agents else []
 
 
-def _orders(book: Book) -> dict[str, Any]:
+def _orders(book: Tally) -> dict[str, Any]:
     newest = list(book.orders.values())[: -ORDERS - 1 : -1]
     rows = [_order_row(book, order) for order in newest]
     headers = ["Time", "Asset", "Order", "Why", "State", "Filled", "Price", "Slippage"]
@@ -371,7 +369,7 @@ def _orders(book: Book) -> dict[str, Any]:
     return table(headers, rows, note, "No order yet.")
 
 
-def _order_row(book: Book, order: Order) -> list[Any]:
+def _order_row(book: Tally, order: Order) -> list[Any]:
     symbol = str(order.body.get("symbol", ""))
     weight, units = number(order.body.get("weight")), number(order.body.get("units"))
     # A replay orders weights, and a session at a venue units.
@@ -395,7 +393,7 @@ def _signed(units: float) -> str:
     return f"{'buy' if units > 0 else 'sell'} {short(abs(units))}" if units == units else NOTHING
 
 
-def _because(book: Book, order: Order, symbol: str) -> str:
+def _because(book: Tally, order: Order, symbol: str) -> str:
     """Say why an order was sent: the decision, its probability, and what the limits made of it."""
     if order.body.get("buy_only"):
         return "the rest of an earlier buy"
@@ -422,7 +420,7 @@ def _because(book: Book, order: Order, symbol: str) -> str:
     return "; ".join(said) or NOTHING
 
 
-def _gauges(book: Book) -> dict[str, Any]:
+def _gauges(book: Tally) -> dict[str, Any]:
     weights = [w for w in _weights(book).values() if math.isfinite(w)]
     known = bool(weights)
     last = list(book.orders.values())[-1:]
@@ -458,7 +456,7 @@ def _gauges(book: Book) -> dict[str, Any]:
     return table(["Risk", "Now", "Limit"], rows)
 
 
-def _latency(book: Book) -> dict[str, Any]:
+def _latency(book: Tally) -> dict[str, Any]:
     values = list(book.latencies)
     empty = "A replay has no latency: its clock is that of its bars."
     if not values:
@@ -481,7 +479,7 @@ def _span(seconds: float) -> str:
     return f"{short(1000.0 * seconds)} ms" if abs(seconds) < 1.0 else f"{short(seconds)} s"
 
 
-def _quality(book: Book, vitals: Vitals) -> dict[str, Any]:
+def _quality(book: Tally, vitals: Vitals) -> dict[str, Any]:
     rejected = sum(book.rejected.values())
     chain = cell(vitals.fault or vitals.checked or "being checked", "bad" if vitals.fault else "")
     rows: list[list[Any]] = [
@@ -498,7 +496,7 @@ def _quality(book: Book, vitals: Vitals) -> dict[str, Any]:
     return table(["Health", ""], rows)
 
 
-def _halts(book: Book) -> dict[str, Any]:
+def _halts(book: Tally) -> dict[str, Any]:
     # A comparison with the venue that found nothing has no code.
     past = [*book.halts, *(r for r in book.recons if r.body.get("code"))]
     rows = [
@@ -513,7 +511,7 @@ def _halts(book: Book) -> dict[str, Any]:
     return table(headers, rows, empty="Never halted; books and venue never differed.")
 
 
-def _halt(book: Book, vitals: Vitals) -> dict[str, Any]:
+def _halt(book: Tally, vitals: Vitals) -> dict[str, Any]:
     halt = book.halted
     on = halt is not None or vitals.halt is not None
     reason = _reason(halt.body) if halt is not None else (vitals.halt or "no reason given")

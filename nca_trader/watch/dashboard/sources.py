@@ -22,7 +22,7 @@ from nca_trader.errors import ConfigError, NcaTraderError, StateError, printable
 from nca_trader.paper.chain import Follower, sibling
 from nca_trader.paper.halting import read_halt, request_halt
 from nca_trader.paper.journal import read_events, verify
-from nca_trader.watch.dashboard.book import Book
+from nca_trader.paper.tally import Tally
 from nca_trader.watch.dashboard.session import Vitals, session_view
 
 JOURNALS = (".sqlite", ".sqlite3", ".db")
@@ -53,7 +53,7 @@ class Source:
         self._begin()
 
     def _begin(self) -> None:
-        self._book = Book()
+        self._book = Tally()
         self._checked, self._damage = "", ""
         self._check: Future[None] | None = None
         self._next_check, self._written, self._verified = 0.0, 0.0, (-1, 0.0)
@@ -99,7 +99,7 @@ class Source:
             return
         self._check = self._pool.submit(self._verify, self._book)
 
-    def _verify(self, book: Book) -> None:
+    def _verify(self, book: Tally) -> None:
         began, version = time.monotonic(), (book.seq, self._written)
         found, damage = "", ""
         try:

@@ -1,14 +1,17 @@
-"""What a journal has said so far: one event in, sums and the newest rows out."""
+"""The fold of a journal: one event in, sums and the newest rows out.
+
+Summary, page, metrics and parity read it. Bodies are read with care: a journal that was changed by
+hand, or that another version wrote, still has a page.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Iterable
-from typing import Any
+from collections import ChainMap, Counter, deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from nca_trader.paper.journal import Event
-from nca_trader.watch.dashboard.parts import number, numbers
 
 NANOSECONDS = 1_000_000_000
 DAY = 86_400  # seconds
@@ -20,6 +23,22 @@ RECENT = 250  # bars that the mean turnover is of, as in `paper.drift`
 STATES = {"order_sent": "sent", "order_ack": "accepted", "order_ambiguous": "ambiguous"}
 # Fields of a bar in the journal.
 OPEN, CLOSE = 0, 3
+
+
+def number(value: Any) -> float:
+    """Return a number of a journal's body; NaN where it holds something else.
+
+    >>> number(0.5), number(None), number(True)
+    (0.5, nan, nan)
+    """
+    # JSON's true is an int in Python, and would be shown as 1.
+    usable = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if usable else math.nan
+
+
+def numbers(value: Any) -> list[float]:
+    """Return a list of numbers of a journal's body; [] where it holds something else."""
+    return [number(item) for item in value] if isinstance(value, list) else []
 
 
 class Order:
@@ -36,16 +55,29 @@ class Order:
         return self.paid / self.units if self.units else math.nan
 
 
-class Book:
-    """The sums of a journal; `add` takes every event once, in order.
+class Paid(NamedTuple):
+    """A fill as money. fee: commission."""
 
-    Bodies are read with care: a journal that was changed by hand still has a page, which says so.
+    symbol: str
+    units: float
+    price: float
+    fee: float
+
+
+class Tally:
+    """The sums of a journal; `add` takes every event once, in order.
 
     Attributes:
       counts: events by kind. rejected, notices, risks: by their code.
       started: the body of `run_started`. symbols: the assets.
       times, equity, hold, drawdown: at each snapshot; times in seconds. `hold` buys every asset
         with the same money when the session first may, and never trades again, at no cost.
+      ledger: at each snapshot, equity as a plain sum of cash and units at the last closes, from
+        fills and payments alone.
+      traded: at each snapshot, money moved at the market's prices since the one before, as a
+        fraction of the account. costs: commissions, and how much worse fills were than the price
+        of the bar at which a backtest fills them; in money.
+      sleeves: equity of each sleeve at each snapshot.
       snapshot, decision: the newest bodies. decisions: by time. orders: by client id.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
       turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
@@ -53,10 +85,11 @@ class Book:
       watched: the newest body that says what the drift watch watches.
       latencies: seconds from a bar's close to its receipt. halts: halts and resumes, of the session
         and of its sleeves.
-      live: whether the session's clock is a real one. seq: of the newest event.
+      live: whether the session's clock is a real one. seq: of the newest event. bar_ts, seen:
+        time of the newest bar, and of its receipt.
     """
 
-    def __init__(self):
+    def __init__(self, events: Iterable[Event] = ()):
         self.counts: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.notices: Counter[str] = Counter()
@@ -67,6 +100,9 @@ class Book:
         self.equity: list[float] = []
         self.hold: list[float] = []
         self.drawdown: list[float] = []
+        self.ledger: list[float] = []
+        self.traded: list[float] = []
+        self.sleeves: dict[str, list[float]] = {}
         self.snapshot: dict[str, Any] = {}
         self.decision: dict[str, Any] = {}
         self.decisions: dict[int, dict[str, Any]] = {}
@@ -80,11 +116,14 @@ class Book:
         self.halts: list[Event] = []
         self.recons: list[Event] = []
         self.flows: dict[str, float] = {}
-        self.commission = self._moved = 0.0
+        self.commission = self.costs = self._moved = self._amount = 0.0
+        self._cash, self._units = math.nan, dict[str, float]()
+        self._fills_at: Mapping[str, float] = {}
+        self._waiting: list[Paid] = []  # fills of a venue whose bar has not come
         self._unpriced: list[tuple[Order, str, float, float]] = []  # fills before their bar's open
         self.live = self.stale = self.ended = self.stopped = False
         self.seq = 0
-        self.bar_ts = 0
+        self.bar_ts = self.seen = 0
         self.opens: dict[str, float] = {}
         self.closes: dict[str, float] = {}
         self.sent_at: deque[int] = deque(maxlen=NEWEST)
@@ -94,6 +133,7 @@ class Book:
         self._peak = 0.0
         # Days are UTC, as those of the limit on a day's loss.
         self._day, self.day_start, self._before = -1, math.nan, math.nan
+        self.add_all(events)
 
     def add_all(self, events: Iterable[Event]) -> None:
         """Take events in order."""
@@ -135,19 +175,40 @@ class Book:
         found = self.started.get("rules")
         return found if isinstance(found, dict) else {}
 
+    @property
+    def at_close(self) -> bool:
+        """Whether orders fill at the close that they saw, and not at the next open."""
+        return self.rules.get("fill", "next_open") != "next_open"
+
+    @property
+    def turnover_sum(self) -> float:
+        """The sum of `traded`, with what was traded since the last snapshot."""
+        if not self.traded:
+            return 0.0
+        left = self._amount + sum(_cost(fill, self.closes)[1] for fill in self._waiting)
+        return math.fsum(self.traded) + left / number(self.snapshot.get("value") or None)
+
+    @property
+    def costs_sum(self) -> float:
+        """The `costs`, with those of fills whose bar has not come."""
+        return self.costs + sum(_cost(fill, self.closes)[0] for fill in self._waiting)
+
     def _on_run_started(self, event: Event) -> None:
         self.started = event.body
+        self._cash = number(event.body.get("capital"))
         symbols = event.body.get("symbols")
         self.symbols = [str(s) for s in symbols] if isinstance(symbols, list) else []
 
     def _on_bar(self, event: Event) -> None:
         if self.bar_ts:
             self._gaps.append((event.ts_event - self.bar_ts) // NANOSECONDS)
-        self.bar_ts = event.ts_event
+        self.bar_ts, self.seen = event.ts_event, event.ts_recv
         # A replay's clock is the bar's own time.
         self.live = event.ts_recv != event.ts_event
         # Without this an asset that has no bar today would be filled at yesterday's open.
-        self.opens = {}
+        self.opens, before = {}, dict(self.closes) if self._waiting else {}
+        # The last close stands for the open of an asset without a bar.
+        self._fills_at = ChainMap(self.opens, self.closes)
         for symbol, fields in event.body.items():
             prices = numbers(fields)
             if len(prices) > CLOSE:
@@ -155,6 +216,10 @@ class Book:
             else:
                 # An asset without a bar is null in the journal.
                 self.missing += 1
+        # What a venue filled at a close is in the journal before the next bar.
+        for fill in self._waiting:
+            self._pay(fill, before if self.at_close else self._fills_at)
+        self._waiting = []
         # Their open is known only now that the bar has come.
         for order, symbol, units, price in self._unpriced:
             self._slip(order, units, price, self.opens.get(symbol, math.nan))
@@ -222,15 +287,23 @@ class Book:
         # Foreign fills are counted too: they move the account as much as its own.
         self._moved += abs(units * price)
         fee = number(body.get("commission"))
-        self.commission += fee if math.isfinite(fee) else 0.0
+        fee = fee if math.isfinite(fee) else 0.0
+        self.commission += fee
         symbol = str(body.get("symbol", ""))
+        self._cash -= units * price + fee
+        self._units[symbol] = self._units.get(symbol, 0.0) + units
+        fill = Paid(symbol, units, price, fee)
+        if "venue" in self.started:
+            self._waiting.append(fill)
+        else:
+            self._pay(fill, self.closes if self.at_close else self._fills_at)
         order = self.orders.get(str(body.get("client_id", "")))
         if order is None:  # of a margin call or a delisting, or somebody else's
             return
         order.state = "filled"
         order.units, order.paid = order.units + units, order.paid + units * price
         # Orders fill at the open of the bar that reports it, or at the close that they saw.
-        if self.rules.get("fill", "next_open") != "next_open":
+        if self.at_close:
             self._slip(order, units, price, self.closes.get(symbol, math.nan))
         elif "venue" in self.started:  # the journal has the fill before the bar
             self._unpriced.append((order, symbol, units, price))
@@ -245,10 +318,16 @@ class Book:
         if math.isfinite(order.slippage):
             self.slippage.append(order.slippage)
 
+    def _pay(self, fill: Paid, market: Mapping[str, float]) -> None:
+        paid, moved = _cost(fill, market)
+        self.costs, self._amount = self.costs + paid, self._amount + moved
+
     def _on_cash(self, event: Event) -> None:
         paid = number(event.body.get("amount"))
+        paid = paid if math.isfinite(paid) else 0.0
         kind = str(event.body.get("kind", "cash"))
-        self.flows[kind] = self.flows.get(kind, 0.0) + (paid if math.isfinite(paid) else 0.0)
+        self.flows[kind] = self.flows.get(kind, 0.0) + paid
+        self._cash += paid
 
     def _on_snapshot(self, event: Event) -> None:
         equity = number(event.body.get("equity"))
@@ -256,12 +335,13 @@ class Book:
             return
         if not self.equity:
             # The session decided at this close for the first time; its order fills at the open.
-            waits = self.rules.get("fill", "next_open") == "next_open"
-            self._bought = {} if waits else dict(self.closes)
+            self._bought = dict(self.closes) if self.at_close else {}
         self.snapshot = event.body
         # A value of 0 becomes None and so NaN: a bankrupt account has no turnover.
-        self.turnover.append(self._moved / number(event.body.get("value") or None))
-        self._moved = 0.0
+        worth = number(event.body.get("value") or None)
+        self.turnover.append(self._moved / worth)
+        self.traded.append(self._amount / worth)
+        self._moved = self._amount = 0.0
         seconds = event.ts_event // NANOSECONDS
         if seconds // DAY != self._day:
             self._day = seconds // DAY
@@ -275,6 +355,11 @@ class Book:
         self.equity.append(equity)
         self.hold.append(self._held())
         self.drawdown.append(equity / self._peak - 1.0)
+        held = sum(units * self.closes.get(s, math.nan) for s, units in self._units.items())
+        self.ledger.append((self._cash + held) / number(self.started.get("capital") or None))
+        sleeves = event.body.get("sleeves")
+        for name, body in (sleeves if isinstance(sleeves, dict) else {}).items():
+            self.sleeves.setdefault(name, []).append(number(body.get("equity")))
 
     def _held(self) -> float:
         """Return what one unit of money is worth that was spread over all assets and left there."""
@@ -302,6 +387,12 @@ class Book:
             order.reason = str(event.body.get("reason", ""))
 
     _on_order_sent = _on_order_ack = _on_order_ambiguous = _on_state
+
+
+def _cost(fill: Paid, market: Mapping[str, float]) -> tuple[float, float]:
+    """Return what a fill cost against the market's price, and the money that it moved."""
+    price = market.get(fill.symbol, fill.price)
+    return fill.fee + fill.units * (fill.price - price), abs(fill.units) * price
 
 
 def _keep_newest(found: dict[Any, Any]) -> None:
