@@ -214,6 +214,21 @@ def until_sized(strategy: Strategy, span: Any) -> Strategy:
     return strategy._around(init, act)
 
 
+def weights_until_sized(targets: np.ndarray, present: np.ndarray, span: Any) -> np.ndarray:
+    """As `until_sized`, of targets `[N, A]` that are known; NaN places no order.
+
+    Args:
+      targets: ordered at each close.
+      present: `[N, A]` whether an asset has the bar.
+      span: returns that an asset's first size needs.
+    """
+    returns = present.cumsum(0) - 1.0  # the first bar has none
+    begins = (returns >= span) & (returns - present < span)
+    last = np.where(np.isnan(targets), 0, np.arange(len(targets))[:, None])
+    last = np.take_along_axis(targets, np.maximum.accumulate(last), 0)
+    return np.where(begins, last, targets)
+
+
 # One object of each, so that what is compiled for it is found again.
 sized_once = functools.lru_cache(maxsize=64)(until_sized)
 

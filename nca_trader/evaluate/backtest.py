@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.strategy import Strategy, refuse_delay, sized_once
+from nca_trader.agents.strategy import (
+    Strategy,
+    refuse_delay,
+    sized_once,
+    weights_until_sized,
+)
 from nca_trader.agents.targets import (
     LARGEST,
     as_targets,
@@ -299,6 +304,8 @@ def _of_targets(
         known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
         targets = function_targets(known, targets, check)
     again = as_targets(targets, known, most)
+    if rules.scale is not None:
+        again = weights_until_sized(again, known.present, rules.scale.span)
     trace = simulate_targets(bars, in_force(late(again, delay), first), costs, rules, *span)
     return _Simulated(trace, name, known, again, unchecked=unchecked)
 

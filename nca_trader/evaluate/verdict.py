@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.baselines import MATCHED
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import inference
 from nca_trader.evaluate.inference import Interval, Moments
@@ -74,8 +75,8 @@ class Evidence:
       agent: numbers of the agent, or of the strategy where a rule is judged.
       baselines: their numbers, by name.
       differences: agent less each baseline, by name.
-      best: the baseline with the highest Sharpe ratio. One that is always flat has none, and is
-        the best only where no other has one.
+      best: the baseline with the highest Sharpe ratio, and no control, which knows the span. One
+        that is always flat has none, and is the best only where no other has one.
       nearest: the baseline whose targets the agent holds most often.
       nearest_share: on which share of bars.
       moments: of the agent's returns, for PSR and DSR.
@@ -200,12 +201,13 @@ def weigh(
     nearest, share = nearest_baseline(
         agent.targets, {name: result.targets for name, result in baselines.items()}
     )
+    known = [name for name in scored if name != MATCHED] or [*scored]
     return Evidence(
         agent=ours,
         baselines=scored,
         differences=differences,
         # As NaN, the ratio of a flat baseline would win or lose a max by its place.
-        best=max(scored, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
+        best=max(known, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
         moments=inference.moments(agent.judged_returns),
@@ -275,8 +277,9 @@ def verdict(
 ) -> str:
     """Write the verdict in a few sentences, by fixed rules.
 
-    1. Against the baseline of the highest Sharpe ratio: "earned more" or "earned less" only where
-       the 95% interval of the difference in mean return excludes 0, else "not distinguishable".
+    1. Against the baseline of the highest Sharpe ratio: "earned more for its risk" or "earned less"
+       only where the 95% interval of the difference of Sharpe ratios excludes 0, else "not
+       distinguishable".
     2. An agent that holds a baseline's targets on 95% of bars or more copies it, by name.
     3. "Earned more" is followed by the deflated Sharpe ratio, and by a warning below 0.95.
     4. Always: one market, one period, the number of trials, and the data's own `note`.
@@ -293,15 +296,12 @@ def verdict(
     span = f"{evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}"
     where = f"Out of sample, {span}" if evidence.standing == "out of sample" else f"From {span}"
     difference = evidence.differences[evidence.best]
-    interval = difference.mean_return_interval
+    interval = difference.sharpe_interval
     ours, theirs = evidence.agent.metrics, evidence.baselines[evidence.best].metrics
-    low, high = percent(interval.low), percent(interval.high)
     # Comparisons with NaN are False: without an interval nothing is distinguishable.
-    found, ends = "is not distinguishable from", f"{low} to {high}, includes 0"
-    if interval.low > 0 or interval.high < 0:
-        found = "earned more than" if interval.low > 0 else "earned less than"
-        ends = f"{low} to {high}, excludes 0"
-    limits = f"and its {interval.level:.0%} interval, {ends}"
+    apart = interval.low > 0 or interval.high < 0
+    ends = f"{decimal(interval.low)} to {decimal(interval.high)}"
+    limits = f"and its {interval.level:.0%} interval, {ends}, {'ex' if apart else 'in'}cludes 0"
     if math.isnan(interval.low):
         limits = "with too little movement for an interval"
     never = ""
@@ -310,10 +310,10 @@ def verdict(
         never = "had a return other than 0" if filled else "had an order filled"
         never = f"never {never}, so it has no Sharpe ratio; it "
     sentences = [
-        f"{where}, the {evidence.noun} {never}{found} {evidence.best}: total return "
-        f"{percent(ours['total_return'])} against {percent(theirs['total_return'])}, Sharpe ratio "
-        f"{decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the difference in mean "
-        f"return is {percent(difference.mean_return)} per year, {limits}.",
+        f"{where}, the {evidence.noun} {never}{compared(evidence.best, apart, interval.low > 0)}: "
+        f"total return {percent(ours['total_return'])} against {percent(theirs['total_return'])}, "
+        f"Sharpe ratio {decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the "
+        f"difference is {decimal(difference.sharpe)}, {limits}.",
     ]
     # First: it changes what the numbers after it mean.
     if evidence.in_sample:
@@ -346,6 +346,13 @@ def verdict(
     return " ".join(sentences)
 
 
+def compared(baseline: str, apart: bool, more: bool) -> str:
+    """Say how an account did for its risk against a baseline that it is `apart` from, or not."""
+    if not apart:
+        return f"is not distinguishable from {baseline}"
+    return f"earned {'more' if more else 'less'} than {baseline} for its risk"
+
+
 def walk_verdict(
     where: str,
     result: Result,
@@ -366,10 +373,7 @@ def walk_verdict(
       interval: its 95% interval.
       log: name of the project whose trial log counts it; None for none.
     """
-    found = "is not distinguishable from"
-    if gate.passed or gate.worse:
-        found = "earned more than" if gate.passed else "earned less than"
-    risk = " for its risk" if gate.passed or gate.worse else ""
+    found = compared(gate.baseline, gate.passed or gate.worse, gate.passed)
     limits = "with too little movement for an interval"
     if not math.isnan(interval.low):
         limits = f"95% interval {percent(interval.low)} to {percent(interval.high)}"
@@ -380,7 +384,7 @@ def walk_verdict(
         tried = f"The trial log of {log} has {count(result.tried, 'trial')} on these symbols."
     return (
         f"{where}, {result.equity.index[0]:%Y-%m-%d} to {result.equity.index[-1]:%Y-%m-%d}, "
-        f"{result.name} {found} {gate.baseline}{risk}: total return {percent(ours)} against "
+        f"{result.name} {found}: total return {percent(ours)} against "
         f"{percent(theirs)}, Sharpe ratio {decimal(first)} against {decimal(second)}. The "
         "difference in mean return from the best constant weight, which is known in hindsight, is "
         f"{percent(difference)} per year, {limits}. {tried}"

@@ -257,6 +257,19 @@ def test_who_buys_once_buys_when_an_asset_has_a_size_and_at_that_size(bars, with
         assert result.weights[symbol].iloc[row] == pytest.approx(min(size, 1.0) / 3, rel=1e-9)
 
 
+def test_weights_that_are_given_once_wait_for_a_size_as_a_strategy_does(bars):
+    late, account = late_bars(bars), {"sizing": "volatility", "volatility_span": SPAN}
+    account |= {"borrow": True, "order": "on_change"}
+    once = np.full(late.close.shape, np.nan)
+    once[0, :2], once[90, 2] = 1 / 3, 1 / 3  # when each is listed, as `buy_and_hold` does
+    held = nca.backtest(late, nca.rules.buy_and_hold(), COSTS, **account)
+    known = nca.backtest(late, once, COSTS, **account)
+    asked = nca.backtest(late, lambda given: once[: len(given)], COSTS, **account)
+    assert len(held.orders) == 3
+    for found in (known, asked):
+        np.testing.assert_array_equal(found.equity, held.equity)
+
+
 def test_a_sweep_waits_for_a_size_as_a_backtest_does(bars):
     late = late_bars(bars)
     rules = {"sizing": "volatility", "volatility_span": SPAN, "borrow": True}

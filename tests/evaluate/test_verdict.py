@@ -40,12 +40,12 @@ def scored(total_return, sharpe):
 
 
 def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04, in_sample=0):
-    """Evidence whose interval of the difference in mean return is [low, high]."""
+    """Evidence whose interval of the difference of Sharpe ratios is [low, high]."""
     difference = Difference(
-        mean_return=(low + high) / 2,
-        mean_return_interval=Interval(low, high, 0.95),
-        sharpe=-0.1,
-        sharpe_interval=Interval(-1.0, 1.0, 0.95),
+        mean_return=-0.1,
+        mean_return_interval=Interval(-1.0, 1.0, 0.95),
+        sharpe=(low + high) / 2,
+        sharpe_interval=Interval(low, high, 0.95),
     )
     return Evidence(
         agent=scored(0.2, sharpe),
@@ -67,8 +67,8 @@ def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04, in_sample=0):
         (-0.05, 0.02, "is not distinguishable from buy and hold"),
         (0.0, 0.0, "is not distinguishable from buy and hold"),
         (-0.05, 0.0, "is not distinguishable from buy and hold"),
-        (0.01, 0.05, "earned more than buy and hold"),
-        (-0.05, -0.01, "earned less than buy and hold"),
+        (0.01, 0.05, "earned more than buy and hold for its risk"),
+        (-0.05, -0.01, "earned less than buy and hold for its risk"),
         (math.nan, math.nan, "is not distinguishable from buy and hold"),
     ],
 )
@@ -79,7 +79,7 @@ def test_only_an_interval_that_excludes_zero_makes_a_difference(low, high, found
     assert sum(phrase in said for phrase in phrases) == 1
     if not math.isnan(low):
         assert ("excludes 0" in said) == (low > 0 or high < 0)
-        assert f"{low:.1%} to {high:.1%}" in said
+        assert f"{low:.2f} to {high:.2f}" in said
 
 
 def test_the_numbers_of_both_and_the_span_are_said():
@@ -216,6 +216,27 @@ def test_weighing_real_curves_gives_differences_a_second_derivation_confirms():
     assert (weighed.agent.gross, weighed.baselines["buy and hold"].gross) == (0.5, 1.0)
     assert (weighed.nearest_share, weighed.copies) == (0.0, False)
     assert "earned more than buy and hold" in verdict(weighed, num_trials=1)
+
+
+def test_more_return_at_the_same_sharpe_ratio_is_no_better():
+    """Twice the position earns twice the mean return, which is apart from 0; the ratio is equal."""
+    market = np.random.default_rng(2).normal(0.002, 0.01, (1500, 1))
+    once, twice = (
+        made_up_result(name, np.full((1500, 1), w), market, rate=0.0)
+        for name, w in (("hold", 1.0), ("twice", 2.0))
+    )
+    weighed = weigh(twice, {"hold": once}, 252.0)
+    assert weighed.differences["hold"].mean_return_interval.low > 0
+    assert "is not distinguishable from hold" in verdict(weighed, num_trials=1)
+
+
+def test_a_control_that_knows_the_span_is_not_the_baseline_to_beat():
+    market = np.random.default_rng(3).normal(0.001, 0.01, (500, 1))
+    names = {"buy and hold": -0.2, "exposure-matched hold": 0.5}
+    rules = {n: made_up_result(n, np.full((500, 1), w), market) for n, w in names.items()}
+    assert weigh(rules["buy and hold"], rules, 252.0).best == "buy and hold"
+    alone = {"exposure-matched hold": rules["exposure-matched hold"]}
+    assert weigh(rules["buy and hold"], alone, 252.0).best == "exposure-matched hold"
 
 
 def test_the_same_account_as_a_baseline_is_a_copy_and_not_distinguishable():
