@@ -33,7 +33,7 @@ from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.leakcheck import function_targets
+from nca_trader.evaluate.outputs import function_targets
 from nca_trader.evaluate.result import Result, columns_of
 from nca_trader.evaluate.simulate import (
     simulate_agent,

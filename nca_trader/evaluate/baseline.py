@@ -20,7 +20,7 @@ from nca_trader.config.ranges import expect
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.state import equity, legs_of, open_account, rules_of
 from nca_trader.envs.gym.environment import GymEnv
-from nca_trader.evaluate.leakcheck import function_targets
+from nca_trader.evaluate.outputs import function_targets
 from nca_trader.evaluate.simulate import strategy_step
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar

@@ -13,9 +13,10 @@ from markupsafe import Markup
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import StateError
-from nca_trader.evaluate.report import figures
-from nca_trader.evaluate.report.figures import Line, equity_plot, per_seed
+from nca_trader.evaluate.report import plots
+from nca_trader.evaluate.report.figures import Line
 from nca_trader.evaluate.report.page import Demo, Report, Seed, write_report
+from nca_trader.evaluate.report.plots import equity_plot, per_seed
 from nca_trader.evaluate.verdict import weigh
 from nca_trader.paper.parity import Parity
 
@@ -151,7 +152,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def seen_on(tmp_path, monkeypatch):
     """Returns the words of a page; without its plots, which take most of the time."""
-    monkeypatch.setattr(figures, "svg", lambda *_: Markup(""))
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup(""))
 
     def seen(report):
         path = write_report(tmp_path / "r.html", report)

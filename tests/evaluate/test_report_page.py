@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.report import chart, figures, tables
-from nca_trader.evaluate.report.page import monthly_returns
+from nca_trader.evaluate.report import chart, figures, plots, tables
 from nca_trader.evaluate.report.render import LIBRARY
 
 HOSTILE = "</script><script>alert(1)</script><b>&\"'"
@@ -118,7 +117,7 @@ def test_a_long_history_is_joined_into_candles(result, monkeypatch):
 def test_months_and_years_compound_to_the_whole():
     time = pd.date_range("2019-11-05", "2021-02-20", tz="UTC", freq="D")
     equity = pd.Series(np.cumprod(1 + np.random.default_rng(0).normal(0, 0.01, len(time))), time)
-    years = monthly_returns(equity)
+    years = tables.monthly_returns(equity)
     assert [*years.index] == [2019, 2020, 2021]
     total, months = years.pop("Year"), years.stack()
     assert len(months) == 2 + 12 + 2
@@ -129,7 +128,7 @@ def test_months_and_years_compound_to_the_whole():
 def test_a_rolling_ratio_is_that_of_each_window():
     r = np.random.default_rng(1).normal(1e-3, 0.01, 80)
     r[30:60] = 0.0
-    ratio = figures.rolling_sharpe(r, 20, 252.0)
+    ratio = plots.rolling_sharpe(r, 20, 252.0)
     for t in range(80):
         window = r[t - 19 : t + 1]
         if t < 19 or window.std() == 0:
@@ -149,11 +148,11 @@ def test_a_long_line_keeps_its_extremes():
 
 def test_plots_over_time_name_what_is_in_sample(result):
     seen = result.equity.index[0], result.equity.index[99]
-    drawn = figures.equity_plot([figures.Line("a", result.equity, "agent")], "IN SAMPLE", seen)
+    drawn = plots.equity_plot([figures.Line("a", result.equity, "agent")], "IN SAMPLE", seen)
     assert drawn.count(">in sample<") == 2 and f"Bars up to {seen[1].date()} are in sample" in drawn
-    assert "in sample" not in figures.equity_plot([figures.Line("a", result.equity, "agent")])
-    assert "in sample" in figures.exposure_plot(result.exposure, seen)
-    assert "in sample" in figures.rolling_sharpe_plot({"a": result}, 252.0, seen)
+    assert "in sample" not in plots.equity_plot([figures.Line("a", result.equity, "agent")])
+    assert "in sample" in plots.exposure_plot(result.exposure, seen)
+    assert "in sample" in plots.rolling_sharpe_plot({"a": result}, 252.0, seen)
 
 
 @pytest.fixture
@@ -215,7 +214,7 @@ def test_what_is_not_a_sweep_or_a_page_is_refused(table, tmp_path, call, words):
 def test_a_sweep_of_one_parameter_of_names_or_without_a_ratio_still_makes_a_page(
     table, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(figures, "svg", lambda *_: Markup("<svg></svg>"))
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
     one = table[table["slow"] == 20].assign(slow=20)
     assert "Sharpe by fast" in nca.report_sweep(one, tmp_path / "1.html").read_text()
     named = table.assign(fast="a", slow="b")
@@ -225,7 +224,7 @@ def test_a_sweep_of_one_parameter_of_names_or_without_a_ratio_still_makes_a_page
 
 
 def test_the_page_of_a_walk_forward_has_its_verdict_and_no_other(result, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "svg", lambda *_: Markup("<svg></svg>"))
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
     folds = pd.DataFrame({"sharpe": [0.5]})
     folds.attrs["verdict"] = "Out of sample over 1 fold, it is not distinguishable from hold."
     page = nca.report(result.bars, result, tmp_path / "x.html", folds=folds)
@@ -236,7 +235,7 @@ def test_the_page_of_a_walk_forward_has_its_verdict_and_no_other(result, tmp_pat
 
 
 def test_the_page_of_a_result_takes_a_sweep_and_folds(result, table, tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "svg", lambda *_: Markup("<svg></svg>"))
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
     folds = pd.DataFrame({"sharpe": [0.5]})
     page = nca.report(result.bars, result, tmp_path / "x.html", sweep=table, folds=folds)
     text = page.read_text(encoding="utf-8")
@@ -249,5 +248,5 @@ def test_every_span_of_dates_has_ticks(days):
     """matplotlib warns, which fails a test, where no interval of dates fits the ticks."""
     index = pd.date_range("2017-01-02", periods=200, freq=f"{days * 24 * 60 // 200}min", tz="UTC")
     values = pd.Series(np.linspace(1.0, 1.1, 200), index)
-    found = figures.equity_plot([figures.Line("agent", values, "agent")])
+    found = plots.equity_plot([figures.Line("agent", values, "agent")])
     assert found.count("<svg") == 2

@@ -1,7 +1,7 @@
 """The self-contained HTML page of a backtest.
 
 `report.html` holds the text and the layout. This module collects what it shows from the bars, the
-result and the run, and draws it with `figures`. See `render` for what a page may do.
+result and the run, and draws it with `plots`. See `render` for what a page may do.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ from nca_trader.config.toml import to_toml
 from nca_trader.evaluate import inference, metrics
 from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.backtest import backtest, looks_at
-from nca_trader.evaluate.report import figures
+from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, price_chart
+from nca_trader.evaluate.report.figures import Line, seen_by
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
-from nca_trader.evaluate.report.summary import annual, money, whole, with_error
-from nca_trader.evaluate.report.tables import cell, folds_section, stress_section, sweep_section
+from nca_trader.evaluate.report.summary import annual
+from nca_trader.evaluate.report.tables import (
+    details,
+    extreme_trades,
+    folds_section,
+    monthly_returns,
+    relative,
+    stress_section,
+    sweep_section,
+)
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.stress import Stress
-from nca_trader.evaluate.trades import OPEN
-from nca_trader.evaluate.verdict import Evidence, decimal, percent, weigh
+from nca_trader.evaluate.verdict import Evidence, weigh
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
@@ -61,38 +69,6 @@ NOT_CHARGED = {
 }
 SIDES = {"short": -1, "flat": 0, "long": 1}
 DRAWN = 3  # baselines in a plot
-TRADES_SHOWN = 5  # best and worst ones each
-MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-# Metrics of the table of details: group, then key, name and how it is written.
-DETAILS = {
-    "Return and risk": (
-        ("sortino", "Sortino ratio", decimal),
-        ("calmar", "Calmar ratio", decimal),
-        ("omega", "Omega ratio, threshold 0", decimal),
-        ("value_at_risk", "5% value at risk per bar", lambda x: percent(x, 2)),
-        ("expected_shortfall", "expected shortfall beyond it (CVaR)", lambda x: percent(x, 2)),
-        ("tail_ratio", "tail ratio, 95% to 5%", decimal),
-        ("skewness", "skewness", decimal),
-        ("kurtosis", "kurtosis (a Gaussian has 3)", decimal),
-        ("max_drawdown_duration", "longest drawdown, in bars", whole),
-        ("ulcer_index", "ulcer index", percent),
-        ("stability", "R² of log-equity on time", decimal),
-        ("hit_rate", "winning bars, of those that moved", percent),
-        ("interest", "interest earned on cash, of the capital", lambda x: percent(x, 2)),
-    ),
-    "Trades": (
-        ("trades", "trades, with those still open", whole),
-        ("win_rate", "winning trades, of those that ended", percent),
-        ("profit_factor", "profit factor", decimal),
-        ("expectancy", "expectancy per trade, of the capital", lambda x: percent(x, 3)),
-        ("average_trade", "average trade", lambda x: percent(x, 2)),
-        ("best_trade", "best trade", percent),
-        ("worst_trade", "worst trade", percent),
-        ("trade_duration", "average duration, in bars", lambda x: decimal(x, 1)),
-        ("sqn", "system quality number", decimal),
-        ("capacity", "capital at which fills take 1% of volume", money),
-    ),
-}
 
 
 class Seed(NamedTuple):
@@ -400,16 +376,13 @@ def page(report: Report) -> str:
     """Render the page of a backtest."""
     agent, evidence, demo = report.agent, report.evidence, report.demo
     lines = [
-        figures.Line(report.label, agent.equity, "agent"),
+        Line(report.label, agent.equity, "agent"),
         # The first ones: a plot of all has no room left on a phone.
-        *(
-            figures.Line(name, b.equity, "baseline")
-            for name, b in list(report.baselines.items())[:DRAWN]
-        ),
-        *(figures.Line("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
+        *(Line(name, b.equity, "baseline") for name, b in list(report.baselines.items())[:DRAWN]),
+        *(Line("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
     ]
     # Only an in-sample part that is not the whole needs a line around it, but both are shaded.
-    seen = figures.seen_by(agent) if agent.in_sample else None
+    seen = seen_by(agent) if agent.in_sample else None
     # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
@@ -431,27 +404,18 @@ def page(report: Report) -> str:
         "report.html",
         scripts=[] if chart is None else [script(LIBRARY), script(CHART)],
         report=report,
-        equity=figures.equity_plot(lines, evidence.standing, seen),
-        drawdown=figures.drawdown_plot(lines, evidence.standing, seen),
-        rolling=figures.rolling_sharpe_plot(
+        equity=plots.equity_plot(lines, evidence.standing, seen),
+        drawdown=plots.drawdown_plot(lines, evidence.standing, seen),
+        rolling=plots.rolling_sharpe_plot(
             {report.label: agent, evidence.best: best}, agent.bars_per_year, seen
         ),
         monthly=monthly_returns(agent.equity),
-        histogram=figures.histogram(agent.judged_returns),
-        exposure=figures.exposure_plot(agent.exposure, seen),
+        histogram=plots.histogram(agent.judged_returns),
+        exposure=plots.exposure_plot(agent.exposure, seen),
         chart=chart,
-        extremes=_extreme_trades(agent.trades),
-        details=[
-            (
-                group,
-                [
-                    (name, [annual(key, r.metrics, years, write) for r in (agent, best)])
-                    for key, name, write in x
-                ],
-            )
-            for group, x in DETAILS.items()
-        ],
-        relative=_relative(agent.metrics),
+        extremes=extreme_trades(agent.trades),
+        details=details(agent, best),
+        relative=relative(agent.metrics),
         annual=functools.partial(annual, years=years),
         sweep=None if report.sweep is None else sweep_section(report.sweep),
         folds=None
@@ -459,10 +423,10 @@ def page(report: Report) -> str:
         else folds_section(report.folds)._replace(verdict=""),  # it is at the top of the page
         stress=None if report.stress is None else stress_section(report.stress),
         training=[
-            figures.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
+            plots.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
         ],
         seed_name=seed_name,
-        several_seeds=any(figures.per_seed(rows, key).shape[1] > 1 for key in keys),
+        several_seeds=any(plots.per_seed(rows, key).shape[1] > 1 for key in keys),
         copy_share=words.COPY_SHARE,
         held=[
             (symbol, {name: float(np.mean(p == side)) for name, side in SIDES.items()})
@@ -478,62 +442,3 @@ def page(report: Report) -> str:
         probabilistic=inference.probabilistic_sharpe(evidence.moments),
         deflated=report.trials and inference.deflated_sharpe(evidence.moments, report.trials),
     )
-
-
-def monthly_returns(equity: pd.Series) -> pd.DataFrame:
-    """Compute the return of each calendar month and year; NaN where there was no bar.
-
-    Args:
-      equity: `[N]` on a time axis; 1 before the first bar.
-
-    Returns:
-      One row per year, oldest first, with the columns `MONTHS` and "Year".
-
-    Example:
-      >>> index = pd.DatetimeIndex(["2020-01-31", "2020-02-03", "2020-02-28"], tz="UTC")
-      >>> table = monthly_returns(pd.Series([1.1, 1.0, 1.21], index))
-      >>> [round(x, 6) for x in table.loc[2020, ["Jan", "Feb", "Year"]]]
-      [0.1, 0.1, 0.21]
-    """
-    index = pd.DatetimeIndex(equity.index)
-    # Missing months stay missing: a market that was closed has no return of 0.
-    ends = equity.groupby([index.year, index.month]).last()
-    table = (ends / ends.shift(fill_value=1.0) - 1.0).unstack().reindex(columns=range(1, 13))
-    return table.set_axis(MONTHS, axis=1).assign(Year=(1.0 + table).prod(axis=1) - 1.0)
-
-
-def _relative(m: dict[str, float]) -> dict[str, str]:
-    """Write what the regression on the benchmark says; empty where there is none."""
-    if np.isnan(m["beta"]):
-        return {}
-    return {
-        "Alpha per year": with_error(m["alpha"], m["alpha_error"], percent),
-        "Beta": with_error(m["beta"], m["beta_error"]),
-        "Information ratio": with_error(m["information_ratio"], m["information_ratio_error"]),
-    }
-
-
-def _extreme_trades(trades: pd.DataFrame) -> list[tuple[str, list[Any]]]:
-    """Return the rows of the table of the best and the worst trades."""
-    # A position that is still open has no result yet.
-    closed = trades[trades["reason"] != OPEN].sort_values("pnl", ascending=False)
-    if len(closed) > 2 * TRADES_SHOWN:
-        closed = pd.concat([closed[:TRADES_SHOWN], closed[-TRADES_SHOWN:]])
-    rows: list[dict[Any, Any]] = closed.to_dict("records")
-    return [
-        (
-            row["symbol"],
-            [
-                "long" if row["size"] > 0 else "short",
-                cell("", row["entry"]),
-                cell("", row["exit"]),
-                f"{row['entry_price']:,.6g}",
-                f"{row['exit_price']:,.6g}",
-                percent(row["pnl"], 2),
-                percent(row["return"], 2),
-                row["bars"],
-                row["reason"],
-            ],
-        )
-        for row in rows
-    ]

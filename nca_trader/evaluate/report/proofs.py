@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nca_trader.evaluate.report import figures
+from nca_trader.evaluate.report import figures, plots
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.verdict import percent
 
@@ -48,7 +48,7 @@ def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: s
     text = render(
         "proofs.html",
         agent=agent,
-        curves=figures.svg(
+        curves=plots.svg(
             lambda figure: figures.draw_proofs(figure, proofs, {}), None, "prove", f"{title} {ends}"
         ),
         controls=list(dict.fromkeys(name for proof in proofs for name in proof.controls)),

@@ -1,10 +1,10 @@
-"""The heat map of a sweep and the fold table of a walk-forward, as sections and as pages."""
+"""The tables of a page, and a sweep and a walk-forward as sections and as pages."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,10 +15,13 @@ from matplotlib.figure import Figure
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress, in_both_widths
+from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
+from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
-from nca_trader.evaluate.report.summary import money
-from nca_trader.evaluate.verdict import percent
+from nca_trader.evaluate.report.summary import annual, money, whole, with_error
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.trades import OPEN
+from nca_trader.evaluate.verdict import decimal, percent
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,6 +37,38 @@ SHARES = {
     "expected_shortfall", "win_rate", "hit_rate", "alpha", "average_trade", "best_trade",
     "worst_trade", "expectancy", "ulcer_index", "interest",
 }  # fmt: skip
+TRADES_SHOWN = 5  # best and worst ones each
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# Metrics of the table of details: group, then key, name and how it is written.
+DETAILS = {
+    "Return and risk": (
+        ("sortino", "Sortino ratio", decimal),
+        ("calmar", "Calmar ratio", decimal),
+        ("omega", "Omega ratio, threshold 0", decimal),
+        ("value_at_risk", "5% value at risk per bar", lambda x: percent(x, 2)),
+        ("expected_shortfall", "expected shortfall beyond it (CVaR)", lambda x: percent(x, 2)),
+        ("tail_ratio", "tail ratio, 95% to 5%", decimal),
+        ("skewness", "skewness", decimal),
+        ("kurtosis", "kurtosis (a Gaussian has 3)", decimal),
+        ("max_drawdown_duration", "longest drawdown, in bars", whole),
+        ("ulcer_index", "ulcer index", percent),
+        ("stability", "R² of log-equity on time", decimal),
+        ("hit_rate", "winning bars, of those that moved", percent),
+        ("interest", "interest earned on cash, of the capital", lambda x: percent(x, 2)),
+    ),
+    "Trades": (
+        ("trades", "trades, with those still open", whole),
+        ("win_rate", "winning trades, of those that ended", percent),
+        ("profit_factor", "profit factor", decimal),
+        ("expectancy", "expectancy per trade, of the capital", lambda x: percent(x, 3)),
+        ("average_trade", "average trade", lambda x: percent(x, 2)),
+        ("best_trade", "best trade", percent),
+        ("worst_trade", "worst trade", percent),
+        ("trade_duration", "average duration, in bars", lambda x: decimal(x, 1)),
+        ("sqn", "system quality number", decimal),
+        ("capacity", "capital at which fills take 1% of volume", money),
+    ),
+}
 
 
 class Shown(NamedTuple):
@@ -348,3 +383,75 @@ def cell(name: str, value: Any) -> str:
 
 def _words(name: Any) -> str:
     return str(name).replace("_", " ")
+
+
+def details(agent: Result, best: Result) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """Return the groups of `DETAILS`, with the metrics of an account and its best baseline."""
+    years = len(agent.equity) / agent.bars_per_year
+
+    def cells(key: str, write: Callable[[float], str]) -> list[str]:
+        return [annual(key, result.metrics, years, write) for result in (agent, best)]
+
+    return [
+        (group, [(name, cells(key, write)) for key, name, write in rows])
+        for group, rows in DETAILS.items()
+    ]
+
+
+def monthly_returns(equity: pd.Series) -> pd.DataFrame:
+    """Compute the return of each calendar month and year; NaN where there was no bar.
+
+    Args:
+      equity: `[N]` on a time axis; 1 before the first bar.
+
+    Returns:
+      One row per year, oldest first, with the columns `MONTHS` and "Year".
+
+    Example:
+      >>> index = pd.DatetimeIndex(["2020-01-31", "2020-02-03", "2020-02-28"], tz="UTC")
+      >>> table = monthly_returns(pd.Series([1.1, 1.0, 1.21], index))
+      >>> [round(x, 6) for x in table.loc[2020, ["Jan", "Feb", "Year"]]]
+      [0.1, 0.1, 0.21]
+    """
+    index = pd.DatetimeIndex(equity.index)
+    # Missing months stay missing: a market that was closed has no return of 0.
+    ends = equity.groupby([index.year, index.month]).last()
+    table = (ends / ends.shift(fill_value=1.0) - 1.0).unstack().reindex(columns=range(1, 13))
+    return table.set_axis(MONTHS, axis=1).assign(Year=(1.0 + table).prod(axis=1) - 1.0)
+
+
+def relative(m: dict[str, float]) -> dict[str, str]:
+    """Write what the regression on the benchmark says; empty where there is none."""
+    if np.isnan(m["beta"]):
+        return {}
+    return {
+        "Alpha per year": with_error(m["alpha"], m["alpha_error"], percent),
+        "Beta": with_error(m["beta"], m["beta_error"]),
+        "Information ratio": with_error(m["information_ratio"], m["information_ratio_error"]),
+    }
+
+
+def extreme_trades(trades: pd.DataFrame) -> list[tuple[str, list[Any]]]:
+    """Return the rows of the table of the best and the worst trades."""
+    # A position that is still open has no result yet.
+    closed = trades[trades["reason"] != OPEN].sort_values("pnl", ascending=False)
+    if len(closed) > 2 * TRADES_SHOWN:
+        closed = pd.concat([closed[:TRADES_SHOWN], closed[-TRADES_SHOWN:]])
+    rows: list[dict[Any, Any]] = closed.to_dict("records")
+    return [
+        (
+            row["symbol"],
+            [
+                "long" if row["size"] > 0 else "short",
+                cell("", row["entry"]),
+                cell("", row["exit"]),
+                f"{row['entry_price']:,.6g}",
+                f"{row['exit_price']:,.6g}",
+                percent(row["pnl"], 2),
+                percent(row["return"], 2),
+                row["bars"],
+                row["reason"],
+            ],
+        )
+        for row in rows
+    ]

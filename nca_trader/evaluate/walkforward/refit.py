@@ -22,7 +22,7 @@ from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.combinations import built, combinations_of, takes_bars
 from nca_trader.evaluate.futures import Future, changed
-from nca_trader.evaluate.leakcheck import compare
+from nca_trader.evaluate.outputs import compare
 from nca_trader.evaluate.sweep import METRICS, run_combinations
 from nca_trader.evaluate.walkforward.folds import Fold, Span
 from nca_trader.learner.train import train
