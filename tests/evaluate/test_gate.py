@@ -141,10 +141,13 @@ def test_the_gate_says_what_a_crash_that_did_not_come_would_do():
 
 
 @pytest.mark.parametrize(
-    ("draws", "least"), [(10, 3), pytest.param(40, 14, marks=pytest.mark.slow)]
+    ("draws", "passing"), [(10, 7), pytest.param(40, 21, marks=pytest.mark.slow)]
 )
-def test_an_agent_that_hides_a_crash_passes_where_none_came_and_the_gate_says_so(draws, least):
-    """It earns .05% a day and loses 40% once in 1,000: three years have no crash in 47 of 100."""
+def test_an_agent_that_hides_a_crash_passes_where_none_came_and_the_gate_says_so(draws, passing):
+    """It earns .05% a day and loses 40% once in 1,000: three years have no crash in 47 of 100.
+
+    The 21 of 40 stand in docs/limits.md.
+    """
     passed = warned = 0
     for seed in range(draws):
         rng = np.random.default_rng(seed)
@@ -154,7 +157,7 @@ def test_an_agent_that_hides_a_crash_passes_where_none_came_and_the_gate_says_so
         found = gate({"agent": agent}, {"hold": hold, "flat": 0.0 * hold}, YEAR, repetitions=300)
         passed += found.passed
         warned += found.passed and "it would not pass" in found.sentence
-    assert passed >= least and warned == passed
+    assert passed == passing and warned == passed
 
 
 def test_a_copy_of_the_baseline_does_not_pass():

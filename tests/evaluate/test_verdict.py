@@ -12,8 +12,15 @@ import pytest
 from made_up import made_up_result
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.inference import Interval, Moments, deflated_sharpe
+from nca_trader.evaluate.inference import (
+    Interval,
+    Moments,
+    deflated_sharpe,
+    overfit_probability,
+)
 from nca_trader.evaluate.verdict import (
+    CHOSEN,
+    CHOSEN_OF_TWO,
     Difference,
     Evidence,
     Scored,
@@ -228,6 +235,21 @@ def test_more_return_at_the_same_sharpe_ratio_is_no_better():
     weighed = weigh(twice, {"hold": once}, 252.0)
     assert weighed.differences["hold"].mean_return_interval.low > 0
     assert "is not distinguishable from hold" in verdict(weighed, num_trials=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "below", "power"), [(2, CHOSEN_OF_TWO, 70), (3, CHOSEN, 70), (5, CHOSEN, 70)]
+)
+def test_a_choice_is_false_in_at_most_five_of_a_hundred(count, below, power):
+    """Of combinations alike in 100 series, and of one that is better by .15% a bar in the same."""
+    false = found = 0
+    for seed in range(100):
+        alike = 0.01 * np.random.default_rng([seed, count]).standard_normal((1000, count))
+        false += overfit_probability(alike).probability < below
+        alike[:, 0] += 0.0015
+        found += overfit_probability(alike).probability < below
+    assert false <= 5 and found >= power
 
 
 def test_a_control_that_knows_the_span_is_not_the_baseline_to_beat():

@@ -193,8 +193,9 @@ def report_sweep(
       'sweep.html'
     """
     path = page_path(path)
+    shown = sweep_section(table, metric)
     about = str(table.attrs.get("about", ""))
-    return write_sections(path, title, [("Sweep", sweep_section(table, metric))], about, command)
+    return write_sections(path, title, [("Sweep", shown)], about, command)
 
 
 def report_folds(
