@@ -126,7 +126,11 @@ class FakeVenue:
         elif kind == "html404":
             status, raw = 404, HTML
         elif kind == "429":
-            status, raw, headers = 429, b'{"message": "too many requests"}', {"Retry-After": "7"}
+            status, raw, headers = (
+                429,
+                b'{"message": "too many requests"}',
+                {"Retry-After": self.retry_after},
+            )
         elif kind == "redirect":
             status, raw, headers = 307, b"", {"Location": self.elsewhere + request.path}
         elif kind.isdigit():
@@ -146,7 +150,7 @@ class FakeVenue:
             return
         request.wfile.write(raw)
 
-    elsewhere = "http://127.0.0.1:9"
+    elsewhere, retry_after = "http://127.0.0.1:9", "7"
 
     def answer(self, method, path, query, body):
         raise NotImplementedError

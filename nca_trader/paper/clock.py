@@ -1,11 +1,22 @@
-"""The clocks of a live session, and its only waits; a replay has its feed's clock and no wait."""
+"""The clocks of a live session, and its only waits; a replay has its feed's clock and no wait.
+
+A session waits for a time or for an answer. During both it looks every tenth of a second whether
+somebody wants it to halt or to stop.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import queue
+import threading
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 NANOSECONDS = 1_000_000_000
+TICK = 0.1  # seconds after which a wait looks for a halt or a stop again
+EXIT = 10.0  # seconds that the end of a session awaits the request under way, at most
 
 
 class Clock:
@@ -22,6 +33,109 @@ class Clock:
     def sleep(self, seconds: float) -> None:
         """Wait."""
         time.sleep(seconds)
+
+
+class Caller:
+    """Runs calls in a thread of its own, one at a time, so that waiting for one can end early.
+
+    Args:
+      name: of the thread.
+
+    Attributes:
+      busy: whether a call is under way.
+
+    >>> caller = Caller("sums")
+    >>> caller.start(lambda: 1 + 1)
+    >>> caller.done(5.0), caller.result()
+    (True, 2)
+    """
+
+    def __init__(self, name: str):
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self._last: tuple[Any, BaseException | None] = (None, None)
+        self.busy = False
+        # A process that ends does not wait for it.
+        threading.Thread(target=self._run, daemon=True, name=name).start()
+
+    def start(self, call: Callable[[], Any]) -> None:
+        """Begin a call; the one before has ended."""
+        self.busy = True
+        self._calls.put(call)
+
+    def done(self, seconds: float) -> bool:
+        """Wait for the call under way, at most so long; return whether it has ended."""
+        if self.busy:
+            with contextlib.suppress(queue.Empty):
+                self._last = self._ended.get(timeout=seconds)
+                self.busy = False
+        return not self.busy
+
+    def result(self) -> Any:
+        """Return what the last call returned.
+
+        Raises:
+          BaseException: what it raised.
+        """
+        found, error = self._last
+        if error is not None:
+            raise error
+        return found
+
+    def close(self) -> None:
+        """End the thread after the call under way."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                self._ended.put((call(), None))
+            except BaseException as error:  # for the thread that waits for the answer
+                self._ended.put((None, error))
+
+
+class Waits(Clock):
+    """A session's clock, whose waits end as soon as the session does.
+
+    Args:
+      clock: of this machine.
+      heard: called every `TICK` of a wait; raises where the session halts or stops.
+    """
+
+    def __init__(self, clock: Clock, heard: Callable[[], None]):
+        self._clock, self._heard = clock, heard
+        self._caller = Caller("venue")
+
+    def now(self) -> int:
+        """Return nanoseconds since 1970 UTC."""
+        return self._clock.now()
+
+    def monotonic(self) -> float:
+        """Return seconds since some moment; it never goes back."""
+        return self._clock.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, unless the session ends."""
+        until = self.monotonic() + seconds
+        while (left := until - self.monotonic()) > 0.0:
+            self._clock.sleep(min(left, TICK))
+            self._heard()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what a call returns that may wait for the network, unless the session ends.
+
+        The call itself goes on then, and `close` awaits it.
+        """
+        self._heard()
+        self._caller.start(functools.partial(function, *args))
+        while not self._caller.done(TICK):
+            self._heard()
+        return self._caller.result()
+
+    def close(self) -> None:
+        """Await the call under way, if there is one."""
+        self._caller.done(EXIT)
+        self._caller.close()
 
 
 class Patience(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -13,9 +11,8 @@ import numpy as np
 from nca_trader.config.reading import replayed
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import ConfigError, argument
+from nca_trader.paper.clock import NANOSECONDS, Caller
 from nca_trader.types import Bar, Bars
-
-NANOSECONDS = 1_000_000_000
 
 
 class Notice(NamedTuple):
@@ -138,10 +135,7 @@ class Pump:
     END = object()
 
     def __init__(self, feed: LiveFeed):
-        self._asked: queue.Queue[None] = queue.Queue()
-        self._given: queue.Queue[Any] = queue.Queue()
-        self._waiting = False
-        threading.Thread(target=self._run, args=(feed,), daemon=True, name="feed").start()
+        self._feed, self._items, self._caller = feed, None, Caller("feed")
 
     def get(self, seconds: float) -> Any:
         """Return the next item, `END` after the last, or None if `seconds` pass without one.
@@ -149,28 +143,12 @@ class Pump:
         Raises:
           Exception: what the feed raised.
         """
-        if not self._waiting:
-            self._asked.put(None)
-            self._waiting = True
-        try:
-            kind, item = self._given.get(timeout=seconds)
-        except queue.Empty:
-            return None
-        self._waiting = False
-        if kind == "error":
-            raise item
-        return self.END if kind == "end" else item
+        # Only when asked: a feed that is read ahead would give bars before they are wanted.
+        if not self._caller.busy:
+            self._caller.start(self._next)
+        return self._caller.result() if self._caller.done(seconds) else None
 
-    def _run(self, feed: LiveFeed) -> None:
-        try:
-            items = iter(feed)
-            while True:
-                # Only when asked: a feed that is read ahead would give bars before they are
-                # wanted.
-                self._asked.get()
-                item = next(items, self.END)
-                self._given.put(("end" if item is self.END else "item", item))
-                if item is self.END:
-                    return
-        except BaseException as error:  # for the session's thread, which waits for an answer
-            self._given.put(("error", error))
+    def _next(self) -> Any:
+        if self._items is None:
+            self._items = iter(self._feed)
+        return next(self._items, self.END)

@@ -17,7 +17,7 @@ import numpy as np
 from nca_trader.envs.account.state import Legs
 from nca_trader.errors import HaltError
 from nca_trader.paper.broker import valued
-from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, TICK, Clock, Patience, Waits
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.gate import Gate, Passed, bar_body, bar_of, completed, in_json
@@ -27,15 +27,18 @@ from nca_trader.paper.ledger import Books, Ledger
 from nca_trader.paper.loop import MAX_IN_A_ROW, Session
 from nca_trader.paper.risk import Halt, after_resume, broken
 from nca_trader.paper.router import Halting, VenueBroker
-from nca_trader.paper.venue import Unreachable, Venue
+from nca_trader.paper.venue import Awaited, Unreachable, Venue
 from nca_trader.paper.watches import ACCOUNT
 from nca_trader.progress import Progress, duration
 from nca_trader.types import Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 SKEW = 30  # seconds between the clocks of feed and venue
-TICK = 0.1  # seconds after which signals and the kill switch are read again while no bar comes
 LOOK = 5.0  # seconds after which an open order's fills are read again
+
+
+class Stopped(Exception):
+    """Somebody asked the session to end while it waited."""
 
 
 class LiveSession(Session):
@@ -76,8 +79,12 @@ class LiveSession(Session):
         known = next((e.body.get("opened") for e in journal.events("run_started")), None)
         opened = feed.now() if known is None else known
         names = {"venue": venue.name, "period": feed.period, "opened": opened}
-        self._feed, self._venue, self._warmup = feed, venue, warmup
-        self._patience, self._clock = patience, clock or Clock()
+        self._feed, self._warmup, self._patience = feed, warmup, patience
+        self._stop: Callable[[], bool] = lambda: False
+        self._clock = Waits(clock or Clock(), self._heard)
+        # The simulated exchange, which gets the bars, is in this process and answers at once.
+        here = hasattr(venue, "quote")
+        self._venue: Any = venue if here else Awaited(venue, self._clock.call)
         self._unanswered = 0  # bars in a row at which the venue did not answer
         self._looked = 0.0
         holder = VenueHolder(agent) if holder is None else holder
@@ -88,41 +95,53 @@ class LiveSession(Session):
         """Trade until the feed ends or `stop()` is true; return `result()`.
 
         Args:
-          stop: called between two bars.
+          stop: called between two bars, and while the session waits for an answer of the venue.
 
         Raises:
           HaltError: books that differ, a venue that does not answer, unusable bars or decisions.
           StateError: the journal cannot be written, or says that something else happened.
           Unreachable: the venue did not answer at the start.
         """
-        pump, seen = None, -1
+        self._stop = stop
         try:
-            self._begin(stop)
-            # The feed waits in a thread of its own, so that the kill switch is seen between bars.
-            pump = Pump(self._feed)
-            with Progress(None, "paper", ticks=False, always=True) as shown:
-                while not stop():
-                    shown.note(self._line(), news=seen != self._counts["bars"])
-                    seen = self._counts["bars"]
-                    item = pump.get(TICK)
-                    if item is pump.END:
-                        break
-                    if isinstance(item, Notice):
-                        self.on_notice(item)
-                    elif item is None:
-                        self._idle()
-                    else:
-                        self.on_bar(item)
+            with contextlib.suppress(Stopped):
+                self._begin()
+                self._follow_feed()
+            if self._state.last is not None:
+                # A session may end several times at one bar, with more fills each time.
+                key = f"{self._state.last}:{self._journal.head.seq}"
+                self._counts["fills"] = self._router.ledger.count
+                self._record("run_ended", key, self._ending(stop()), self._state.last * NANOSECONDS)
         except Halting as halting:
             raise self._halted(halting) from None
         finally:
             self._feed.close()
-        if self._state.last is not None:
-            # A session may end several times at one bar, with more fills each time.
-            key = f"{self._state.last}:{self._journal.head.seq}"
-            self._counts["fills"] = self._router.ledger.count
-            self._record("run_ended", key, self._ending(stop()), self._state.last * NANOSECONDS)
+            self._clock.close()
         return self.result()
+
+    def _follow_feed(self) -> None:
+        """Process bars and notices until the feed ends or somebody stops the session."""
+        # The feed waits in a thread of its own, so that the kill switch is seen between bars.
+        pump, seen = Pump(self._feed), -1
+        with Progress(None, "paper", ticks=False, always=True) as shown:
+            while not self._stop():
+                shown.note(self._line(), news=seen != self._counts["bars"])
+                seen = self._counts["bars"]
+                item = pump.get(TICK)
+                if item is pump.END:
+                    break
+                if isinstance(item, Notice):
+                    self.on_notice(item)
+                elif item is None:
+                    self._idle()
+                else:
+                    self.on_bar(item)
+
+    def _heard(self) -> None:
+        """End the session in the middle of a wait where somebody asked for it."""
+        self._refuse()
+        if self._stop():
+            raise Stopped
 
     def _line(self) -> str:
         """Return the line of progress: bars, equity, and the time until the next bar."""
@@ -176,7 +195,7 @@ class LiveSession(Session):
             with contextlib.suppress(Unreachable):  # the next bar looks again
                 self._router.take(ts)
 
-    def _begin(self, stop: Callable[[], bool]) -> None:
+    def _begin(self) -> None:
         """Repeat the journal, compare books, and learn what closed in between."""
         ledger = self._repeated()
         last, now = self._state.last, self._feed.now()
@@ -201,14 +220,14 @@ class LiveSession(Session):
         self._refuse()
         self._router.start(now)
         self._refuse_skew()
-        history = self._feed.history(count)
+        history = self._clock.call(self._feed.history, count)
         first = history.time[:1].astype("datetime64[s]").astype(np.int64)
         if last is not None and len(first) and first[0] > last + self._feed.period:
             self.on_notice(Notice("gap", f"no bars from {last} to {first[0]}"))
         for bar in ReplayFeed(history):
             if self._state.last is None or int(bar.time[0]) > self._state.last:
                 self.on_bar(bar)
-            if stop():
+            if self._stop():
                 break
 
     def _repeated(self) -> Ledger:

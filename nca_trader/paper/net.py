@@ -7,14 +7,14 @@ neither an option nor an answer of a server leads an order to another host.
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import json
+import math
 import os
 import pathlib
-import socket
 import stat
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import requests
@@ -24,6 +24,7 @@ from urllib3.util import Url, parse_url
 
 from nca_trader.config.records import loads
 from nca_trader.errors import ConfigError, NcaTraderError
+from nca_trader.paper.clock import Caller
 
 TIMEOUT = 10.0  # seconds of a call, from its first byte out to its last byte in
 REFUSED = (400, 401, 403, 422)  # answers that refuse a request, if a look-up agrees
@@ -138,8 +139,8 @@ class GuardedSession(requests.Session):
       hosts: that may be called; this machine always may.
       read_only: refuse all methods except GET.
       timeout: seconds of a whole call. A timeout of `requests` alone is of each read, so a server
-        that sends a byte now and then would hold a call without end.
-      timer: makes the deadline, for tests.
+        that sends a byte now and then would hold a call without end; and none is of the names of
+        hosts. A call that takes longer is left to its thread.
     """
 
     def __init__(
@@ -147,20 +148,12 @@ class GuardedSession(requests.Session):
         hosts: Iterable[str],
         read_only: bool = False,
         timeout: float = TIMEOUT,
-        timer: Callable[..., Any] = threading.Timer,
     ):
         super().__init__()
-        self.hosts, self.read_only, self.timeout, self._timer = (
-            frozenset(hosts),
-            read_only,
-            timeout,
-            timer,
-        )
+        self.hosts, self.read_only, self.timeout = frozenset(hosts), read_only, timeout
         self.status: int | None = None
         self.fault, self.retry_after, self.body = "", 0.0, ""
-        self._adapter = _Adapter()
-        self.mount("https://", self._adapter)
-        self.mount("http://", self._adapter)
+        self._begin()
 
     def forget(self) -> None:
         """Forget the last answer."""
@@ -171,6 +164,17 @@ class GuardedSession(requests.Session):
         if self.fault or self.status is None:
             return self.fault or "not-sent"
         return f"http-{self.status}" if self.status >= 400 else "unreadable-body"
+
+    def close(self) -> None:
+        """End the connections and the thread."""
+        self._caller.close()
+        super().close()
+
+    def _begin(self) -> None:
+        """Make the thread and the connections of the calls to come."""
+        self._caller = Caller("request")
+        for scheme in ("https://", "http://"):
+            self.mount(scheme, HTTPAdapter(max_retries=0))
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
         """Send one request.
@@ -185,36 +189,29 @@ class GuardedSession(requests.Session):
             raise HostError(f"{request.method} to a host of market data: only GET is sent.")
         # A redirect could lead to a host that is not on the list.
         kwargs |= {"timeout": self.timeout, "allow_redirects": False, "stream": False}
-        over = threading.Event()
-
-        def cut() -> None:
-            over.set()
-            self._adapter.cut()
-
-        deadline = self._timer(self.timeout, cut)
-        # A process that ends must not wait for it.
-        deadline.daemon = True
-        deadline.start()
+        self._caller.start(functools.partial(super().send, request, **kwargs))
         try:
-            response = super().send(request, **kwargs)
+            if not self._caller.done(self.timeout):
+                # Its connection and its thread may be in use for long: the next call has others.
+                self._caller.close()
+                self._begin()
+                raise requests.Timeout("the answer took too long")
+            response = self._caller.result()
         except requests.Timeout:
             self.fault = "timeout"
             raise
         except requests.RequestException:
-            self.fault = "timeout" if over.is_set() else "connection"
+            self.fault = "connection"
             raise
-        finally:
-            deadline.cancel()
-        if over.is_set():  # a body without a length, cut short, looks complete
-            self.fault = "timeout"
-            raise requests.Timeout("the answer took too long")
-        self.status, self.body = response.status_code, response.text
+        status = response.status_code
+        self.status, self.body = status, response.text
         with contextlib.suppress(ValueError):
-            self.retry_after = float(response.headers.get("Retry-After", 0.0))
-        if 300 <= response.status_code < 400:
+            asked = float(response.headers.get("Retry-After", 0.0))
+            self.retry_after = asked if math.isfinite(asked) and asked > 0.0 else 0.0
+        if 300 <= status < 400:
             self.fault = "redirected"
             raise requests.TooManyRedirects("a redirect is not followed")
-        if self.status != 204 and not _is_json(self.body, self.status >= 300):
+        if status != 204 and not _is_json(self.body, status >= 300):
             # ccxt takes a page of HTML, or an empty one, for an account that holds nothing.
             self.fault = "unreadable-body"
             raise requests.exceptions.ContentDecodingError("the answer is not JSON")
@@ -229,38 +226,3 @@ def _is_json(text: str, page: bool) -> bool:
         return page
     except ValueError:
         return False
-
-
-class _Adapter(HTTPAdapter):
-    """Keeps hold of its sockets, so that another thread can end a call.
-
-    Not of the connections: one without keep-alive lets go of its socket before the body is read.
-    """
-
-    def __init__(self) -> None:
-        self._open: list[socket.socket] = []
-        super().__init__(max_retries=0)
-
-    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Make pools of connections whose sockets are noted as they connect."""
-        super().init_poolmanager(*args, **kwargs)
-        noted = self._open
-
-        def noting(pool: type) -> type:
-            class Noted(pool.ConnectionCls):  # pyright: ignore
-                def connect(self) -> None:
-                    super().connect()
-                    # Closed ones are left out, or a long session would collect them.
-                    noted[:] = [sock for sock in noted if sock.fileno() >= 0]
-                    noted.append(self.sock)
-
-            return type(pool.__name__, (pool,), {"ConnectionCls": Noted})
-
-        pools = self.poolmanager.pool_classes_by_scheme
-        self.poolmanager.pool_classes_by_scheme = {name: noting(p) for name, p in pools.items()}
-
-    def cut(self) -> None:
-        """End every connection: a read on it returns at once."""
-        for sock in list(self._open):
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from nca_trader.paper.venue import (
 )
 from nca_trader.types import Costs
 
+ANSWERED = (Outcome.ACCEPTED, Outcome.REJECTED)
 OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may be listed late
 
 
@@ -82,6 +83,8 @@ class VenueBroker:
         self.prefix = f"nca-{run[:8]}-"
         self.held: dict[str, str] = {}  # symbols with an order whose fate is not known
         self._again: set[str] = set()  # orders that the venue has not got, to be sent again
+        self._withdrawn: set[str] = set()  # orders that work although they were cancelled
+        self._busy = -np.inf  # on the clock of waits, until when the venue takes no order
         self.instruments: dict[str, Instrument] = {}
 
     def start(self, ts: int) -> None:
@@ -177,13 +180,33 @@ class VenueBroker:
         return tickets(orders, books, close, self._symbols, self.instruments, costs, borrow)
 
     def withdraw(self, names: Iterable[str], ts: int) -> None:
-        """Cancel orders of ours, and wait until the venue says that they no longer work."""
-        for name in names:
-            order = self.ledger.open.get(name)
-            if order is None:
-                continue
+        """Cancel orders of ours, then wait until the venue says that none of them works.
+
+        One that still works after `Patience.looks` holds its symbol, and is cancelled again at
+        each later call.
+        """
+        self._withdrawn &= self.ledger.open.keys()
+        for name in sorted(self._withdrawn):
             self.venue.cancel(name)
-            self._wait_for_end(order, ts)
+        found = {name: self.ledger.open.get(name) for name in names}
+        left = {name: order for name, order in found.items() if order is not None}
+        asked = set(left)
+        for waited in self._looks("withdraw") if left else ():
+            # What was not heard is said again.
+            asked -= {n for n in sorted(asked) if self.venue.cancel(n).outcome in ANSWERED}
+            with contextlib.suppress(Unreachable):
+                self.take(ts)
+                working = {state.client_id: state for state in self.venue.working()}
+                for order in left.values():
+                    if order.state != "done":
+                        self._follow_one(order, working, ts)
+            left = {name: order for name, order in left.items() if order.state != "done"}
+            if not left or waited >= self._patience.looks:
+                break
+            asked &= left.keys()
+        for order in left.values():
+            self._withdrawn.add(order.ticket.client_id)
+            self._hold(order, "not-cancelled", ts)
 
     def intend(self, ticket: Ticket, bar: int, more: Mapping[str, Any], ts: int) -> None:
         """Journal an order that `deliver` may send; call it in the transaction of its decision."""
@@ -207,19 +230,27 @@ class VenueBroker:
         ticket = order.ticket
         wait = self._patience.first
         while order.state != "done":
-            self._refuse()
             if ticket.symbol in self.held:
                 return self._end(order, "symbol-held", ts)
+            # A venue that is busy is busy for every order; none waits longer than it may be sent.
+            pause = max(self._busy - self._clock.monotonic(), 0.0)
             # What was sent before is not at the venue, or this would not be reached.
-            if not self._fresh(order):
+            if not pause <= self._left(order) > 0.0:
                 return self._end(order, "too-old", ts)
+            if pause:
+                self._clock.sleep(pause)
+            self._refuse()
             # Before it leaves: after a crash here the venue is asked what it has.
             self.write("order_sent", f"{ticket.client_id}#{order.attempts}", {}, ts)
             answer = self.venue.submit(ticket)
             if answer.outcome is Outcome.ACCEPTED:
                 return self._acknowledge(order, {}, ts)
             if answer.outcome is Outcome.BUSY:
-                self._clock.sleep(max(answer.retry_after, self._jittered(wait, order)))
+                # A venue may say "nan" or "inf", which is no time to come back at.
+                asked = answer.retry_after if np.isfinite(answer.retry_after) else 0.0
+                ours = self._jittered(wait, f"{ticket.client_id}{order.attempts}")
+                pause = max(asked, min(ours, self._left(order)))
+                self._busy = self._clock.monotonic() + pause
                 wait = min(2.0 * wait, self._patience.last)
                 continue
             if answer.outcome is Outcome.AMBIGUOUS:
@@ -239,13 +270,13 @@ class VenueBroker:
         name = order.ticket.client_id
         # A refusal is believed once the venue confirms that it has no such order.
         refused = answer is not None and answer.outcome is Outcome.REJECTED
-        begun, wait = self._clock.monotonic(), self._patience.first
-        while True:
-            waited = self._clock.monotonic() - begun
+        # While nobody answers the next bar may close, and its orders must not wait for this one.
+        patience = max(min(self._patience.looks, self._left(order)), self._patience.grace)
+        for waited in self._looks(f"{name}{order.attempts}"):
             try:
                 state = self.venue.look_up(name)
             except Unreachable as error:
-                if waited >= self._patience.looks:
+                if waited >= patience:
                     self._hold(order, error.reason, ts)
                     return False
             else:
@@ -259,41 +290,28 @@ class VenueBroker:
                 # A venue may list an order some time after it took it.
                 if waited >= self._patience.grace:
                     break
-            self._clock.sleep(self._jittered(wait, order))
-            wait = min(2.0 * wait, self._patience.last)
-        if not self._fresh(order):
+        if self._left(order) < 0.0:
             self._end(order, "never-arrived", ts)
         return order.state != "done"
 
-    def _wait_for_end(self, order: Sent, ts: int) -> None:
-        """Wait until a cancelled order no longer works and its fills are all in the journal."""
-        begun, wait = self._clock.monotonic(), self._patience.first
-        while order.state != "done":
-            with contextlib.suppress(Unreachable):
-                # From the start: fills of an order that is being cancelled may be listed late.
-                self.take(ts, self.ledger.since)
-                working = {found.client_id: found for found in self.venue.working()}
-                if order.state != "done":
-                    self._follow_one(order, working, ts)
-            if order.state == "done":
-                return
-            if self._clock.monotonic() - begun >= self._patience.looks:
-                return self._hold(order, "not-cancelled", ts)
-            self._clock.sleep(self._jittered(wait, order))
-            wait = min(2.0 * wait, self._patience.last)
-
     def _abandon(self, ts: int) -> None:
         """Cancel and end every order of ours: the venue's books will be taken as they are."""
-        for name, order in list(self.ledger.open.items()):
-            # Fills of one that still works would come later, and be counted twice.
-            state = None
-            if order.state != "intent":
-                self.venue.cancel(name)
-                state = self.venue.look_up(name)
-            if state is not None and state.status == "working":
-                raise Halting("not-cancelled", client_id=name)
-            reason = "never-arrived" if state is None else state.status
-            self._end(order, reason, ts, venue=0.0 if state is None else state.filled)
+        left = dict(self.ledger.open)
+        sent = {name for name, order in left.items() if order.state != "intent"}
+        for name in sorted(sent):
+            self.venue.cancel(name)
+        for waited in self._looks("abandon") if left else ():
+            for name, order in list(left.items()):
+                state = self.venue.look_up(name) if name in sent else None
+                # Fills of one that still works would come later, and be counted twice.
+                if state is None or state.status != "working":
+                    reason = "never-arrived" if state is None else state.status
+                    self._end(order, reason, ts, venue=0.0 if state is None else state.filled)
+                    del left[name]
+            if not left:
+                return
+            if waited >= self._patience.looks:
+                raise Halting("not-cancelled", client_id=next(iter(left)), orders=len(left))
 
     def _follow(self, working: dict[str, OrderState], ts: int) -> dict[str, Any]:
         """Bring our open orders up to date; return those whose fills are not all listed yet."""
@@ -411,14 +429,22 @@ class VenueBroker:
         body = {"code": "symbol-held", "symbol": symbol, "client_id": name, "reason": reason}
         self.write("risk", f"{ts // NANOSECONDS}:{name}:held", body, ts)
 
-    def _fresh(self, order: Sent) -> bool:
-        """Whether the decision behind an order is young enough to be sent."""
+    def _left(self, order: Sent) -> float:
+        """Return the seconds for which an order may still be sent; below 0 where it may not."""
         closed = (order.bar + self._period) * NANOSECONDS
-        return self._now() - closed <= self._patience.age * NANOSECONDS
+        return self._patience.age - (self._now() - closed) / NANOSECONDS
 
-    def _jittered(self, wait: float, order: Sent) -> float:
+    def _looks(self, what: str) -> Iterator[float]:
+        """Yield the seconds waited so far, after longer and longer waits, without an end."""
+        begun, wait = self._clock.monotonic(), self._patience.first
+        while True:
+            yield self._clock.monotonic() - begun
+            self._clock.sleep(self._jittered(wait, what))
+            wait = min(2.0 * wait, self._patience.last)
+
+    def _jittered(self, wait: float, what: str) -> float:
         """Return half to all of `wait`: sessions that failed together must not return together."""
-        text = f"{order.ticket.client_id}{order.attempts}{wait}"
+        text = f"{self.prefix}{what}{wait}"
         return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)
 
     def write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:

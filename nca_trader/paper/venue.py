@@ -7,7 +7,9 @@ An adapter of a broker implements `Venue`, and `paper.router` sends orders to it
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple, Protocol
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from nca_trader.errors import NcaTraderError
 
@@ -177,6 +179,22 @@ class Venue(Protocol):
     def close(self) -> None:
         """End connections and threads."""
         ...
+
+
+class Awaited:
+    """A venue whose answers come through `call`, which waits for them.
+
+    Args:
+      venue: the account.
+      call: `(method, *args) -> answer`.
+    """
+
+    def __init__(self, venue: Venue, call: Callable[..., Any]):
+        self._venue, self._call, self.name = venue, call, venue.name
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Return a method of the venue."""
+        return functools.partial(self._call, getattr(self._venue, name))
 
 
 class SimulatedVenue(Venue, Protocol):
