@@ -31,6 +31,7 @@ class FakeAlpaca(FakeVenue):
         self.bars = {}  # symbol: {seconds of the open: (o, h, l, c, v)}, of minutes
         self.days = {}  # the same, of days
         self.skew, self.deaf = 0.0, False
+        self.late = None  # seconds after its end at which a bar is listed; None: at any time
         super().__init__()
 
     # --- orders ---
@@ -160,6 +161,10 @@ class FakeAlpaca(FakeVenue):
             for t, values in sorted(source.get(symbol, {}).items())
             if self.deaf or low <= t <= high
         ]
+        if self.late is not None:
+            # A day is listed after its date in UTC.
+            step = 86_400 if source is self.days else 60
+            rows = [row for row in rows if row[1] // step * step + step + self.late <= self.clock]
         first = int(query.get("page_token") or 0)
         size = min(int(query["limit"]), self.pages)
         found = {}

@@ -4,6 +4,8 @@ import time
 
 from fake_venue import FakeVenue
 
+STEPS = {"1s": 1, "1m": 60, "1h": 3600, "1d": 86_400}  # seconds
+
 
 class FakeExchange(FakeVenue):
     def __init__(self, clock=time.time):
@@ -11,6 +13,7 @@ class FakeExchange(FakeVenue):
         self.symbols = ("BTCUSDT", "ETHUSDT", "ETHBTC")
         self.klines = {}  # symbol: {milliseconds of the open: (o, h, l, c, v)}
         self.kline_limit = 1000
+        self.late = None  # seconds after its end at which a bar is listed; None: as it opens
         super().__init__()
 
     def answer(self, method, path, query, body):
@@ -40,7 +43,10 @@ class FakeExchange(FakeVenue):
     def _klines(self, query):
         first, last = int(query.get("startTime", 0)), int(query.get("endTime", 2**60))
         rows = sorted(self.klines.get(query["symbol"], {}).items())
-        rows = [(t, v) for t, v in rows if first <= t <= last and t <= self.now]
+        shown = self.now
+        if self.late is not None:
+            shown -= 1000 * (STEPS[query["interval"]] + self.late)
+        rows = [(t, v) for t, v in rows if first <= t <= last and t <= shown]
         size = min(int(query.get("limit", 500)), self.kline_limit)
         rows = rows[:size] if "startTime" in query else rows[-size:]
         return [[t, *map(str, v), t + 1, "0", 1, "0", "0", "0"] for t, v in rows]

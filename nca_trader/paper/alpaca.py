@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import pandas as pd
 
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, NcaTraderError
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -60,6 +62,9 @@ STATUS = {
 }
 FLOWS = {"DIV": "dividend", "INT": "interest", "FEE": "fee", "CFE": "fee", "MFE": "fee"}
 TRADES = ("FILL",)
+Read = TypeVar("Read", bound=Callable[..., Any])
+# What reading an answer raises that is JSON and not what it should be.
+SHAPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 def paper_keys() -> Keys:
@@ -95,6 +100,33 @@ def nanoseconds(text: str) -> int:
 def iso(ns: int) -> str:
     """Return an ISO time with its nanoseconds, which alpaca-py's dates do not have."""
     return pd.Timestamp(ns, tz="UTC").isoformat().replace("+00:00", "Z")
+
+
+def shaped(read: Read) -> Read:
+    """Let a method raise `Unreachable` where an answer has another shape than Alpaca's."""
+
+    @functools.wraps(read)
+    def reading(*args: Any) -> Any:
+        try:
+            return read(*args)
+        except NcaTraderError:
+            raise
+        except SHAPES:
+            raise Unreachable("unreadable-body") from None
+
+    return cast(Read, reading)
+
+
+def number(text: Any) -> float:
+    """Return a number of an answer.
+
+    Raises:
+      TypeError, ValueError: it is none, or not finite.
+    """
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a number of money or units")
+    return value
 
 
 def open_venue(
@@ -144,6 +176,7 @@ class AlpacaVenue:
         self._fractional = fractional
         self._client_ids: dict[str, str] = {}  # by Alpaca's id
 
+    @shaped
     def instrument(self, symbol: str) -> Instrument:
         """Return how `symbol` trades: whole shares, unless the account trades parts."""
         asset = self._read(f"/assets/{symbol}")
@@ -202,12 +235,19 @@ class AlpacaVenue:
             return Answer(Outcome.AMBIGUOUS, self._session.reason())
         return Answer(Outcome.ACCEPTED)
 
+    @shaped
     def look_up(self, client_id: str) -> OrderState | None:
         """Return an order; None where Alpaca itself, and not a proxy, says that it has none."""
         path = "/orders:by_client_order_id"
         order = self._read(path, {"client_order_id": client_id}, missing=True)
-        return None if order is None else self._state(order)
+        if order is None:
+            return None
+        state = self._state(order)
+        if state.client_id != client_id:  # of another order, which says nothing of this one
+            raise Unreachable("unreadable-body")
+        return state
 
+    @shaped
     def working(self) -> list[OrderState]:
         """Return every open order of the account."""
         found: dict[str, OrderState] = {}
@@ -228,6 +268,7 @@ class AlpacaVenue:
             # `after` leaves its own moment out, so the last moment is asked for again.
             after = nanoseconds(page[-1]["submitted_at"]) - 1
 
+    @shaped
     def activity(self, since: int) -> Activity:
         """Return fills and cash flows from the day of `since` on, each once."""
         day = pd.Timestamp(since, tz="UTC").floor("D")  # a dividend has a date without a time
@@ -247,6 +288,7 @@ class AlpacaVenue:
             [flow for flow in flows if flow.ts >= day.value],
         )
 
+    @shaped
     def holdings(self) -> Holdings:
         """Return cash and positions of one moment."""
         cash = self._cash()
@@ -254,10 +296,11 @@ class AlpacaVenue:
             positions, before = self._read("/positions"), cash
             cash = self._cash()
             if cash == before:  # no fill fell between the two answers
-                units = {item["symbol"]: float(item["qty"]) for item in positions}
+                units = {item["symbol"]: number(item["qty"]) for item in positions}
                 return Holdings(cash, units)
         raise Unreachable("moving", "cash changed between three answers")
 
+    @shaped
     def now(self) -> int:
         """Return Alpaca's clock."""
         return nanoseconds(self._read("/clock")["timestamp"])
@@ -267,7 +310,7 @@ class AlpacaVenue:
         self._session.close()
 
     def _cash(self) -> float:
-        return float(self._read("/account")["cash"])
+        return number(self._read("/account")["cash"])
 
     def _read(self, path: str, query: dict[str, Any] | None = None, missing: bool = False) -> Any:
         """Return an answer of Alpaca; with `missing`, None for one that is not found."""
@@ -309,8 +352,8 @@ class AlpacaVenue:
         return OrderState(
             order["client_order_id"],
             order["symbol"],
-            sign * float(order.get("qty") or 0.0),  # one by money has no quantity
-            sign * float(order.get("filled_qty") or 0.0),
+            sign * number(order.get("qty") or 0.0),  # one by money has no quantity
+            sign * number(order.get("filled_qty") or 0.0),
             STATUS.get(order["status"], "working"),
             str(order["id"]),
         )
@@ -324,8 +367,8 @@ class AlpacaVenue:
             self._client_ids[order],
             item["id"],
             item["symbol"],
-            sign * float(item["qty"]),
-            float(item["price"]),
+            sign * number(item["qty"]),
+            number(item["price"]),
             0.0,  # Alpaca takes no commission; regulatory fees are activities of their own
             nanoseconds(item["transaction_time"]),
         )
@@ -333,7 +376,7 @@ class AlpacaVenue:
 
 def _flow(item: dict[str, Any]) -> CashFlow | None:
     """Return the money that an activity moved; None for a fill or one that moved none."""
-    amount = float(item.get("net_amount") or 0.0)
+    amount = number(item.get("net_amount") or 0.0)
     if item["activity_type"] in TRADES or amount == 0.0:
         return None
     kind = FLOWS.get(item["activity_type"][:3], "other")

@@ -18,7 +18,7 @@ import numpy as np
 from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import Sessions, new_york
 from nca_trader.errors import ConfigError
-from nca_trader.paper.alpaca import guarded, nanoseconds, paper_keys
+from nca_trader.paper.alpaca import SHAPES, guarded, nanoseconds, paper_keys
 from nca_trader.paper.net import TIMEOUT, GuardedSession, Keys, check_url
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, VenueFeed
@@ -153,7 +153,7 @@ class AlpacaSource:
         try:
             found: Any = self._client.get_stock_bars(request)
             rows = [_row(symbol, bar, daily) for symbol, bars in found.items() for bar in bars]
-        except (APIError, RequestException, ValueError, KeyError, TypeError, AttributeError):
+        except (APIError, RequestException, *SHAPES):
             detail = self._keys.redact(self._session.body) if self._session.status != 200 else ""
             raise Unreachable(self._session.reason(), detail) from None
         # An answer may begin before what was asked for.

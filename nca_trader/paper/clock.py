@@ -141,7 +141,7 @@ class Waits(Clock):
 class Patience(NamedTuple):
     """How long a router waits, in seconds unless said otherwise.
 
-    age: after a bar's close, in which its orders may be sent. grace: in which an order that the
+    age: after a bar came, in which its orders may be sent. grace: in which an order that the
     venue does not have may still appear. looks: of unanswered look-ups. first, last: of the waits
     between attempts. recounts: how often books that differ are compared.
     """

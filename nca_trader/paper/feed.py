@@ -45,8 +45,10 @@ class LiveFeed(Protocol):
     """A feed whose bars close while it is read.
 
     symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
-    the last call of `history`, and gives notices between them. A feed may have `due`, seconds since
-    1970 UTC at which the next bar closes; else that is a period after the last one.
+    the last call of `history`, and gives notices between them. A feed may have `due(open)`, seconds
+    since 1970 UTC at which it can give the bar after the one that opens at `open`, e.g. after a
+    weekend; else that bar follows at once and is given when it closes. Until then that one is the
+    newest, and is traded on.
 
     A bar is a `Bar` of numpy arrays, `[A]` each in the order of `symbols`, its `time` as well. A
     bar that is not newer than the last one of `history` is not given.

@@ -3,6 +3,8 @@
 A bar's values are checked by the code that checks a bar file, `data.reading.detect`, and have its
 codes (D006 to D012, D030 to D033). Between bars: time that stands still (D021) or goes back (D020),
 and of a live feed also a price that is far from the last (D026), and bars that are not closed yet.
+A live feed may also repeat bars and correct them: a bar that passed is dropped where it is equal,
+whatever its age, and is a correction where it is not.
 
 A price that is far from the last is quarantined: nothing sees the bar until the next one. If that
 one continues from the new price, the bar is released as it is; if not, its far assets are taken as
@@ -28,6 +30,7 @@ from nca_trader.data.reading.forensic import is_far
 from nca_trader.types import PRICES, Bar
 
 MOVES = 250  # bars: the median move of so many is a usual one
+OUTSIDE, OUTSIDE_MOVES = 0.05, 10  # of a fill, as a logarithm, and in usual moves of the symbol
 SKEW = 2.0  # seconds by which two clocks may differ
 INCOME = {"half_spread": "half_spread", "dividend": "cash_dividend", "funding": "funding"}
 
@@ -35,12 +38,14 @@ INCOME = {"half_spread": "half_spread", "dividend": "cash_dividend", "funding": 
 class Refusal(NamedTuple):
     """Why a bar is not used now.
 
-    code: stable. say: the same with numbers. held: whether the bar waits for the next one.
+    code: stable. say: the same with numbers. held: whether the bar waits for the next one. bad:
+    whether the bar has a fault, of which a few in a row halt; an old one may be sent at any time.
     """
 
     code: str
     say: str
     held: bool = False
+    bad: bool = True
 
 
 class Passed(NamedTuple):
@@ -71,6 +76,7 @@ class Gate:
       live: whether bars are quarantined where a price is far from the last.
       seconds: length of a bar.
       clock: nanoseconds since 1970 UTC; None does not ask whether a bar is closed.
+      passed: returns the body of the bar that passed at a time, in seconds, or None.
 
     Attributes:
       in_a_row: bars that were refused or held since the last good one.
@@ -82,8 +88,11 @@ class Gate:
         live: bool = False,
         seconds: int = 0,
         clock: Callable[[], int] | None = None,
+        passed: Callable[[int], dict[str, Any] | None] = lambda seconds: None,
     ):
         self._symbols, self._live, self._seconds, self._clock = symbols, live, seconds, clock
+        self._passed = passed
+        self._revised: dict[int, dict[str, Any]] = {}  # the newest version of corrected bars
         self._last: Bar | None = None  # that was passed or held
         self._held: tuple[Bar, np.ndarray, np.ndarray] | None = None  # bar, far assets, and prices
         self._close = np.full(len(symbols), np.nan)  # of the last bar that was passed
@@ -99,6 +108,9 @@ class Gate:
         """
         if self._last is not None and _same(bar, self._last):
             return [], None
+        last = None if self._last is None else int(self._last.time[0])
+        if self._live and last is not None and int(bar.time[0]) <= last:
+            return [], self._old(bar, last)
         refusal = self._refused(bar)
         if refusal is not None:
             self.in_a_row += 1
@@ -113,10 +125,38 @@ class Gate:
         self._see(bar)
         return [*passed, Passed(bar)], None
 
+    def is_outside(self, asset: int, price: float, bar: Bar) -> bool:
+        """Return whether a fill between the last bar and `bar` is far from the prices of both."""
+        lasts = np.array([self._close[asset], bar.low[asset], bar.high[asset]])
+        with np.errstate(invalid="ignore"):
+            away = max(np.log(price / np.nanmax(lasts)), np.log(np.nanmin(lasts) / price))
+        usual = np.broadcast_to(self._typical(), self._close.shape)[asset]
+        # Written with `not`, so that a price that is none is far.
+        return not away <= max(OUTSIDE, OUTSIDE_MOVES * usual)
+
     def learn(self, bar: Bar) -> None:
         """Take a bar that passed before, of a journal: the next ones are compared with it."""
         self._last, self.in_a_row = bar, 0
         self._see(bar)
+
+    def _old(self, bar: Bar, last: int) -> Refusal | None:
+        """Return what a bar that is not newer than the last one of a live feed is, if anything."""
+        seconds = int(bar.time[0])
+        before = self._revised.get(seconds) or self._passed(seconds)
+        if before is None:
+            code = Code.D021 if seconds == last else Code.D020
+            return Refusal(code.name, code.text, bad=False)
+        body = bar_body(bar, self._symbols)
+        if body == before:
+            return None
+        self._revised[seconds] = body
+        changed = [
+            f"{symbol} {before.get(symbol)} is now {body[symbol]}"
+            for symbol in self._symbols
+            if body[symbol] != before.get(symbol)
+        ]
+        say = f"{np.datetime64(seconds, 's')}: {'; '.join(changed)}"
+        return Refusal("correction", say, bad=False)
 
     def _refused(self, bar: Bar) -> Refusal | None:
         """Return what is wrong with the bar by itself, or with its time."""

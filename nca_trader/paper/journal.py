@@ -253,6 +253,15 @@ class Journal:
             )
         return False
 
+    def body(self, run: str, kind: str, key: str) -> dict[str, Any] | None:
+        """Return the body of an event of this journal; None where there is none."""
+        series = self._series.get((run, kind))
+        with as_state_error(self.path):
+            found = self._db.execute(
+                "SELECT body FROM event WHERE series = ? AND key = ?", (series, key)
+            ).fetchone()
+        return None if found is None else read_json(found[0], f"{self.path} {kind} {key}")
+
     def events(self, kind: str | None = None) -> Iterator[Event]:
         """Yield the events so far in order, of one kind or of all."""
         yield from events_of(self._db, kind)

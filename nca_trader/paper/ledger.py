@@ -61,6 +61,7 @@ class Ledger:
         self.count = 0  # fills, of all time
         self.fills: dict[str, list[Any]] = {}
         self.traded: dict[str, list[float]] = {}  # units and money since the last `flush`
+        self.adopted: frozenset[str] = frozenset()  # payments that were in the books taken over
         self.recon = ""  # digest of the last finding, which is not written twice
         for event in events:
             self.apply(event.kind, event.key, event.body)
@@ -91,6 +92,7 @@ class Ledger:
         elif kind == "recon" and "cash" in body:
             self.cash, self.units = body["cash"], dict(body["units"])
             self.since = self.last = body["now"]
+            self.adopted = frozenset(body.get("payments", ()))
             self.moves = 0
         elif kind == "resume" and "sleeve" not in body:
             self.since = None  # a person has looked: the venue's books are taken over again

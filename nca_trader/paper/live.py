@@ -20,7 +20,7 @@ from nca_trader.paper.broker import valued
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, TICK, Clock, Patience, Waits
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
-from nca_trader.paper.gate import Gate, Passed, bar_body, bar_of, completed, in_json
+from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, bar_of, completed, in_json
 from nca_trader.paper.holders import Sized, VenueHolder
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
@@ -86,10 +86,12 @@ class LiveSession(Session):
         here = hasattr(venue, "quote")
         self._venue: Any = venue if here else Awaited(venue, self._clock.call)
         self._unanswered = 0  # bars in a row at which the venue did not answer
+        self._unheard = 0  # bars in a row of which no order reached the venue
+        self._far = 0  # fills in a row at prices that the market did not have
         self._looked = 0.0
         holder = VenueHolder(agent) if holder is None else holder
         super().__init__(agent, None, journal, capital, start, names, holder)
-        self._gate = Gate(agent.symbols, live=True, seconds=feed.period, clock=feed.now)
+        self._gate = Gate(agent.symbols, True, feed.period, feed.now, self._passed)
 
     def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
@@ -122,7 +124,7 @@ class LiveSession(Session):
     def _follow_feed(self) -> None:
         """Process bars and notices until the feed ends or somebody stops the session."""
         # The feed waits in a thread of its own, so that the kill switch is seen between bars.
-        pump, seen = Pump(self._feed), -1
+        pump, seen, told = Pump(self._feed), -1, False
         with Progress(None, "paper", ticks=False, always=True) as shown:
             while not self._stop():
                 shown.note(self._line(), news=seen != self._counts["bars"])
@@ -131,11 +133,19 @@ class LiveSession(Session):
                 if item is pump.END:
                     break
                 if isinstance(item, Notice):
+                    told = told or item.code == "gap"
                     self.on_notice(item)
                 elif item is None:
                     self._idle()
                 else:
+                    if not told:
+                        self._note_gap(int(item.time[0]))
+                    told = False
                     self.on_bar(item)
+
+    def _passed(self, seconds: int) -> dict[str, Any] | None:
+        """Return the body of the bar that passed at a time, of any session on the journal."""
+        return self._journal.body(self.run, "bar", str(seconds))
 
     def _heard(self) -> None:
         """End the session in the middle of a wait where somebody asked for it."""
@@ -159,16 +169,21 @@ class LiveSession(Session):
         """Check one bar, which must have closed by now, and process what the gate lets through."""
         super().on_bar(completed(bar, self._state.close))
 
+    def _reject(self, bar: Bar, refusal: Refusal, ts: int) -> None:
+        if refusal.code == "correction":
+            self.on_notice(Notice(refusal.code, refusal.say))
+        else:
+            super()._reject(bar, refusal, ts)
+
     def _process(self, passed: Passed) -> None:
         """Process one good bar: books, features, decision, orders."""
         bar = passed.bar
         ts = int(bar.time[0]) * NANOSECONDS
-        age = self._feed.now() / NANOSECONDS - int(bar.time[0]) - self._feed.period
-        # What was held until the next bar is learnt and not traded on.
-        young = not passed.late and age <= self._patience.age
+        given = self._feed.now()
+        # What was held until the next bar is learnt and not traded on, as older bars are.
+        young = not passed.late and self._newest_for(int(bar.time[0])) > 0.0
         fresh = young and self._core.ready(self._state, bar)
-        # Also at a bar that is not traded on: what an earlier one ordered may fill there.
-        books = self._synced(bar, ts) if fresh or self._state.account is not None else None
+        books = self._synced(bar, ts, young) if fresh or self._state.account is not None else None
         seen = self._observed(bar, self._router.ledger) if fresh and books is not None else None
         legs, before = self._core.legs(self._state, bar), self._state.close
         try:
@@ -180,7 +195,7 @@ class LiveSession(Session):
         self._router.withdraw([name for name, _ in outcome.closed], ts)
         sized = self._holder.size(self._router, self._state, outcome)
         with self._journal.transaction(durable=outcome.decision is not None):
-            self._record_live(bar, outcome, seen, sized, ts)
+            self._record_live(bar, outcome, seen, sized, ts, given)
             gated = passed.said(self._agent.symbols)
             self._record_risks(gated + drifts + self._limited(outcome), ts)
             # With its bar: after a kill in between, the next session would trade on.
@@ -191,6 +206,7 @@ class LiveSession(Session):
             raise error
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)
+        self._refuse_silence(sized, ts)
         if sized.tickets:
             with contextlib.suppress(Unreachable):  # the next bar looks again
                 self._router.take(ts)
@@ -210,7 +226,7 @@ class LiveSession(Session):
             self._journal,
             self.run,
             self._agent.symbols,
-            self._feed.period,
+            self._newest_for,
             self._feed.now,
             self._clock,
             self._patience,
@@ -229,6 +245,13 @@ class LiveSession(Session):
                 self.on_bar(bar)
             if self._stop():
                 break
+
+    def _note_gap(self, opened: int) -> None:
+        """Journal that the feed left out bars before this one, which it did not say itself."""
+        last = self._state.last
+        if last is not None and self._due(last) - self._feed.period < opened:
+            between = f"{np.datetime64(last, 's')} and {np.datetime64(opened, 's')}"
+            self.on_notice(Notice("gap", f"the feed has no bar between {between}"))
 
     def _repeated(self) -> Ledger:
         """Process the journal's bars again, on the books of then; return the books of now."""
@@ -264,14 +287,20 @@ class LiveSession(Session):
             self._state = self._state._replace(account=after_resume(account))
             self._failures = 0
 
-    def _synced(self, bar: Bar, ts: int) -> Books | None:
-        """Return the venue's books; None where it does not answer, which must not last."""
+    def _synced(self, bar: Bar, ts: int, young: bool) -> Books | None:
+        """Return the venue's books; None where it does not answer, which must not last.
+
+        Books are compared at the newest bar alone: after an absence of a hundred bars once. A
+        simulated exchange needs each bar, as orders may fill at it.
+        """
+        books = None
         try:
             quote = getattr(self._venue, "quote", None)
             if quote is not None:  # of a venue that has no market of its own
                 quote(ts // NANOSECONDS, self._feed.now(), bar_body(bar, self._agent.symbols))
-            books = self._router.sync(ts)
-            self._refuse_skew()
+            if young:
+                books = self._router.sync(ts)
+                self._refuse_skew()
         except Unreachable as error:
             self._unanswered += 1
             body = {"code": "venue-unreachable", "reason": error.reason}
@@ -280,12 +309,43 @@ class LiveSession(Session):
                 raise Halting("venue-unreachable", in_a_row=self._unanswered) from None
             return None
         self._unanswered = 0
+        self._refuse_far_fills(bar, ts)
         # What crosses does so at the price at which a backtest fills: the open after the decision.
         symbols = [self._agent.symbols[i] for i in np.flatnonzero(bar.present).tolist()]
         if any(self._holder.waiting(self._router.ledger, symbol) for symbol in symbols):
             with self._journal.transaction():
                 self._cross(symbols, np.asarray(bar.open), ts)
         return books
+
+    def _refuse_far_fills(self, bar: Bar, ts: int) -> None:
+        """Journal fills at prices that the market did not have; a few in a row halt."""
+        news, self._router.news = self._router.news, []
+        for fill in news:
+            if not fill.client_id.startswith(self._router.prefix):
+                continue
+            asset = self._agent.symbols.index(fill.symbol)
+            self._far = self._far + 1 if self._gate.is_outside(asset, fill.price, bar) else 0
+            if self._far:
+                market = in_json(np.array([bar.low[asset], bar.high[asset]]))
+                body = {"code": "fill-far", "symbol": fill.symbol, "price": fill.price}
+                body |= {"client_id": fill.client_id, "market": market}
+                self._record("risk", f"{ts // NANOSECONDS}:{fill.execution_id}:far", body, ts)
+            if self._far >= MAX_IN_A_ROW:
+                raise Halting("fills-far", in_a_row=self._far)
+
+    def _refuse_silence(self, sized: Sized, ts: int) -> None:
+        """Journal that no order of a bar reached the venue; a few such bars in a row halt."""
+        if not sized.tickets:
+            return
+        sent = [self._router.ledger.order(ticket.client_id) for ticket in sized.tickets]
+        arrived = any(order is None or order.reason != "never-arrived" for order in sent)
+        self._unheard = 0 if arrived else self._unheard + 1
+        if not self._unheard:
+            return
+        body = {"code": "orders-unanswered", "orders": len(sent), "in_a_row": self._unheard}
+        self._record("risk", f"{ts // NANOSECONDS}:orders-unanswered", body, ts)
+        if self._unheard >= MAX_IN_A_ROW:
+            raise Halting("orders-unanswered", in_a_row=self._unheard)
 
     def _observed(self, bar: Bar, ledger: Ledger) -> Observed:
         """Return the account of a ledger at the close of `bar`."""
@@ -302,7 +362,7 @@ class LiveSession(Session):
                 self._router.write("allocation", f"cross-{symbol}@{ts // NANOSECONDS}", body, ts)
 
     def _record_live(
-        self, bar: Bar, outcome: Outcome, seen: Observed | None, sized: Sized, ts: int
+        self, bar: Bar, outcome: Outcome, seen: Observed | None, sized: Sized, ts: int, given: int
     ) -> None:
         """Record all that is known at the bar's close, before anything is sent."""
         key = str(ts // NANOSECONDS)
@@ -324,7 +384,7 @@ class LiveSession(Session):
             # Of an order that sleeves share; the journal says who gets how much of it.
             if ticket.client_id in sized.parts:
                 more["parts"] = sized.parts[ticket.client_id]
-            self._router.intend(ticket, ts // NANOSECONDS, more, ts)
+            self._router.intend(ticket, ts // NANOSECONDS, more, ts, given)
         for body in sized.crosses:
             symbol = body["symbol"]
             self._router.write("cross", f"{key}:{symbol}", body, ts)
@@ -414,8 +474,16 @@ class LiveSession(Session):
         """Return the seconds until the next bar closes; NaN if unknown."""
         if self._state.last is None:
             return float("nan")
-        due = getattr(self._feed, "due", self._state.last + 2 * self._feed.period)
-        return due - self._feed.now() / NANOSECONDS
+        return self._newest_for(self._state.last)
+
+    def _newest_for(self, opened: int) -> float:
+        """Return the seconds for which no later bar than one is due; below 0 if one is."""
+        return self._due(opened) - self._feed.now() / NANOSECONDS
+
+    def _due(self, opened: int) -> float:
+        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
+        due = getattr(self._feed, "due", None)
+        return opened + 2.0 * self._feed.period if due is None else due(opened)
 
     def _value(self) -> float:
         """Return cash and positions in money at the last closes."""

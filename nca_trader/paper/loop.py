@@ -341,7 +341,7 @@ class Session:
         halt = None
         with self._journal.transaction():
             self._record("bar_rejected", key, body, ts)
-            if self._gate.in_a_row >= MAX_IN_A_ROW:
+            if refusal.bad and self._gate.in_a_row >= MAX_IN_A_ROW:
                 halt = Halt("bad-bars", {"in_a_row": self._gate.in_a_row, "last": refusal.code})
                 self._record("halt", key, halt._asdict(), ts)
         if halt is not None:

@@ -36,6 +36,7 @@ from nca_trader.paper.venue import (
 from nca_trader.types import Costs
 
 ANSWERED = (Outcome.ACCEPTED, Outcome.REJECTED)
+LATE = 7 * 86_400 * NANOSECONDS  # by which a payment may be listed after its day
 OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may be listed late
 
 
@@ -55,7 +56,7 @@ class VenueBroker:
       journal: an open one.
       run: the session's hash, which its client ids carry.
       symbols: `A` names that the session trades; the account may hold others.
-      period: of a bar, in seconds.
+      newest_for: returns the seconds for which the bar that opens at a time is the newest.
       now: nanoseconds since 1970 UTC, the feed's clock, by which an order's age is counted.
       clock: for waits.
       patience: how long they are.
@@ -69,7 +70,7 @@ class VenueBroker:
         journal: Journal,
         run: str,
         symbols: Sequence[str],
-        period: int,
+        newest_for: Callable[[int], float],
         now: Callable[[], int],
         clock: Clock | None = None,
         patience: Patience = PATIENCE,
@@ -77,15 +78,17 @@ class VenueBroker:
         ledger: Ledger | None = None,
     ):
         self.venue, self._journal, self._run = venue, journal, run
-        self._symbols, self._period, self._now = tuple(symbols), period, now
+        self._symbols, self._newest_for, self._now = tuple(symbols), newest_for, now
         self._clock, self._patience, self._refuse = clock or Clock(), patience, refuse
         self.ledger = Ledger(journal.events()) if ledger is None else ledger
         self.prefix = f"nca-{run[:8]}-"
         self.held: dict[str, str] = {}  # symbols with an order whose fate is not known
         self._again: set[str] = set()  # orders that the venue has not got, to be sent again
         self._withdrawn: set[str] = set()  # orders that work although they were cancelled
+        self._given: dict[str, int] = {}  # when the bar of an order came, by client id
         self._busy = -np.inf  # on the clock of waits, until when the venue takes no order
         self.instruments: dict[str, Instrument] = {}
+        self.news: list[Fill] = []  # since the caller last emptied it
 
     def start(self, ts: int) -> None:
         """Take over the venue's books, or compare them with the journal; end what is unknown.
@@ -109,10 +112,19 @@ class VenueBroker:
         self.deliver(ts)
 
     def adopt(self, ts: int, reason: str = "first start") -> None:
-        """Make the venue's books the journal's, whatever they are."""
-        now, held = self.venue.now(), self.venue.holdings()
+        """Make the venue's books the journal's, whatever they are.
+
+        Payments that are listed by then are in these books, and later ones are not. Their dates do
+        not tell: a dividend or a fee has a day, and may be listed some days after it.
+        """
+        now = self.venue.now()
+        paid = self._paid_since(now - LATE)
+        held = self.venue.holdings()
+        if self._paid_since(now - LATE) != paid:
+            raise Unreachable("moving", "a payment came while the books were read")
         units = {name: n for name, n in sorted(held.units.items()) if n}
         body = {"code": "adopted", "reason": reason, "cash": held.cash, "units": units, "now": now}
+        body |= {"payments": paid} if paid else {}
         # After a halt the books may be taken over again, at the same time of the same venue.
         self.write("recon", f"adopted:{now}:{self._journal.head.seq}", body, ts)
 
@@ -130,7 +142,7 @@ class VenueBroker:
                 # A venue may list a fill later than the position that it made.
                 self._clock.sleep(self._patience.first * 2**look)
             # A later look begins with the first fill, as one may be listed after the overlap.
-            self.take(ts, since=None if look == 0 else self.ledger.since)
+            self.take(ts, since=None if look == 0 else (self.ledger.since or 0) - LATE)
             # After the fills: a fill between the two answers shows as a difference, and is looked
             # at again.
             held, working = self.venue.holdings(), self.venue.working()
@@ -155,7 +167,7 @@ class VenueBroker:
         since = max(begun, self.ledger.last - OVERLAP) if since is None else since
         found = self.venue.activity(since)
         fills = [f for f in found.fills if f.ts >= begun and self._is_new(f)]
-        flows = [f for f in found.flows if f.ts >= begun]
+        flows = [f for f in found.flows if f.ts >= begun - LATE and f.id not in self.ledger.adopted]
         # Venues list fills in any order, and the books must not depend on it.
         fills.sort(key=lambda fill: (fill.ts, fill.execution_id))
         with self._journal.transaction():
@@ -164,8 +176,13 @@ class VenueBroker:
                 self._pay(flow)
             for fill in fills:
                 self._fill(fill, ts)
+        self.news += fills
         self._refuse_fills(fills)
         return fills
+
+    def _paid_since(self, since: int) -> list[str]:
+        """Return the ids of the venue's payments at or after `since`."""
+        return sorted(flow.id for flow in self.venue.activity(since).flows)
 
     def size(
         self, orders: Sequence[Order], books: Books, close: np.ndarray, costs: Costs, borrow: bool
@@ -208,8 +225,20 @@ class VenueBroker:
             self._withdrawn.add(order.ticket.client_id)
             self._hold(order, "not-cancelled", ts)
 
-    def intend(self, ticket: Ticket, bar: int, more: Mapping[str, Any], ts: int) -> None:
-        """Journal an order that `deliver` may send; call it in the transaction of its decision."""
+    def intend(
+        self, ticket: Ticket, bar: int, more: Mapping[str, Any], ts: int, given: int | None = None
+    ) -> None:
+        """Journal an order that `deliver` may send; call it in the transaction of its decision.
+
+        Args:
+          ticket: the order.
+          bar: seconds since 1970 UTC of the open of the bar that it follows from.
+          more: what else the journal says of it.
+          ts: nanoseconds since 1970 UTC, for the journal.
+          given: when that bar came, on the feed's clock, from which the order's age counts.
+        """
+        if given is not None:
+            self._given[ticket.client_id] = given
         body = {**more, "client_id": ticket.client_id, "symbol": ticket.symbol}
         body |= {"units": ticket.units, "bar": bar}
         self.write("order_intent", ticket.client_id, body, ts)
@@ -236,7 +265,8 @@ class VenueBroker:
             pause = max(self._busy - self._clock.monotonic(), 0.0)
             # What was sent before is not at the venue, or this would not be reached.
             if not pause <= self._left(order) > 0.0:
-                return self._end(order, "too-old", ts)
+                unheard = order.state == "ambiguous"
+                return self._end(order, "never-arrived" if unheard else "too-old", ts)
             if pause:
                 self._clock.sleep(pause)
             self._refuse()
@@ -416,6 +446,7 @@ class VenueBroker:
     def _end(self, order: Sent, reason: str, ts: int, **more: Any) -> None:
         body = {"reason": reason, "filled": order.filled, **more}
         self.write("order_terminal", order.ticket.client_id, body, ts)
+        self._given.pop(order.ticket.client_id, None)
         self._release(order)
 
     def _release(self, order: Sent) -> None:
@@ -430,9 +461,15 @@ class VenueBroker:
         self.write("risk", f"{ts // NANOSECONDS}:{name}:held", body, ts)
 
     def _left(self, order: Sent) -> float:
-        """Return the seconds for which an order may still be sent; below 0 where it may not."""
-        closed = (order.bar + self._period) * NANOSECONDS
-        return self._patience.age - (self._now() - closed) / NANOSECONDS
+        """Return the seconds for which an order may still be sent; below 0 where it may not.
+
+        That is while its bar is the newest one, and not for longer than `Patience.age`.
+        """
+        now = self._now()
+        # Of an earlier process only the bar is known.
+        given = self._given.setdefault(order.ticket.client_id, now)
+        age = (now - given) / NANOSECONDS
+        return min(self._patience.age - age, self._newest_for(order.bar))
 
     def _looks(self, what: str) -> Iterator[float]:
         """Yield the seconds waited so far, after longer and longer waits, without an end."""

@@ -55,7 +55,6 @@ class VenueFeed:
         self._messages: queue.Queue[Row | None] = queue.Queue()
         self._get = get or self._wait
         self._closed = self._stale = False
-        self.due = float("nan")  # seconds since 1970 UTC at which the next bar closes
         self._rows: dict[int, dict[tuple[str, int], Row]] = {}  # by the open of their bar
         self._last: int | None = None  # the open of the last bar that was given
         self._closes: np.ndarray | None = None  # the last ones: a missing bar repeats them
@@ -100,9 +99,8 @@ class VenueFeed:
         whole = self._source.step == self.period
         if whole:  # parts of a bar would not show what a dropped stream lost of it
             self._source.stream(self._messages.put)
-        due = self._due()
+        due = self.due(self._last)
         while not self._closed:
-            self.due = float(self._next() + self.period)
             wait = due - self._now()
             if wait > 0.0:
                 # Never longer than a minute: a clock that was set must not let a session sleep.
@@ -111,11 +109,11 @@ class VenueFeed:
                     yield from self._take([row])
             else:
                 yield from self._ask()
-            yield from self._give(whole)
+            yield from self._give()
             if wait <= 0.0:  # the next attempt, if the bar is still not there
-                due = max(self._due(), self._now() + self._pause())
+                due = max(self.due(self._last), self._now() + self._pause())
             else:
-                due = max(self._due(), due)
+                due = max(self.due(self._last), due)
 
     def close(self) -> None:
         """End connections and threads."""
@@ -135,17 +133,13 @@ class VenueFeed:
     def _seconds(self) -> int:
         return self._clock.now() // NANOSECONDS
 
-    def _due(self) -> float:
-        """Return when the next bar is asked for."""
-        assert self._last is not None
-        return self._next() + self.period + self._source.delay
-
-    def _next(self) -> int:
-        """Return the open of the next bar; found once for each, since calendars are slow."""
-        assert self._last is not None
-        if self._following[0] != self._last:
-            self._following = (self._last, self._grid.following(self._last))
-        return self._following[1]
+    def due(self, opened: int) -> float:
+        """Return when the bar after the one that opens at `opened` is asked for."""
+        last, following = self._following
+        if last != opened:  # found once for each, since calendars are slow
+            following = self._grid.following(opened)
+            self._following = (opened, following)
+        return following + self.period + self._source.delay
 
     def _pause(self) -> float:
         """Return the seconds until the next attempt: longer after each failure, never in step."""
@@ -171,7 +165,7 @@ class VenueFeed:
             return
         self._failures = 0
         # A bar that is not in the answer by then will not come.
-        self._settled = max(self._settled, asked - self._source.settle)
+        self._settled = max(self._settled, asked - min(self._source.settle, self.period))
         yield from self._take(rows)
 
     def _take(self, rows: list[Row]) -> Iterator[Notice]:
@@ -204,11 +198,11 @@ class VenueFeed:
                     yield Notice("correction", f"{name}: {', '.join(parts)}")
                 self._rows[at][row.symbol, row.time] = row
 
-    def _give(self, whole: bool) -> Iterator[Bar | Notice]:
+    def _give(self) -> Iterator[Bar | Notice]:
         """Yield the bars that are complete, in order."""
         assert self._last is not None
         now = self._seconds()
-        if now < self._next() + self.period:
+        if now < self.due(self._last) - self._source.delay:
             return
         ahead = self._grid.expected(self._last, now).tolist()
         if len(ahead) >= STALE and not self._stale:
@@ -216,9 +210,9 @@ class VenueFeed:
             yield Notice("stale", f"no bar since {_stamp(self._last)}")
         for i, at in enumerate(ahead):
             rows = self._rows.get(at, {})
-            here = {symbol for symbol, _ in rows}
-            # A stream that sent every symbol makes the bar whole, and nothing needs to settle.
-            every = whole and len(here) == len(self.symbols)
+            # With the last part of every symbol the bar is whole, and nothing needs to settle.
+            end = at + self.period - self._source.step
+            every = {symbol for symbol, time in rows if time == end} == set(self.symbols)
             if not every and at + self.period > self._settled:
                 return
             self._last = at
@@ -269,8 +263,8 @@ class Source(Protocol):
     """Closed bars of a venue. One thread uses it.
 
     symbols: their names. step: seconds of its bars, a divisor of the run's. delay: seconds after a
-    bar's end until it is asked for. settle: seconds after its end from which on a bar that the
-    venue does not have is missing.
+    bar's end until it is asked for. settle: seconds after its end, at most a period of the run's,
+    from which on a bar that the venue does not have is missing.
     """
 
     symbols: tuple[str, ...]

@@ -19,6 +19,7 @@ SERVERS, ROUTER = "paper/test_live_faults.py", "paper/test_router.py"
 GATE, ALPACA = "paper/test_gate.py", "paper/test_alpaca.py"
 JOURNAL, STREAM = "paper/test_journal.py", "paper/test_venue_bars.py"
 FEED = "paper/test_venue_feed.py"
+WAITS, DAYS = "paper/test_waits.py", "paper/test_days.py"
 
 # Of each row: (fault, file, test, what the test must look for).
 ROWS = {
@@ -157,6 +158,29 @@ ROWS = {
          "said"),
         ("NaN limit", "paper/test_kill_switch.py", "limits_are_options_of_both_commands", "NaN"),
     ],
+    "any wait: Retry-After of hours, nan or inf; a cancel that stays pending, fifty symbols": [
+        ("halt, stop, signal in any call", WAITS,
+         "no_call_of_a_venue_keeps_a_halt_or_a_stop_from_being_heard", "1.0"),
+        ("in any wait", WAITS, "no_wait_keeps_a_halt_or_a_stop_from_being_heard",
+         "cancellations stay pending"),
+        ("hours, nan, inf", WAITS, "no_wait_outlasts_the_order_that_it_is_for", "259_200"),
+        ("fifty cancels", WAITS, "fifty_orders_are_cancelled_at_once_and_waited_for_once", "50"),
+        ("the end", WAITS, "the_end_awaits_the_request_under_way_but_not_for_ever", "EXIT"),
+    ],
+    "a day's bar that settles late (60 s and more); bars below a minute": [
+        (f"{venue} {every}", DAYS, "the_newest_bar_is_traded_on_and_no_older_one",
+         f"at_{venue}, '{every}'")
+        for venue, every in (("alpaca", "1d"), ("alpaca", "1h"), ("alpaca", "1min"),
+                             ("binance", "1d"), ("binance", "1h"), ("binance", "1min"),
+                             ("binance", "1s"))
+    ],
+    "the last N bars sent again after a reconnection; a bar revised several times": [
+        ("again", LIVE, "bars_that_come_again_after_a_reconnection_are_dropped", "halt"),
+        ("revised", LIVE,
+         "a_bar_that_is_corrected_several_times_is_an_event_each_time_and_no_bad_bar",
+         "correction"),
+        ("left out", LIVE, "bars_that_a_feed_leaves_out_are_an_event", "gap"),
+    ],
     "page down, slow client, half-sent headers, alert sink failing": [
         ("page hangs", SERVERS, "a_page_that_hangs_while_it_reads_does_not_hold_up_a_session",
          "BEGIN"),
@@ -168,9 +192,6 @@ ROWS = {
 }  # fmt: skip
 # Rows that no test looks for yet. A row that gets its tests leaves this list.
 OPEN = [
-    "any wait: Retry-After of hours, nan or inf; a cancel that stays pending, fifty symbols",
-    "a day's bar that settles late (60 s and more); bars below a minute",
-    "the last N bars sent again after a reconnection; a bar revised several times",
     "the first three orders rejected or too old, of a rule that orders once",
     "fee or dividend dated the day of the start; JSON of another shape or depth; 500 to every "
     "order; fills far from the market",

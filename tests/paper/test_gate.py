@@ -7,7 +7,7 @@ import pytest
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import BarError
 from nca_trader.paper.feed import NANOSECONDS, ReplayFeed
-from nca_trader.paper.gate import Gate
+from nca_trader.paper.gate import Gate, bar_body
 
 SYMBOLS = ("AAA", "BBB")
 DAY = 86_400
@@ -92,6 +92,23 @@ def test_an_adjusted_price_that_rounds_below_its_low_passes_as_in_a_file(bars):
 def test_the_same_bar_again_is_dropped_and_another_of_its_time_is_refused(bars):
     out, codes = passed(Gate(SYMBOLS), [bars[0], bars[1], bars[1], scaled(bars[1], 1.01), bars[0]])
     assert len(out) == 2 and codes == [("D021", False), ("D020", False)]
+
+
+def test_a_live_bar_that_passed_is_dropped_at_any_age_and_a_corrected_one_is_no_bad_bar(bars):
+    """In a row they would halt a session; a version that was told is not told again."""
+    journal = {}
+    gate = Gate(SYMBOLS, live=True, passed=journal.get)
+    for bar in bars[:6]:
+        ((taken,), _) = gate.admit(bar)
+        journal[int(bar.time[0])] = bar_body(taken.bar, SYMBOLS)
+    assert [gate.admit(bar) for bar in bars[:6]] == [([], None)] * 6
+    for factor in (1.01, 1.02):
+        out, refusal = gate.admit(scaled(bars[2], factor))
+        assert (out, refusal.code, refusal.bad) == ([], "correction", False)
+        assert SYMBOLS[0] in refusal.say and gate.admit(scaled(bars[2], factor)) == ([], None)
+    del journal[int(bars[3].time[0])]  # one that never passed
+    assert gate.admit(bars[3])[1].code == "D020" and gate.in_a_row == 0
+    assert len(gate.admit(bars[6])[0]) == 1
 
 
 @pytest.mark.parametrize(

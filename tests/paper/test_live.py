@@ -13,7 +13,7 @@ import nca_trader as nca
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.agents import strategy_agent
 from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import Notice, Pump
+from nca_trader.paper.feed import Notice, Pump, ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.live import LiveSession
 from nca_trader.paper.risk import resume
@@ -137,7 +137,8 @@ def test_a_hole_in_history_is_said(room):
 
 
 def test_a_bar_that_comes_too_late_is_not_traded_on(stage, tmp_path):
-    room = Room(stage, tmp_path, late=61)
+    """When it comes the next one has closed as well."""
+    room = Room(stage, tmp_path, late=86_401)
     result = room.trade()
     assert result["decisions"] == 0 and room.desk.submitted == []
     assert room.kinds()["bar"] == 50
@@ -149,7 +150,7 @@ def test_a_decision_that_took_too_long_sends_nothing(room, stage):
     late = [0]
 
     def slow(window, present, account):
-        late[0] = 90
+        late[0] += 90
         return stage.momentum(window, present, account)
 
     agent = stage.agent(decide=slow)
@@ -173,7 +174,10 @@ def test_a_feed_from_the_future_is_refused(stage, tmp_path):
     with pytest.raises(HaltError, match="bad-bars"):
         room.trade()
     assert {b["reason"] for b in room.bodies("bar_rejected")} == {"bar-unfinished"}
-    assert room.desk.submitted == []
+    # The newest bar that has closed is the one before.
+    closed = room.bars.time[BEGIN - 2].astype(int)
+    assert [e.ts_event for e in read_events(room.path, "decision")] == [closed]
+    assert {b["bar"] for b in room.bodies("order_intent")} <= {closed // SECOND}
 
 
 def test_notices_are_journalled(room):
@@ -356,6 +360,78 @@ def test_three_unusable_decisions_halt(room, stage):
     with pytest.raises(HaltError, match="policy-not-finite"):
         room.trade()
     assert len(room.bodies("decision")) == 3 and room.desk.submitted == []
+
+
+class Repeats(Tape):
+    """After a reconnection it sends the last bars again, changed by `change(times sent)`."""
+
+    def __init__(self, *args, count=20, change=lambda n, bar: bar, **more):
+        super().__init__(*args, **more)
+        self.count, self.change, self.sent = count, change, 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            yield item
+            if self.place in (40, 45):
+                self.sent += 1
+                for bar in ReplayFeed(self.bars[self.place - self.count : self.place]):
+                    yield self.change(self.sent, bar)
+
+
+def repeating(room, **more):
+    return Repeats(room.bars, room.folder / "tape", BEGIN, **more)
+
+
+def test_bars_that_come_again_after_a_reconnection_are_dropped(room, stage, tmp_path):
+    (tmp_path / "plain").mkdir()
+    plain = Room(stage, tmp_path / "plain")
+    expected = plain.trade()
+    room.trade(22, repeating(room))
+    found = room.trade(tape=repeating(room))  # also those of an earlier process
+    assert found["equity"] == expected["equity"] and found["bars"] == expected["bars"]
+    assert not room.bodies("bar_rejected") and not room.bodies("feed") and not room.bodies("halt")
+
+
+def test_a_bar_that_is_corrected_several_times_is_an_event_each_time_and_no_bad_bar(room):
+    def corrected(sent, bar):
+        return bar._replace(close=bar.close * (1.0 + 1e-5 * sent), high=bar.high * 1.01)
+
+    result = room.trade(tape=repeating(room, count=5, change=corrected))
+    assert result["rejected"] == 0 and not room.bodies("halt") and result["bars"] == 50
+    told = room.bodies("feed")
+    assert [body["code"] for body in told] == ["correction"] * 10
+    close = float(room.bars.close[39, 0])
+    assert f"{close!r}" in told[4]["detail"] and f"{close * 1.00001!r}" in told[4]["detail"]
+
+
+def test_bars_that_a_feed_leaves_out_are_an_event(room):
+    class Holes(Tape):
+        def __iter__(self):
+            for place, item in enumerate(super().__iter__()):
+                if place not in (10, 20, 21):
+                    yield item
+
+    room.trade(tape=Holes(room.bars, room.folder / "tape", BEGIN))
+    told = room.bodies("feed")
+    assert [body["code"] for body in told] == ["gap", "gap"]
+    day = (room.bars.time[BEGIN + 9].astype("datetime64[s]"), room.bars.time[BEGIN + 11])
+    assert f"between {day[0]} and {day[1].astype('datetime64[s]')}" in told[0]["detail"]
+
+
+def test_a_feed_that_knows_its_calendar_leaves_out_no_weekend(room):
+    class Weekly(Tape):
+        def __iter__(self):
+            for place, item in enumerate(super().__iter__()):
+                if place % 7 < 5:
+                    yield item
+
+        def due(self, opened):
+            rest = (opened - first) // self.period % 7
+            return opened + self.period * (2 if rest < 4 else 4)
+
+    first = int(room.bars.time[BEGIN].astype("datetime64[s]").astype(int))
+    room.trade(tape=Weekly(room.bars, room.folder / "tape", BEGIN))
+    assert room.bodies("feed") == []
 
 
 def test_a_feed_that_raises_ends_the_session_with_its_error(stage, tmp_path):

@@ -52,8 +52,19 @@ class Table:
             self.journal.close()
         self.journal = Journal(self.path, lambda: 0)
         self.router = VenueBroker(
-            self.desk, self.journal, RUN, ("A", "B"), 60, self.now, self.clock, **self.more
+            self.desk,
+            self.journal,
+            RUN,
+            ("A", "B"),
+            self.newest_for,
+            self.now,
+            self.clock,
+            **self.more,
         )
+
+    def newest_for(self, opened):
+        """The bar after closes two minutes after this one opens."""
+        return opened + 120.0 - self.now() / SECOND
 
     def now(self):
         return CLOSED + int(self.clock.waited * SECOND)

@@ -259,8 +259,14 @@ class Table:
         self.desk, self.clock = desk or Desk(), Still()
         self.desk.quote(BAR, CLOSED, {s: [10.0] * 5 for s in SYMBOLS})
         self.journal = Journal(path, lambda: 0)
-        self.router = VenueBroker(self.desk, self.journal, RUN, SYMBOLS, 60, self.now, self.clock)
+        self.router = VenueBroker(
+            self.desk, self.journal, RUN, SYMBOLS, self.newest_for, self.now, self.clock
+        )
         self.router.start(CLOSED)
+
+    def newest_for(self, opened):
+        """The bar after closes two minutes after this one opens."""
+        return opened + 120.0 - self.now() / SECOND
 
     def now(self):
         return CLOSED + int(self.clock.waited * SECOND)
