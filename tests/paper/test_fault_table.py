@@ -181,6 +181,22 @@ ROWS = {
          "correction"),
         ("left out", LIVE, "bars_that_a_feed_leaves_out_are_an_event", "gap"),
     ],
+    "fee or dividend dated the day of the start; JSON of another shape or depth; 500 to every "
+    "order; fills far from the market": [
+        ("dated the day of the start or of a resume", ROUTER,
+         "a_payment_dated_the_day_of_the_start_is_booked_once", "resume"),
+        ("shape", ALPACA, "an_answer_of_another_shape_is_unreachable_and_no_traceback",
+         "Unreachable"),
+        ("500 to every order", LIVE,
+         "orders_that_no_answer_comes_to_are_events_and_halt_after_three_bars",
+         "orders-unanswered"),
+        ("fills far", LIVE, "fills_far_from_the_market_are_events_and_halt_after_three",
+         "fills-far"),
+    ],
+    "absence of 100 bars": [
+        ("once", LIVE, "books_are_compared_once_after_an_absence", "100"),
+        ("booked", LIVE, "what_filled_during_an_absence_is_booked", "fill"),
+    ],
     "page down, slow client, half-sent headers, alert sink failing": [
         ("page hangs", SERVERS, "a_page_that_hangs_while_it_reads_does_not_hold_up_a_session",
          "BEGIN"),
@@ -193,9 +209,6 @@ ROWS = {
 # Rows that no test looks for yet. A row that gets its tests leaves this list.
 OPEN = [
     "the first three orders rejected or too old, of a rule that orders once",
-    "fee or dividend dated the day of the start; JSON of another shape or depth; 500 to every "
-    "order; fills far from the market",
-    "absence of 100 bars",
 ]
 CASES = [case for cases in ROWS.values() for case in cases]
 

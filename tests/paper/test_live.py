@@ -17,7 +17,7 @@ from nca_trader.paper.feed import Notice, Pump, ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.live import LiveSession
 from nca_trader.paper.risk import resume
-from nca_trader.paper.venue import Unreachable
+from nca_trader.paper.venue import Answer, Outcome, Unreachable
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +121,83 @@ def test_bars_missed_while_away_teach_but_do_not_trade(room):
     assert room.kinds()["decision"] == decided + 2  # the newest missed bar, and a live one
     times = [e.ts_event for e in read_events(room.path, "bar")]
     assert np.diff(times).tolist() == [86_400 * SECOND] * (len(times) - 1)
+
+
+def test_books_are_compared_once_after_an_absence(stage, tmp_path):
+    """Not at each of the bars that were missed: a venue limits how often it is asked."""
+    rounds = []
+    for missed in (0, 100):
+        (tmp_path / str(missed)).mkdir()
+        room = Room(stage, tmp_path / str(missed), num_bars=140)
+        room.trade(5)
+        tape = room.folder / "tape"
+        tape.write_text(str(int(tape.read_text()) + missed))
+        room.desk.calls.clear()
+        room.trade(1)
+        assert room.kinds()["bar"] == 10 + 5 + missed + 1
+        rounds.append(room.desk.calls.count("holdings"))
+    # At the start, at the newest bar that was missed, and at the live one.
+    assert rounds == [2, 3]
+
+
+def test_what_filled_during_an_absence_is_booked(room):
+    room.desk = Desk(script=["rests", "rests"])
+    room.trade(5)
+    waiting = [name for name, order in room.desk.orders.items() if order[2] == "working"]
+    tape = room.folder / "tape"
+    tape.write_text(str(int(tape.read_text()) + 20))
+    for name in waiting:
+        room.desk.execute(name, room.desk.orders[name][0].units)
+    room.trade(2)
+    assert waiting and {b["client_id"] for b in room.bodies("fill")} >= set(waiting)
+    held = [room.desk.units.get(symbol, 0.0) for symbol in room.bars.symbols]
+    assert room.bodies("snapshot")[-1]["units"] == pytest.approx(held, abs=1e-9)
+
+
+@pytest.mark.parametrize("within", [2, 30])
+def test_orders_that_no_answer_comes_to_are_events_and_halt_after_three_bars(
+    stage, tmp_path, within
+):
+    """As with a 500 to every order; one that arrives in between starts the count again."""
+    flips = itertools.cycle([0.5, -0.4])
+    agent = stage.agent(
+        symbols=("AAA",), decide=lambda *_: np.eye(3)[[2 if next(flips) > 0.0 else 0]]
+    )
+    room = Room(stage, tmp_path, agent)
+    room.bars = stage.bars(num_bars=60, symbols=("AAA",))
+    submit, bars = room.desk.submit, []
+
+    def unheard(ticket):
+        bars.append(ticket.client_id.split("-")[2])
+        if len(set(bars)) == within:
+            return submit(ticket)
+        room.desk.submitted.append(ticket)
+        return Answer(Outcome.AMBIGUOUS, "http-500")
+
+    room.desk.submit = unheard
+    with pytest.raises(HaltError, match="orders-unanswered"):
+        room.trade()
+    told = [b["in_a_row"] for b in room.bodies("risk") if b["code"] == "orders-unanswered"]
+    assert told == ([1, 1, 2, 3] if within == 2 else [1, 2, 3])
+    assert {b["reason"] for b in room.bodies("order_terminal")} <= {"never-arrived", "filled"}
+    assert room.kinds()["halt"] == 1
+
+
+def test_fills_far_from_the_market_are_events_and_halt_after_three(room):
+    execute, prices = room.desk.execute, iter([1.3, 1.0, 0.7, 1.3, 1.3])
+
+    def far(name, units):
+        price = room.desk.price[room.desk.orders[name][0].symbol]
+        execute(name, units, price * next(prices))
+
+    room.desk.execute = far
+    with pytest.raises(HaltError, match="fills-far"):
+        room.trade()
+    told = [b for b in room.bodies("risk") if b["code"] == "fill-far"]
+    assert len(told) == 4  # the second was good, and the count began again
+    for body in told:
+        low, high = body["market"]
+        assert not 0.9 * low < body["price"] < 1.1 * high
 
 
 def test_a_hole_in_history_is_said(room):

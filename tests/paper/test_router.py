@@ -9,7 +9,7 @@ from livedesk import SECOND, Desk, Still
 from nca_trader.paper.broker import Order
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.ledger import Books, tickets
-from nca_trader.paper.router import Halting, VenueBroker
+from nca_trader.paper.router import OVERLAP, Halting, VenueBroker
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -25,6 +25,7 @@ from nca_trader.types import Costs
 RUN = "0123456789abcdef"
 BAR = 1_000_000  # seconds of a bar's open
 CLOSED = (BAR + 60) * SECOND
+HOUR, DAY = 3600 * SECOND, 86_400 * SECOND
 UNCLEAR = Answer(Outcome.AMBIGUOUS, "timeout")
 
 
@@ -386,6 +387,61 @@ def test_cash_that_nothing_explains_halts_and_a_payment_explains_it(table):
     table.router.sync(CLOSED)
     table.router.sync(CLOSED)
     assert [b["amount"] for b in table.bodies("cash")] == [-50.0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_payment_dated_the_day_of_the_start_is_booked_once(path, again):
+    """Its date is a midnight before the start; only its listing tells whether it is in the cash.
+
+    So also where the books are taken over again, after a `resume`.
+    """
+    table, midnight, day = Table(path), CLOSED // DAY * DAY, DAY
+    flows = table.desk.flows
+
+    def pay(name, amount, ts):
+        flows.append(CashFlow(name, "dividend", amount, ts, "A"))
+        table.desk.cash += amount
+
+    pay("early", 30.0, midnight)
+    table.router.start(CLOSED)
+    if again:
+        pay("between", 9.0, midnight)
+        table.journal.record(RUN, "resume", "1", {"reason": "looked"}, CLOSED)
+        table.again()
+        table.router.start(CLOSED)
+    pay("today", 20.0, midnight)
+    pay("fee", -3.0, midnight - 2 * day)  # of the day before yesterday, listed now
+    for _ in range(2):
+        assert table.router.sync(CLOSED).cash == pytest.approx(table.desk.cash, abs=1e-9)
+    assert [b["amount"] for b in table.bodies("cash")] == [20.0, -3.0]
+    close(table)
+
+
+def test_books_are_not_taken_over_while_a_payment_comes(table):
+    holdings = table.desk.holdings
+
+    def paid():
+        table.desk.flows.append(CashFlow("d", "dividend", 5.0, CLOSED, "A"))
+        return holdings()
+
+    table.desk.holdings = paid
+    with pytest.raises(Unreachable, match="moving"):
+        table.router.start(CLOSED)
+    assert table.router.ledger.since is None
+
+
+def test_a_withdrawal_reads_the_fills_since_the_last_that_it_knows(table):
+    table.desk.script = ["rests", "rests"]
+    table.deliver("B")
+    name = table.order("A")
+    table.router.deliver(CLOSED)
+    table.desk.clock = CLOSED + 5 * HOUR
+    table.desk.execute(name.replace("-A-", "-B-"), 1.0)
+    table.router.take(CLOSED)
+    since, inner = [], table.desk.activity
+    table.desk.activity = lambda start: since.append(start) or inner(start)
+    table.router.withdraw([name], CLOSED)
+    assert since == [CLOSED + 5 * HOUR - OVERLAP]
 
 
 def test_cents_of_rounding_do_not_halt(table):
