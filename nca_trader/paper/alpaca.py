@@ -51,6 +51,7 @@ KEY, SECRET = "APCA_API_KEY_ID", "APCA_API_SECRET_KEY"
 URL = "APCA_API_BASE_URL"
 PAGE, ORDERS = 100, 500  # the most that one answer lists
 NOT_FOUND = "404"  # an Alpaca code begins with its status
+FOR_GOOD = ("40310", "422")  # too little money or too few shares; an impossible symbol or size
 LIVE = "AK"  # a live account's key begins so, a paper account's with PK
 STATUS = {
     "filled": "filled",
@@ -344,7 +345,8 @@ class AlpacaVenue:
             return Answer(Outcome.AMBIGUOUS, reason)
         if found is not None:  # the id is a duplicate: the first one counts
             return Answer(Outcome.ACCEPTED, "duplicate-id")
-        return Answer(Outcome.REJECTED, self._keys.redact(f"{reason}: {code} {message}"))
+        said = self._keys.redact(f"{reason}: {code} {message}")
+        return Answer(Outcome.REJECTED, said, final=code.startswith(FOR_GOOD))
 
     def _state(self, order: dict[str, Any]) -> OrderState:
         sign = 1.0 if order["side"] == "buy" else -1.0

@@ -290,7 +290,9 @@ class Core:
         account, book = state.account, state.book
         if account is None:
             account, book = self._opened(bar)
-        # An order that was never tried is forgotten, so that the same target is sent again.
+        # An order that was never tried is forgotten, so that the same target is sent again; also
+        # where the agent has nothing new to say, as its target is owed until it is filled.
+        owed = np.where(seen.undone, account.ordered, np.nan)
         ordered = np.where(seen.undone, seen.weight, account.ordered)
         account = account._replace(
             log_equity=np.float64(np.log(max(seen.equity, self.agent.rules.floor))),
@@ -309,7 +311,7 @@ class Core:
                 book = _entered(book, account.held, Fill(*effects), seen.price)
                 book = _aged(book, account, bar, np.zeros(len(seen.weight), bool))
                 book = jax.tree.map(np.asarray, book)
-        return self._decide(state, bar, legs, account, book)
+        return self._decide(state, bar, legs, account, book, owed)
 
     def ready(self, state: State, bar: Bar) -> bool:
         """Whether `bar` may be decided at: the agent has seen enough, and `start` is reached."""
@@ -323,9 +325,18 @@ class Core:
         return account, book
 
     def _decide(
-        self, state: State, bar: Bar, legs: Legs, account: Account | None, book: Book | None
+        self,
+        state: State,
+        bar: Bar,
+        legs: Legs,
+        account: Account | None,
+        book: Book | None,
+        owed: np.ndarray | None = None,
     ) -> tuple[State, Outcome]:
-        """Let the agent see `bar`, and decide where there is an account."""
+        """Let the agent see `bar`, and decide where there is an account.
+
+        `owed` `[A]` are earlier targets that are ordered where the agent gives none, NaN for none.
+        """
         first, unseen = state.account is None, account is None
         memory, account, decision = self.agent.act(state.memory, bar, account, book, first)
         after = state._replace(
@@ -344,6 +355,9 @@ class Core:
         quote = legs.at_close
         if quote.size is not None:  # multiplied here and not by `place`: the journal has weights
             decision = decision._replace(target=decision.target * quote.size)
+        if owed is not None and decision.usable:
+            target = np.where(np.isnan(decision.target), owed, decision.target)
+            decision = decision._replace(target=target)
         return self._place(after, account, decision, quote._replace(size=None))
 
     def _moved(

@@ -178,7 +178,7 @@ class Exchange:
         if self.look_up(ticket.client_id) is not None:
             return Answer(Outcome.REJECTED, "duplicate-id")
         if why := self._refusal(ticket):
-            return Answer(Outcome.REJECTED, why)
+            return Answer(Outcome.REJECTED, why, final=True)
         with self._transaction():
             self._db.execute(
                 "INSERT INTO orders(client_id, symbol, units, filled, status) "

@@ -150,6 +150,10 @@ class Pump:
             self._caller.start(self._next)
         return self._caller.result() if self._caller.done(seconds) else None
 
+    def close(self) -> None:
+        """End the thread, once the feed has ended or given its item."""
+        self._caller.close()
+
     def _next(self) -> Any:
         if self._items is None:
             self._items = iter(self._feed)

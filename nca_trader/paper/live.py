@@ -124,8 +124,11 @@ class LiveSession(Session):
     def _follow_feed(self) -> None:
         """Process bars and notices until the feed ends or somebody stops the session."""
         # The feed waits in a thread of its own, so that the kill switch is seen between bars.
-        pump, seen, told = Pump(self._feed), -1, False
-        with Progress(None, "paper", ticks=False, always=True) as shown:
+        seen, told = -1, False
+        with (
+            contextlib.closing(Pump(self._feed)) as pump,
+            Progress(None, "paper", ticks=False, always=True) as shown,
+        ):
             while not self._stop():
                 shown.note(self._line(), news=seen != self._counts["bars"])
                 seen = self._counts["bars"]
@@ -179,7 +182,7 @@ class LiveSession(Session):
         """Process one good bar: books, features, decision, orders."""
         bar = passed.bar
         ts = int(bar.time[0]) * NANOSECONDS
-        given = self._feed.now()
+        given = self._clock.monotonic()
         # What was held until the next bar is learnt and not traded on, as older bars are.
         young = not passed.late and self._newest_for(int(bar.time[0])) > 0.0
         fresh = young and self._core.ready(self._state, bar)
@@ -227,7 +230,6 @@ class LiveSession(Session):
             self.run,
             self._agent.symbols,
             self._newest_for,
-            self._feed.now,
             self._clock,
             self._patience,
             self._refuse,
@@ -362,7 +364,7 @@ class LiveSession(Session):
                 self._router.write("allocation", f"cross-{symbol}@{ts // NANOSECONDS}", body, ts)
 
     def _record_live(
-        self, bar: Bar, outcome: Outcome, seen: Observed | None, sized: Sized, ts: int, given: int
+        self, bar: Bar, outcome: Outcome, seen: Observed | None, sized: Sized, ts: int, given: float
     ) -> None:
         """Record all that is known at the bar's close, before anything is sent."""
         key = str(ts // NANOSECONDS)

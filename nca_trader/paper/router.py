@@ -57,8 +57,7 @@ class VenueBroker:
       run: the session's hash, which its client ids carry.
       symbols: `A` names that the session trades; the account may hold others.
       newest_for: returns the seconds for which the bar that opens at a time is the newest.
-      now: nanoseconds since 1970 UTC, the feed's clock, by which an order's age is counted.
-      clock: for waits.
+      clock: for waits, and for the age of orders.
       patience: how long they are.
       refuse: called before every order; raises `Halting` where nothing may be sent any more.
       ledger: of the journal, where its events have been read already.
@@ -71,21 +70,20 @@ class VenueBroker:
         run: str,
         symbols: Sequence[str],
         newest_for: Callable[[int], float],
-        now: Callable[[], int],
         clock: Clock | None = None,
         patience: Patience = PATIENCE,
         refuse: Callable[[], None] = lambda: None,
         ledger: Ledger | None = None,
     ):
         self.venue, self._journal, self._run = venue, journal, run
-        self._symbols, self._newest_for, self._now = tuple(symbols), newest_for, now
+        self._symbols, self._newest_for = tuple(symbols), newest_for
         self._clock, self._patience, self._refuse = clock or Clock(), patience, refuse
         self.ledger = Ledger(journal.events()) if ledger is None else ledger
         self.prefix = f"nca-{run[:8]}-"
         self.held: dict[str, str] = {}  # symbols with an order whose fate is not known
         self._again: set[str] = set()  # orders that the venue has not got, to be sent again
         self._withdrawn: set[str] = set()  # orders that work although they were cancelled
-        self._given: dict[str, int] = {}  # when the bar of an order came, by client id
+        self._given: dict[str, float] = {}  # when the bar of an order came, by client id
         self._busy = -np.inf  # on the clock of waits, until when the venue takes no order
         self.instruments: dict[str, Instrument] = {}
         self.news: list[Fill] = []  # since the caller last emptied it
@@ -226,7 +224,7 @@ class VenueBroker:
             self._hold(order, "not-cancelled", ts)
 
     def intend(
-        self, ticket: Ticket, bar: int, more: Mapping[str, Any], ts: int, given: int | None = None
+        self, ticket: Ticket, bar: int, more: Mapping[str, Any], ts: int, given: float | None = None
     ) -> None:
         """Journal an order that `deliver` may send; call it in the transaction of its decision.
 
@@ -235,7 +233,7 @@ class VenueBroker:
           bar: seconds since 1970 UTC of the open of the bar that it follows from.
           more: what else the journal says of it.
           ts: nanoseconds since 1970 UTC, for the journal.
-          given: when that bar came, on the feed's clock, from which the order's age counts.
+          given: when that bar came, on the clock of waits, from which the order's age counts.
         """
         if given is not None:
             self._given[ticket.client_id] = given
@@ -315,7 +313,8 @@ class VenueBroker:
                     return False
                 if refused or state is not None:
                     why = answer.reason if answer and refused else "venue"
-                    self._end(order, "rejected", ts, code=why)
+                    final = answer is not None and refused and answer.final
+                    self._end(order, "refused" if final else "rejected", ts, code=why)
                     return False
                 # A venue may list an order some time after it took it.
                 if waited >= self._patience.grace:
@@ -465,10 +464,9 @@ class VenueBroker:
 
         That is while its bar is the newest one, and not for longer than `Patience.age`.
         """
-        now = self._now()
+        now = self._clock.monotonic()
         # Of an earlier process only the bar is known.
-        given = self._given.setdefault(order.ticket.client_id, now)
-        age = (now - given) / NANOSECONDS
+        age = now - self._given.setdefault(order.ticket.client_id, now)
         return min(self._patience.age - age, self._newest_for(order.bar))
 
     def _looks(self, what: str) -> Iterator[float]:

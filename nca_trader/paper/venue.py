@@ -68,11 +68,17 @@ class Outcome(enum.StrEnum):
 
 
 class Answer(NamedTuple):
-    """The answer to an order. reason: a stable code. retry_after: seconds, of BUSY."""
+    """The answer to an order.
+
+    reason: a stable code. retry_after: seconds, of BUSY. final: of REJECTED, whether the order is
+    refused for good, for lack of funds or for its symbol or size. Where it is not, the same target
+    is ordered again at the next bar.
+    """
 
     outcome: Outcome
     reason: str = ""
     retry_after: float = 0.0
+    final: bool = False
 
 
 class OrderState(NamedTuple):

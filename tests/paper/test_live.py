@@ -10,6 +10,7 @@ import pytest
 from livedesk import BEGIN, SECOND, Desk, Room, Still, Tape
 
 import nca_trader as nca
+from nca_trader.agents.baselines import baseline_rules
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.agents import strategy_agent
 from nca_trader.paper.exchange import Exchange
@@ -150,8 +151,9 @@ def test_what_filled_during_an_absence_is_booked(room):
         room.desk.execute(name, room.desk.orders[name][0].units)
     room.trade(2)
     assert waiting and {b["client_id"] for b in room.bodies("fill")} >= set(waiting)
-    held = [room.desk.units.get(symbol, 0.0) for symbol in room.bars.symbols]
-    assert room.bodies("snapshot")[-1]["units"] == pytest.approx(held, abs=1e-9)
+    for symbol, units in room.desk.units.items():
+        booked = [b["units"] for b in room.bodies("fill") if b["symbol"] == symbol]
+        assert sum(booked) == pytest.approx(units, abs=1e-9)
 
 
 @pytest.mark.parametrize("within", [2, 30])
@@ -223,25 +225,13 @@ def test_a_bar_that_comes_too_late_is_not_traded_on(stage, tmp_path):
 
 def test_a_decision_that_took_too_long_sends_nothing(room, stage):
     """The clock runs on while the agent thinks."""
-    tape = room.tape()
-    late = [0]
 
     def slow(window, present, account):
-        late[0] += 90
+        room.clock.waited += 90.0
         return stage.momentum(window, present, account)
 
-    agent = stage.agent(decide=slow)
-    now = tape.now
-    tape.now = lambda: now() + late[0] * SECOND
-    give = tape.history
-
-    def on_time(count):
-        late[0] = 0
-        return give(count)
-
-    tape.history = on_time
-    room.agent = agent
-    room.trade(1, tape)
+    room.agent = stage.agent(decide=slow)
+    room.trade(1)
     assert room.bodies("decision") and room.desk.submitted == []
     assert {b["reason"] for b in room.bodies("order_terminal")} == {"too-old"}
 
@@ -370,6 +360,69 @@ def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stag
         assert len(room.desk.submitted) == orders
         reasons = [b["reason"] for b in room.bodies("order_terminal")]
         assert reasons == (["rejected", "rejected", "filled"] if orders == 3 else ["cancelled"])
+
+
+@pytest.mark.parametrize("fault", ["reject", "busy"])
+@pytest.mark.parametrize("name", list(baseline_rules(20)))
+def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
+    """Each deployable baseline, where the first three orders are rejected or too old.
+
+    Some order once and never again. In the end the account holds what it holds where nothing
+    fails, but for the prices of three bars.
+    """
+    ends = []
+    for script in ([], [fault] * 3):
+        folder = tmp_path / str(len(script))
+        folder.mkdir()
+        room = Room(stage, folder, num_bars=110)
+        rule = baseline_rules(20)[name] if "SMA" not in name else nca.rules.sma_cross(3, 8)
+        room.agent = strategy_agent(rule, room.bars, stage.costs, stage.agent().rules)
+        submit = room.desk.submit
+        room.desk.script = script
+        room.desk.submit = lambda ticket, submit=submit: patient(submit(ticket))
+        room.trade(tape=Daily(room.bars, folder / "tape", BEGIN, clock=room.clock))
+        ends.append((room, np.array(room.bodies("snapshot")[-1]["weight"])))
+    (clean, expected), (failed, found) = ends
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    assert bool(clean.desk.placed) == bool(failed.desk.placed) == (name != "always flat")
+    why = {body["reason"] for body in failed.bodies("order_terminal")}
+    assert name == "always flat" or ("rejected" if fault == "reject" else "too-old") in why
+
+
+class Daily(Tape):
+    """A tape that moves the clock of waits on by a day before each bar."""
+
+    def __init__(self, *args, clock, **more):
+        super().__init__(*args, **more)
+        self.clock = clock
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.clock.waited += 86_400.0
+            yield item
+
+
+def patient(answer):
+    """Busy for longer than an order may wait."""
+    return answer._replace(retry_after=70.0) if answer.outcome is Outcome.BUSY else answer
+
+
+def test_an_order_that_is_refused_for_good_is_an_event_and_not_sent_again(stage, tmp_path):
+    room = Room(stage, tmp_path)
+    room.agent = strategy_agent(
+        nca.rules.buy_and_hold(), room.bars, stage.costs, stage.agent().rules
+    )
+    submit, refused = room.desk.submit, [True]
+
+    def funds(ticket):
+        if refused and refused.pop():
+            return Answer(Outcome.REJECTED, "no-funds", final=True)
+        return submit(ticket)
+
+    room.desk.submit = funds
+    room.trade()
+    ends = [(b["reason"], b.get("code")) for b in room.bodies("order_terminal")]
+    assert ends == [("refused", "no-funds"), ("filled", None)]
 
 
 def test_the_file_that_asks_for_a_halt_is_seen_before_the_next_order(room):

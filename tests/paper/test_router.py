@@ -58,7 +58,6 @@ class Table:
             RUN,
             ("A", "B"),
             self.newest_for,
-            self.now,
             self.clock,
             **self.more,
         )

@@ -158,7 +158,7 @@ def test_no_call_of_a_venue_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_p
     assert traded(stage, tmp_path / "whole", whole, whole.desk, Still()) is None
     assert whole.calls > 300 and len(whole.desk.submitted) > 100
     # Before the first bar a session that is stopped has nothing to write.
-    first = 1 if way != "stop" else len(SYMBOLS) + 8
+    first = 1 if way != "stop" else len(SYMBOLS) + 15
     for at in drawn(first, whole.calls, seed=WAYS.index(way)):
         folder = tmp_path / str(at)
         folder.mkdir()
@@ -260,7 +260,7 @@ class Table:
         self.desk.quote(BAR, CLOSED, {s: [10.0] * 5 for s in SYMBOLS})
         self.journal = Journal(path, lambda: 0)
         self.router = VenueBroker(
-            self.desk, self.journal, RUN, SYMBOLS, self.newest_for, self.now, self.clock
+            self.desk, self.journal, RUN, SYMBOLS, self.newest_for, self.clock
         )
         self.router.start(CLOSED)
 
