@@ -39,7 +39,7 @@ class Refusal(NamedTuple):
     """Why a bar is not used now.
 
     code: stable. say: the same with numbers. held: whether the bar waits for the next one. bad:
-    whether the bar has a fault, of which a few in a row halt; an old one may be sent at any time.
+    whether it counts among the bad bars that halt; an old bar may be sent again at any time.
     """
 
     code: str

@@ -86,7 +86,7 @@ class LiveSession(Session):
         here = hasattr(venue, "quote")
         self._venue: Any = venue if here else Awaited(venue, self._clock.call)
         self._unanswered = 0  # bars in a row at which the venue did not answer
-        self._unheard = 0  # bars in a row of which no order reached the venue
+        self._unheard = 0  # bars in a row whose orders never reached the venue
         self._far = 0  # fills in a row at prices that the market did not have
         self._looked = 0.0
         holder = VenueHolder(agent) if holder is None else holder

@@ -274,7 +274,7 @@ class VenueBroker:
             if answer.outcome is Outcome.ACCEPTED:
                 return self._acknowledge(order, {}, ts)
             if answer.outcome is Outcome.BUSY:
-                # A venue may say "nan" or "inf", which is no time to come back at.
+                # A venue may say "nan" or "inf", which says no time.
                 asked = answer.retry_after if np.isfinite(answer.retry_after) else 0.0
                 ours = self._jittered(wait, f"{ticket.client_id}{order.attempts}")
                 pause = max(asked, min(ours, self._left(order)))
