@@ -6,6 +6,8 @@ import argparse
 import os
 import pathlib
 import time
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal, stopped
@@ -89,6 +91,9 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
         f"{result['value']:,.2f} in money; journal {args.journal}, {result['events']} events, "
         f"head {result['head'][:16]}, {result['durability']}"
     )
+    result["no_orders"] = why_no_order(result, args.journal)
+    if result["no_orders"]:
+        print(f"No order was sent: {result['no_orders']}.")
     table = summarise(args.journal)
     if table is not None:
         print(table)
@@ -96,6 +101,32 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     # None before the first bar is decided on, when there is no account yet.
     result |= {"summary": table and table.body}
     return stopped(args, result) if asked else result
+
+
+def why_no_order(result: Mapping[str, Any], journal: str) -> str | None:
+    """Return why a session sent no order, in words; None where it sent one.
+
+    Args:
+      result: of `paper_trade`.
+      journal: the session's.
+    """
+    from nca_trader.paper.journal import read_events
+
+    if result["orders"]:
+        return None
+    if not result["bars"]:
+        return "the feed gave no bar"
+    if not result["decisions"]:
+        return (
+            f"none of its {result['bars']:,} bars was decided at; they are the agent's warm-up, "
+            "older than the newest one, or before the start"
+        )
+    decisions = [event.body["target"] for event in read_events(journal, "decision")]
+    if not any(target for targets in decisions for target in targets):
+        return f"none of its {len(decisions):,} decisions asks for a position"
+    codes = Counter(event.body["code"] for event in read_events(journal, "risk"))
+    seen = ", ".join(f"{code} {count:,} times" for code, count in codes.most_common(3))
+    return f"what its decisions ask for was never ordered ({seen or 'the account holds it'})"
 
 
 def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:

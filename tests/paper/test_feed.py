@@ -1,5 +1,8 @@
 """One closed bar at a time."""
 
+import json
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from nca_trader.agents.rules import sma_cross
 from nca_trader.cli import main
 from nca_trader.cli.options import READING
+from nca_trader.cli.paper import why_no_order
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.paper.feed import ReplayFeed, parse_feed
@@ -123,3 +127,20 @@ def test_the_command_hands_them_on(tiny, tmp_path, capsys):
     assert main([*command, f"--journal={tmp_path / 'a.db'}"]) == 2
     assert "D015" in capsys.readouterr().err
     assert main([*command, f"--journal={tmp_path / 'b.db'}", "--timezone=UTC"]) == 0
+
+
+def test_a_session_that_ends_without_an_order_says_so_and_why(stage, tmp_path, capsys):
+    write_bars(stage.bars(), tmp_path / "bars.csv")
+    for rule, why in (
+        ("always_flat", r"No order was sent: none of its \d+ decisions asks for a position\."),
+        ("buy_and_hold", None),
+    ):
+        words = ["paper", "--strategy", rule, "--feed", f"replay:{tmp_path}/bars.csv"]
+        assert main([*words, "--journal", str(tmp_path / f"{rule}.db"), "--json"]) == 0
+        out = capsys.readouterr().out
+        found = json.loads(out.splitlines()[-1])["no_orders"]
+        assert (found is None) == (why is None) == ("No order was sent" not in out)
+        assert why is None or re.search(why, out)
+    counts = {"bars": 9, "orders": 0, "decisions": 0}
+    assert "none of its 9 bars was decided at" in str(why_no_order(counts, ""))
+    assert why_no_order(counts | {"bars": 0}, "") == "the feed gave no bar"
