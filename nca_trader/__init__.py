@@ -9,6 +9,7 @@ from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
     from nca_trader.agents import load_agent, rules
+    from nca_trader.agents.blend import blend
     from nca_trader.agents.check import check_policy
     from nca_trader.agents.policy import make_policy
     from nca_trader.agents.strategy import Strategy
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from nca_trader.learner.train import train
     from nca_trader.paper.check import check_broker, check_feed
     from nca_trader.paper.session import paper_trade
-    from nca_trader.paper.sleeves import Sleeve
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
     from nca_trader.runs.trials import trials
@@ -75,7 +75,6 @@ __all__ = [
     "RunError",
     "Selector",
     "Sessions",
-    "Sleeve",
     "StateError",
     "Strategy",
     "TradingEnv",
@@ -83,6 +82,7 @@ __all__ = [
     "WithBaseline",
     "align",
     "backtest",
+    "blend",
     "check_broker",
     "check_env",
     "check_feed",
@@ -149,6 +149,7 @@ _HOME = {
     "check_policy": "agents.check",
     "align": "data.bars",
     "backtest": "evaluate.backtest",
+    "blend": "agents.blend",
     "compare": "evaluate.result",
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck",
@@ -158,7 +159,6 @@ _HOME = {
     "make_mesh": "parallel.mesh",
     "make_policy": "agents.policy",
     "new_york": "data.calendar",
-    "Sleeve": "paper.sleeves",
     "paper_trade": "paper.session",
     "plan": "scale.plan",
     "prove": "evaluate.prove",

@@ -64,6 +64,11 @@ def paper(tiny, monkeypatch):
     return {"nca": nca, "account": None}
 
 
+def strategies(tiny, monkeypatch):
+    shutil.copytree(tiny.path, "runs/mine")
+    return {}
+
+
 def training(tiny, monkeypatch):
     return bars_and_costs() | {"agent": AGENT}
 
@@ -115,6 +120,7 @@ PREPARE = {
     "docs/guides/bars.md": messy,
     "docs/guides/risk.md": risk,
     "docs/guides/paper.md": paper,
+    "docs/guides/strategies.md": strategies,
     "docs/guides/training.md": training,
     "docs/guides/export.md": exported,
     "docs/guides/streaming.md": streaming,

@@ -11,7 +11,6 @@ from documents import blocks, pages
 
 import nca_trader
 from nca_trader.cli import build_parser
-from nca_trader.cli.paper import sleeve_tables
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.toml import from_toml_text
 
@@ -116,14 +115,10 @@ def test_the_changelog_opens_with_the_version_of_the_package(root):
     assert newest and newest[1] in ("Unreleased", nca_trader.__version__)
 
 
-def test_every_toml_example_of_the_documents_is_read(root, tmp_path):
+def test_every_toml_example_of_the_documents_is_read(root):
     for page in pages():
         for block in blocks(page.read_text(), "toml"):
             given = tomllib.loads(block)
-            if any(isinstance(table, dict) and "share" in table for table in given.values()):
-                (tmp_path / "sleeves.toml").write_text(block)
-                assert {*sleeve_tables(str(tmp_path / "sleeves.toml"))} == {*given}
-                continue
             # Not those of alerts, of a package, and of files whose page says what else is in them.
             if not {"rule", "project"} & {*given} and not block.startswith("# "):
                 of_agent = hasattr(AgentConfig(), next(iter(given)))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Container
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +24,21 @@ from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.risk import Sizing, before_bars, size
 from nca_trader.errors import ConfigError, argument
 from nca_trader.types import Bar
+
+
+class Part(NamedTuple):
+    """A part of a blend, see `agents.blend`.
+
+    name: for messages and tables. share: of its targets in the sum. strategy: what decides, on an
+    account of its own where it needs one. subject: what was given, a `Strategy` or a `Run`. run:
+    the run, or None.
+    """
+
+    name: str
+    share: Any
+    strategy: Strategy
+    subject: Any
+    run: Any = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -37,6 +53,7 @@ class Strategy:
         which can carry stops.
       name: shown in reports.
       order: "on_change" trades when a target changes, "rebalance" at each target that is given.
+      parts: of a blend.
 
     Raises:
       ConfigError: `init` or `act` is not a function, or `act` takes other arguments.
@@ -56,6 +73,7 @@ class Strategy:
     act: Callable[..., tuple[Any, Any]]
     name: str = "strategy"
     order: str = "on_change"
+    parts: tuple[Part, ...] = ()
 
     def __post_init__(self):
         for field, form in (("init", "(num_assets)"), ("act", "(state, bar)")):
@@ -86,6 +104,12 @@ class Strategy:
     def sees_portfolio(self) -> bool:
         """Whether `act` takes the portfolio as well."""
         return arguments_needed(self.act) == 3
+
+    @property
+    def runs(self) -> tuple[Any, ...]:
+        """The runs among the parts of a blend, and among theirs."""
+        own = ((part.run,) if part.run is not None else part.strategy.runs for part in self.parts)
+        return tuple(itertools.chain(*own))
 
     def decide(self, state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         """Call `act`; return the state and an `Order`, whose target has the shape of the bar."""

@@ -73,15 +73,26 @@ def needs_account(bars: Bars, strategy: Strategy) -> bool:
     Raises:
       ConfigError: its code raises, see `strategy_targets`.
     """
-    return strategy.sees_portfolio or has_exits(bars, strategy)
+    # Asked first, as it refuses parts of a blend.
+    return has_exits(bars, strategy) or strategy.sees_portfolio
 
 
 def has_exits(bars: Bars, strategy: Strategy) -> bool:
     """Return whether a strategy's orders have levels at which a position is left inside a bar.
 
     Raises:
-      ConfigError: its code raises, see `strategy_targets`.
+      ConfigError: its code raises, see `strategy_targets`; the orders of a part of a blend have
+        levels.
+      BarError: a run in a blend does not trade these symbols.
     """
+    for part in strategy.parts:
+        if part.run is not None:
+            part.run.refuse(bars)
+        elif has_exits(bars, part.subject):
+            raise ConfigError(
+                f"{strategy.name}: the orders of part {part.name} carry stops or targets, which a "
+                "blend cannot have; leave them out, or close the position in `act`."
+            )
     with float64_on_cpu(), strategy_faults(bars, strategy):
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bars.as_bar())
         return _orders_exits(strategy, one)
@@ -149,6 +160,7 @@ def _describe_fault(bars: Bars, strategy: Strategy, error: Exception) -> str:
     """Describe in one line what a strategy's code did, where, and how to repair it."""
     name, line = f"strategy {strategy.name!r}", user_line(error)
     if isinstance(error, TRACED):
+        name += _part_of(error)
         return (
             f"{name}: {line or 'its code'} branches on a value that is known only when the bars "
             "run; write jnp.where(condition, this, that) in place of `if`, and jnp in place of "
@@ -172,6 +184,7 @@ def _describe_fault(bars: Bars, strategy: Strategy, error: Exception) -> str:
             except Exception as raised:
                 error = raised
         line = user_line(error) or line
+    name += _part_of(error)
     lines = str(error).strip().splitlines() or ["no message"]
     # What a callback on the host raised is the end of the error that carries it.
     said = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
@@ -181,6 +194,12 @@ def _describe_fault(bars: Bars, strategy: Strategy, error: Exception) -> str:
     if not line:
         what += "; act returns (state, target), a state of the types and shapes that it received"
     return what.rstrip(".") + "; correct the strategy."
+
+
+def _part_of(error: Exception) -> str:
+    """Name the part of a blend whose code raised, and the part of that, see `agents.blend`."""
+    notes = reversed(getattr(error, "__notes__", ()))
+    return "".join(f", {note}" for note in notes if note.startswith("part "))
 
 
 def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray:

@@ -35,10 +35,8 @@ STRATEGIES = (
 )
 
 
-def add_subject(
-    parser: argparse.ArgumentParser, run: str, required: bool = True, sleeves: bool = False
-) -> None:
-    """Add what is traded, `--run` with the help `run`, or `--strategy`, or `--sleeves`."""
+def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True) -> None:
+    """Add what is traded, `--run` with the help `run`, or `--strategy`."""
     what = parser.add_mutually_exclusive_group(required=required)
     what.add_argument("--run", dest="run_dir", metavar="DIR", help=run)
     what.add_argument(
@@ -47,9 +45,6 @@ def add_subject(
         help="your own strategy or function of bars in a file, which is run, or a rule: "
         + ", ".join(STRATEGIES),
     )
-    if sleeves:
-        several = "TOML file of several agents that share the account"
-        what.add_argument("--sleeves", metavar="FILE", help=several)
 
 
 DATES = ("start", "stop", "until")
@@ -108,16 +103,6 @@ def check(args: argparse.Namespace) -> None:
         if "run_dir" in given:
             raise ConfigError("--param: is of a strategy; a run has its own, so leave it out.")
         params_of(args)
-    if given.get("sleeves"):
-        from nca_trader.cli.paper import sleeve_tables
-
-        for name in ("param", "seed", "order"):
-            if name in given:
-                raise ConfigError(
-                    f"{argument(name)}: each sleeve has its own; give it in its file."
-                )
-        # The whole file is checked now: a session that begins would hold a journal already.
-        sleeve_tables(given["sleeves"])
     if "strategy" in given:
         check_strategy(given["strategy"], features=args.command == "leakcheck")
     for name in AT_LEAST_ONE:
@@ -138,8 +123,7 @@ def check(args: argparse.Namespace) -> None:
         for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
             if name in given:
                 raise ConfigError(f"{argument(name)}: {what}; give it with --run.")
-    # Sleeves may run strategies, whose costs have to come from somewhere.
-    elif args.command in ("backtest", "paper") and "env" in given and "sleeves" not in given:
+    elif args.command in ("backtest", "paper") and "env" in given:
         raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     for name in DATES:
         if name in given:

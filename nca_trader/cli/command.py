@@ -62,7 +62,7 @@ class Stopped(KeyboardInterrupt):
 # The options that help lists first, as far as a command has them, and how many at most; those that
 # every command has come last.
 FIRST = (
-    "run strategy sleeves agent env feed journal data grid space train test folder host port rules "
+    "run strategy agent env feed journal data grid space train test folder host port rules "
     "until start stop steps out trials set devices param broker bits decided cases select seed"
 ).split()
 LAST = ("help", "json", "quiet")

@@ -123,6 +123,7 @@ def account_of(args: argparse.Namespace, env: Any, limits: bool) -> tuple[Any, d
       limits: whether its rules are meant too; otherwise only `--fill` and `--order` are returned.
     """
     from nca_trader.envs.account.state import rules_of
+    from nca_trader.types import Costs
 
     # Only what was given replaces the environment's. 0 is a cost, too.
     given = {name: getattr(args, name) for name in ACCOUNT if getattr(args, name) is not None}
@@ -131,7 +132,9 @@ def account_of(args: argparse.Namespace, env: Any, limits: bool) -> tuple[Any, d
     if given.pop("limit", None):
         given["risk"] = limits_of(args)
     rules = rules_of(env)._asdict() if limits else {}
-    return dataclasses.replace(env.costs, **costs), rules | given
+    # Where nobody named a cost, None: a blend then has those of its runs.
+    named = limits or costs or env.costs != Costs()
+    return dataclasses.replace(env.costs, **costs) if named else None, rules | given
 
 
 def limits_of(args: argparse.Namespace) -> Any:

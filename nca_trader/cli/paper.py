@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -21,12 +20,12 @@ from nca_trader.cli.options import (
     reading_options,
     typed,
 )
-from nca_trader.errors import ConfigError, argument
+from nca_trader.errors import ConfigError
 
 
 def add_paper_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_subject(parser, "run folder or exported file", sleeves=True)
+    add_subject(parser, "run folder or exported file")
     add_options(
         parser,
         "param",
@@ -35,7 +34,7 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
         "allow-code",
         *READING,
         *ACCOUNT,
-        env={"help": "with --strategy or --sleeves: an environment's costs and limits"},
+        env={"help": "with --strategy: an environment's costs and limits"},
     )
     feeds = "replay:FILE, a bar file; live: alpaca:SYM,.. or ccxt:EXCHANGE:SYM or module:name"
     parser.add_argument("--feed", required=True, metavar="FEED", help=feeds)
@@ -146,12 +145,6 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
         env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
     costs, rules = account_of(args, env, bool(args.env))
     rules.pop("capital", None)  # the account has --capital
-    if args.sleeves:
-        rules.pop("order", None)  # and its sleeves have theirs
-        if args.env is None and args.commission is None and args.slippage is None:
-            costs = None  # those of the sleeves' runs
-        sleeves = sleeves_of(args.sleeves, args.allow_code)
-        return sleeves, {"force_agent": args.force_agent, "costs": costs, **rules}
     what = args.run_dir or subject_of(args.strategy, params_of(args))
     return what, {"seed": args.seed, "force_agent": args.force_agent, "costs": costs, **rules}
 
@@ -165,8 +158,6 @@ def add_halt_options(parser: argparse.ArgumentParser) -> None:
 def add_resume_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_halt_options(parser)
-    sleeve = "the sleeve that halted by itself; without it the whole session"
-    parser.add_argument("--sleeve", metavar="NAME", help=sleeve)
 
 
 def run_halt(args: argparse.Namespace) -> dict[str, Any]:
@@ -189,10 +180,7 @@ def run_resume(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.paper.risk import resume
 
     # The clock is read here alone, so that the library's records can be replayed.
-    halt = resume(args.journal, args.reason, time.time_ns(), args.sleeve)
-    if args.sleeve is not None:
-        print(f"{args.journal}: {args.sleeve} trades again from the next start of its session.")
-        return {"lifted": args.sleeve}
+    halt = resume(args.journal, args.reason, time.time_ns())
     what = "its halt file is removed" if halt is None else f"lifted: {halt.body['code']}"
     print(f"{args.journal}: {what}; the session's own command resumes from there.")
     return {"lifted": None if halt is None else halt.body["code"]}
@@ -202,12 +190,12 @@ def add_journal_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     walk = (
         "verify: walk the hash chain; exit 4 names the first damage. replay: trade its bars again "
-        "with --run, --strategy or --sleeves, and compare bit for bit"
+        "with --run or --strategy, and compare bit for bit"
     )
     parser.add_argument("action", choices=("verify", "replay"), help=walk)
     parser.add_argument("file", metavar="FILE", help="the journal")
     what = "replay: the run folder or exported file that traded"
-    add_subject(parser, what, required=False, sleeves=True)
+    add_subject(parser, what, required=False)
     add_options(
         parser,
         "param",
@@ -215,7 +203,7 @@ def add_journal_options(parser: argparse.ArgumentParser) -> None:
         "force-agent",
         "allow-code",
         *ACCOUNT,
-        env={"help": "replay with --strategy or --sleeves: an environment's costs and limits"},
+        env={"help": "replay with --strategy: an environment's costs and limits"},
     )
 
 
@@ -226,12 +214,11 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
       StateError: it is damaged.
       CheckFailed: the replay differs.
     """
-    from nca_trader.errors import ConfigError
     from nca_trader.paper.journal import verify
 
-    subject = args.run_dir or args.strategy or args.sleeves
+    subject = args.run_dir or args.strategy
     if bool(subject) != (args.action == "replay"):
-        option = "--run, --strategy or --sleeves"
+        option = "--run or --strategy"
         said = "has no effect there; leave it out" if subject else f"is needed: give {option}"
         raise ConfigError(f"journal {args.action}: {option} {said}.")
     if args.action == "replay":
@@ -254,93 +241,8 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
 def _say_watched(file: str) -> None:
     """Print what the session watched for drift, and what it did not and why."""
     from nca_trader.errors import printable
+    from nca_trader.paper.drift import watched_sentence
     from nca_trader.paper.journal import read_events
-    from nca_trader.paper.watches import watched_sentence
 
     for event in read_events(file, "watched"):  # a second one where it changed
         print(f"{file}: {printable(watched_sentence(event.body))}")
-
-
-KEYS = ("share", "run", "strategy", "params", "symbols", "limits", "on_halt", "order", "seed")
-
-
-def sleeve_tables(path: str) -> dict[str, dict[str, Any]]:
-    """Return the tables of a file by the sleeves' names, checked as far as names and types go.
-
-    Raises:
-      ConfigError: every fault of the file.
-    """
-    from nca_trader.cli.checks import check_strategy
-    from nca_trader.config.env import Limits
-    from nca_trader.config.ranges import nearest
-    from nca_trader.config.records import read_toml
-
-    where = argument("sleeves", path)
-    try:
-        found = read_toml(pathlib.Path(path).read_text(encoding="utf-8"), path)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"{where}: cannot be read ({reason}); check the path.") from None
-    faults = [] if found else [f"{path}: names no sleeve; write [NAME] and share = 0.5 below it."]
-    for name, table in found.items():
-        if not isinstance(table, dict):
-            faults.append(f"{path}: {name} is not a table; write [{name}] and its keys below.")
-            continue
-        faults += [
-            f"{path}: [{name}] {key}: no such key; {nearest(key, KEYS)}There are {', '.join(KEYS)}."
-            for key in table
-            if key not in KEYS
-        ]
-        if ("run" in table) == ("strategy" in table):
-            faults.append(f"{path}: [{name}] needs run or strategy, and one of them.")
-        if "run" in table and "params" in table:
-            faults.append(f"{path}: [{name}] params: is of a strategy; leave it out.")
-        if "strategy" in table and "seed" in table:
-            faults.append(f"{path}: [{name}] seed: is of a run; leave it out.")
-        # By type and not isinstance: TOML's `true` is an int in Python.
-        if type(table.get("share")) not in (int, float):
-            faults.append(f"{path}: [{name}] share: give a fraction of the capital, e.g. 0.5.")
-        kinds = {"run": str, "strategy": str, "params": dict, "symbols": list, "limits": dict}
-        for key, kind in {**kinds, "seed": int, "order": str, "on_halt": str}.items():
-            if key in table and type(table[key]) is not kind:
-                faults.append(f"{path}: [{name}] {key}: give one of type {kind.__name__}.")
-        try:
-            if isinstance(table.get("limits"), dict):
-                Limits(**table["limits"])
-            if isinstance(table.get("strategy"), str):
-                check_strategy(table["strategy"])
-        except (ConfigError, TypeError) as error:
-            faults.append(f"{path}: [{name}] {error}")
-    if faults:
-        raise ConfigError(*faults)
-    return found
-
-
-def sleeves_of(path: str, allow_code: bool = False) -> list[Any]:
-    """Return the `Sleeve`s of a file.
-
-    Raises:
-      ConfigError: every fault of the file; a strategy that cannot be loaded.
-    """
-    from nca_trader.config.env import Limits
-    from nca_trader.evaluate.subjects import subject_of
-    from nca_trader.paper.sleeves import Sleeve
-    from nca_trader.runs.exported import read_run
-
-    sleeves = []
-    for name, table in sleeve_tables(path).items():
-        given = {k: table[k] for k in ("share", "on_halt", "order", "seed") if k in table}
-        if "run" in table:
-            given["run"] = table["run"]
-            read_run(table["run"], allow_code=allow_code)  # refused here, before the venue opens
-        else:
-            given["run"] = subject_of(table["strategy"], table.get("params", {}))
-        if "symbols" in table:
-            given["symbols"] = tuple(table["symbols"])
-        if "limits" in table:
-            given["limits"] = Limits(**table["limits"])
-        try:
-            sleeves.append(Sleeve(name=name, **given))
-        except ConfigError as error:
-            raise ConfigError(f"{path}: [{name}] {error}") from None
-    return sleeves

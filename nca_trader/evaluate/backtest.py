@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.blend import own_costs, parts_of
 from nca_trader.agents.strategy import (
     Strategy,
     refuse_delay,
@@ -32,7 +33,8 @@ from nca_trader.data.bars import earlier_looks
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
-from nca_trader.evaluate import metrics
+from nca_trader.evaluate import metrics, trades
+from nca_trader.evaluate.attribution import earned
 from nca_trader.evaluate.outputs import function_targets
 from nca_trader.evaluate.result import Result, columns_of
 from nca_trader.evaluate.simulate import (
@@ -74,7 +76,7 @@ def backtest(
         function of bars that returns such weights, row t decided with bars up to t; or a `Run`,
         whose agents take their most probable actions; the mean of their orders is traded, or the
         baseline that its deployment.json names.
-      costs: None is what the run trained with, or no costs.
+      costs: None is what the run trained with, or those of a blend, or no costs.
       fill: "next_open" fills at the open after the decision, so the last target never fills;
         "close" fills at the close that the decision saw, which is idealised. None is the run's,
         or "next_open".
@@ -126,8 +128,10 @@ def backtest(
     keep_freed_memory()
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     run = targets if isinstance(targets, Run) else None
+    mix = targets if isinstance(targets, Strategy) and targets.parts else None
+    runs = (run,) if run else mix.runs if mix else ()
     # By default an agent is evaluated on bars that neither trained nor selected it.
-    seen = seen_rows(bars, run) if run and len(bars) else 0
+    seen = max((seen_rows(bars, each) for each in runs), default=0) if len(bars) else 0
     if start is None and 0 < seen < len(bars):
         start = str(bars.index[seen])
         log.warning(
@@ -141,7 +145,7 @@ def backtest(
         when = {"start": start, "stop": stop, "delay": delay}
         return _of_replacement(bars, run, costs, fill, order, name, seen, when, limits)
     span = first, last = _rows(bars, start, stop)
-    costs = costs or (run.env_config.costs if run else Costs())
+    costs = costs or (run.env_config.costs if run else own_costs(targets)) or Costs()
     if run is None:
         refuse_no_targets(targets)
         order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
@@ -150,12 +154,28 @@ def backtest(
     if run is not None:
         done = _of_run(task, bars, run, costs, rules, span, seen, delay, look)
     else:
+        # Before the simulation, so that what is wrong with a part has its name.
+        asked = None if mix is None else parts_of(bars[:last], mix, first)
         done = _of_targets(bars, targets, costs, rules, span, delay, check)
+        if asked is not None:
+            flat = late(asked.reshape(len(asked), -1), delay)
+            parts = in_force(flat, first)[first:].reshape(asked[first:].shape)
+            done = done._replace(parts=parts)
+        if runs:
+            in_sample, looks = _looked(runs, bars, span, seen, look)
+            done = done._replace(in_sample=in_sample, looks=looks)
     trace, name = done.trace, name or done.name
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
+    columns = columns_of(trace, index, symbols, costs)
+    if mix is not None and done.parts is not None:
+        equity, traded = columns["equity"].to_numpy(), bars[first:last]
+        units = trades.units_held(traded, equity, np.asarray(trace.weight))
+        columns["parts"] = earned(
+            traded, mix.parts, done.parts, units, equity, rules.fill == "next_open"
+        )
     result = Result(
         name=name,
-        **columns_of(trace, index, symbols, costs),
+        **columns,
         logits=done.logits,
         charged=costs,
         rules=rules,
@@ -190,7 +210,10 @@ def backtest(
 
 
 class _Simulated(NamedTuple):
-    """What was simulated. known, again: the bars and targets that a rerun is given."""
+    """What was simulated. known, again: the bars and targets that a rerun is given.
+
+    parts: `[N, P, A]` what each part of a blend orders.
+    """
 
     trace: Any
     name: str
@@ -200,6 +223,7 @@ class _Simulated(NamedTuple):
     in_sample: int | None = None
     looks: int | None = None
     unchecked: bool = False
+    parts: np.ndarray | None = None
 
 
 def _rows(bars: Bars, start: str | None, stop: str | None) -> tuple[int, int]:
@@ -262,17 +286,26 @@ def _of_run(
     """Simulate a run's agents, and count an evaluation on bars that it has not seen."""
     first, last = span
     trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
-    in_sample, looks = max(min(seen, last) - first, 0), None
-    # Counted before a number is shown. A run that is refused above is not an evaluation.
-    # Only bars after those that the run saw are a test.
-    if look and first + in_sample < last:
-        looks = count_look(run, bars[first + in_sample : last])
+    # A run that is refused above is not an evaluation.
+    in_sample, looks = _looked((run,), bars, span, seen, look)
     if delay:
         # The agent decided on the account it would have had; only its orders come late.
         decided = np.full(bars.close.shape, np.nan)
         decided[first:last] = trace.target
         trace = simulate_targets(bars, late(decided, delay), costs, rules, first, last)
     return _Simulated(trace, run.name, bars, run, logits, in_sample, looks)
+
+
+def _looked(
+    runs: tuple[Run, ...], bars: Bars, span: tuple[int, int], seen: int, look: bool
+) -> tuple[int, int | None]:
+    """Return how many bars of a span some runs have seen, and count an evaluation on the others."""
+    first, last = span
+    in_sample = max(min(seen, last) - first, 0)
+    # Only bars after those that the runs saw are a test. Counted before a number is shown.
+    if not look or first + in_sample >= last:
+        return in_sample, None
+    return in_sample, max(count_look(run, bars[first + in_sample : last]) for run in runs)
 
 
 def _of_targets(

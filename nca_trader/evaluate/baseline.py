@@ -83,7 +83,7 @@ class WithBaseline(gymnasium.Wrapper):
             """Return what trading begins with at the close of `row`, and its first order."""
             account = open_account(jnp.zeros(num_assets, jnp.float64), rules)
             book = exits.open_book(num_assets, jnp.float64)
-            flat = exits.portfolio(account, book)
+            flat = exits.portfolio(account, book, trading=False)
 
             def warm(k: Array, carry: Any) -> Any:
                 state, last = carry

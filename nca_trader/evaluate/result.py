@@ -67,6 +67,8 @@ class Result:
       tried_variance: of the rules among them, see `trials.Tried`.
       standing: of a baseline that trades in the place of an agent, a sentence on what the bars are
         to both; "" elsewhere.
+      parts: `[N, P]` of a blend, what the market gave to each part in each bar, in units of the
+        capital; see `evaluate.attribution`. None elsewhere.
       again: `nca.backtest` with the arguments of this one, but for the costs; see `stress`.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
@@ -104,6 +106,7 @@ class Result:
     tried: int | None = None
     tried_variance: float = 1.0
     standing: str = ""
+    parts: pd.DataFrame | None = None
     again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:

@@ -223,7 +223,7 @@ def _scan_strategy(
     num_assets = bars.close.shape[1]
     account = open_account(jnp.zeros(num_assets, legs.body.dtype), rules)
     book = exits.open_book(num_assets, bars.close.dtype)
-    flat = exits.portfolio(account, book)
+    flat = exits.portfolio(account, book, trading=False)
 
     def warm(carry, bar):
         state, last = carry

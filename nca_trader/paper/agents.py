@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.blend import asked_of
 from nca_trader.agents.heads import best_target, distribution
 from nca_trader.agents.policy import Params, read_out
 from nca_trader.agents.strategy import Strategy
@@ -64,8 +65,6 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
             "which no feed has; paper-trade one that was trained on bars alone."
         )
     policy, params = run.policy, run.params()
-    # Part of the session's identity: a journal does not resume with other parameters.
-    digest = params_digest(params)
     # One bar is too little work for an accelerator: the way to it takes longer.
     params = jax.device_put(params, cpu())
     stream = jax.jit(policy.stream)
@@ -90,13 +89,18 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
         costs=costs,
         rules=rules,
         usual=usual_of(run),
-        identity={
-            "agent": run.name,
-            "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
-            "params": digest,
-            "versions": versions(),
-        },
+        identity=identity_of(run),
     )
+
+
+def identity_of(run: Run) -> dict[str, Any]:
+    """Return what makes an agent this one: a journal does not resume with other parameters."""
+    return {
+        "agent": run.name,
+        "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
+        "params": params_digest(run.params()),
+        "versions": versions(),
+    }
 
 
 def usual_of(run: Run) -> Usual:
@@ -234,7 +238,7 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
             "this version can rest; leave them out, or close the position in `act`."
         )
     num_assets, sees = bars.num_assets, strategy.sees_portfolio
-    call = jax.jit(strategy.decide)
+    call, names = jax.jit(strategy.decide), [part.name for part in strategy.parts]
 
     def begin() -> Plan:
         with float64_on_cpu(), strategy_faults(bars[:0], strategy):
@@ -247,7 +251,8 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
                 seen = exits.portfolio(account, book)
             elif sees:  # before trading it sees an account that never traded
                 flat = open_account(np.zeros(num_assets))
-                seen = exits.portfolio(flat, exits.open_book(num_assets, np.float64))
+                book = exits.open_book(num_assets, np.float64)
+                seen = exits.portfolio(flat, book, trading=False)
             state, order = call(memory.state, bar, seen)
             target, size = np.asarray(order.target), np.asarray(order.size)
         # As in a backtest: a target is repeated where the account is seen, a weight elsewhere.
@@ -258,7 +263,11 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
             return Plan(state, last), None, None
         # The order in force before the first bar is repeated there, and nowhere else.
         weight = (last if first else target) * size
-        return Plan(state, last), account, _decision(weight)
+        decision = _decision(weight)
+        if names:
+            parts = dict(zip(names, np.asarray(asked_of(state)), strict=True))
+            decision = decision._replace(parts=parts)
+        return Plan(state, last), account, decision
 
     return Agent(
         symbols=bars.symbols,
@@ -268,8 +277,9 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
         first_decision=0,
         costs=costs,
         rules=rules,
-        identity=_identity(strategy.name, strategy.act),
+        identity=_identity_of(strategy),
         sees_book=sees,
+        history=max((run.policy.first_decision for run in strategy.runs), default=0) + 1,
     )
 
 
@@ -360,6 +370,21 @@ def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
         for name in ("time", *one.fields)
     }
     return dataclasses.replace(one, **joined)
+
+
+def _identity_of(strategy: Strategy) -> dict[str, Any]:
+    """Return what makes a strategy this one, and of a blend also its parts."""
+    found = _identity(strategy.name, strategy.act)
+    if not strategy.parts:
+        return found
+    parts = {
+        part.name: {
+            "share": float(part.share),
+            **(_identity_of(part.subject) if part.run is None else identity_of(part.run)),
+        }
+        for part in strategy.parts
+    }
+    return found | {"parts": parts}
 
 
 def _identity(name: str, function: Callable) -> dict[str, Any]:

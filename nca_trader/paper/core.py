@@ -7,7 +7,7 @@ the live loop and when a session is rebuilt from its journal.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -81,8 +81,8 @@ class Decision(NamedTuple):
 
     target: `[A]` weights; NaN for no order. logits: `[A, n]` and action: `[A]`, of a policy alone.
     usable: whether the numbers were finite, so that they may be acted upon. features: `[A, F]`
-    that a policy saw in this bar; not in the journal. sleeves: their decisions by name, of an
-    account that sleeves share.
+    that a policy saw in this bar; not in the journal. parts: `[A]` what each part of a blend
+    ordered, by name; NaN for nothing, and infinite where it could not decide.
     """
 
     target: np.ndarray
@@ -90,16 +90,21 @@ class Decision(NamedTuple):
     action: np.ndarray | None = None
     usable: bool = True
     features: np.ndarray | None = None
-    sleeves: Mapping[str, Decision] | None = None
+    parts: Mapping[str, np.ndarray] | None = None
 
     @property
     def body(self) -> dict[str, Any]:
         """The arrays by name, for the journal."""
         arrays = {"target": self.target, "logits": self.logits, "action": self.action}
         found: dict[str, Any] = {name: x for name, x in arrays.items() if x is not None}
-        if self.sleeves is not None:
-            found["sleeves"] = {name: own.body for name, own in self.sleeves.items()}
+        if self.parts is not None:
+            found["parts"] = dict(self.parts)
         return found
+
+    @property
+    def unfit(self) -> list[str]:
+        """The parts of a blend that could not decide."""
+        return [name for name, row in (self.parts or {}).items() if np.isinf(row).any()]
 
 
 class Agent(NamedTuple):
@@ -114,7 +119,8 @@ class Agent(NamedTuple):
     first_decision: row of the first bar that may be decided at.
     sees_book: whether `act` needs a `Book`, the memory behind a `Portfolio`.
     costs, rules: of the account. identity: what makes a session this one, e.g. hashes.
-    features: names of what a policy sees. usual: what it is used to, see `paper.drift`.
+    features: names of what a policy sees. usual: what it is used to, see `paper.drift`. history:
+    bars that a live session begins with at least.
     """
 
     symbols: tuple[str, ...]
@@ -130,6 +136,7 @@ class Agent(NamedTuple):
     sees_book: bool = False
     features: tuple[str, ...] = ()
     usual: Usual = Usual()
+    history: int = 0
 
 
 class State(NamedTuple):
@@ -157,9 +164,7 @@ class Observed(NamedTuple):
 
     equity: as a fraction of the start's. weight: `[A]` held. waiting: `[A]` whether an order
     works. undone: `[A]` whether the last order ended without a try. traded: `[A]` since the last
-    decision, as a fraction of equity. price: `[A]` mean price of that. value: in money. dealt:
-    `[A]` whether any of it was a fill of the venue's, and not a cross between sleeves. sleeves: the
-    accounts of the sleeves that share it.
+    decision, as a fraction of equity. price: `[A]` mean price of that. value: in money.
     """
 
     equity: float
@@ -169,23 +174,19 @@ class Observed(NamedTuple):
     traded: np.ndarray
     price: np.ndarray
     value: float
-    dealt: np.ndarray
-    sleeves: Sequence[Observed] = ()
 
 
 class Outcome(NamedTuple):
     """What follows from a bar. decision: None before trading starts.
 
     working: every order that should be at the broker now. sent: those among them that are new.
-    closed: `(client_id, reason)` of orders that no longer work. news: bodies of `risk` events of
-    the account's sleeves.
+    closed: `(client_id, reason)` of orders that no longer work.
     """
 
     decision: Decision | None = None
     working: tuple[Order, ...] = ()
     sent: tuple[Order, ...] = ()
     closed: tuple[tuple[str, str], ...] = ()
-    news: tuple[dict[str, Any], ...] = ()
 
 
 class Core:
@@ -243,20 +244,13 @@ class Core:
         gone = ~present & np.isfinite(state.close)
         return np.where(gone, state.missing + 1, 0)
 
-    def step(
-        self,
-        state: State,
-        bar: Bar,
-        legs: Legs,
-        correct: Callable[[Account], Account] = lambda account: account,
-    ) -> tuple[State, Outcome]:
+    def step(self, state: State, bar: Bar, legs: Legs) -> tuple[State, Outcome]:
         """Move the account through `bar` (fields `[A]`, usable) and decide at its close.
 
         Args:
           state: after the bar before.
           bar: the closed bar.
           legs: of this bar, from `self.legs(state, bar)`.
-          correct: takes the moved account, and returns it as its broker has it.
 
         Returns:
           The state after the bar, and what follows from it.
@@ -264,8 +258,6 @@ class Core:
         account, book = state.account, state.book
         if account is not None:
             account, book = self._moved(account, book, bar, legs)
-            # Before the decision, so that the agent sees what it really holds.
-            account = correct(account)
         # The agent sees the bars before `start` in any case, and decides at none of them.
         elif self.ready(state, bar):
             account, book = self._opened(bar)

@@ -8,7 +8,7 @@ session, and all of it is a function of bars and fills.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,3 +170,16 @@ def usual_turnover(turnover: np.ndarray) -> tuple[float, float] | None:
     # Of as many bars as the watch means over: single bars spread far more.
     means = np.lib.stride_tricks.sliding_window_view(turnover, WINDOW).mean(-1)
     return float(means.min()), float(means.max())
+
+
+def watched_sentence(body: Mapping[str, Any]) -> str:
+    """Say what a `watched` event says.
+
+    >>> watched_sentence({"features": "a rule sees no features", "slippage": ""})
+    'drift watched: slippage; not features (a rule sees no features)'
+    """
+    kinds = {kind: why for kind, why in body.items() if isinstance(why, str)}
+    seen = ", ".join(kind for kind, why in kinds.items() if not why) or "nothing"
+    reasons = dict.fromkeys(why for why in kinds.values() if why)
+    unseen = [f"{', '.join(k for k in kinds if kinds[k] == why)} ({why})" for why in reasons]
+    return "; not ".join([f"drift watched: {seen}", *([", ".join(unseen)] if unseen else [])])

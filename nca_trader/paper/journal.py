@@ -46,7 +46,7 @@ __all__ = ["GENESIS", "KINDS", "Event", "Head", "Journal", "canonical", "read_ev
 
 KINDS = frozenset(
     "run_started bar bar_rejected feed decision risk order_intent order_sent order_ack "
-    "order_ambiguous fill cash cross allocation order_terminal recon halt resume snapshot "
+    "order_ambiguous fill cash order_terminal recon halt resume snapshot "
     "run_ended watched".split()
 )
 DEFERRED_EVENTS = 256  # most events that a kill may take back; none of them led to an order

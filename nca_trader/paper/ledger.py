@@ -94,16 +94,10 @@ class Ledger:
             self.since = self.last = body["now"]
             self.adopted = frozenset(body.get("payments", ()))
             self.moves = 0
-        elif kind == "resume" and "sleeve" not in body:
+        elif kind == "resume":
             self.since = None  # a person has looked: the venue's books are taken over again
         if kind == "recon":
             self.recon = body.get("found", self.recon)
-
-    def allocated(
-        self, kind: str, key: str, body: Mapping[str, Any]
-    ) -> list[tuple[str, dict[str, Any]]]:
-        """Return keys and bodies of the events that share one among sleeves, if there are any."""
-        return []
 
     def flush(self, symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return `[A]` units traded since the last call and their mean price, NaN for none."""

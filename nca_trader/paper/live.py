@@ -21,19 +21,19 @@ from nca_trader.paper.clock import NANOSECONDS, PATIENCE, TICK, Clock, Patience,
 from nca_trader.paper.core import Agent, Observed, Outcome
 from nca_trader.paper.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, bar_of, completed, in_json
-from nca_trader.paper.holders import Sized, VenueHolder
 from nca_trader.paper.journal import Event, Journal
 from nca_trader.paper.ledger import Books, Ledger
-from nca_trader.paper.loop import MAX_IN_A_ROW, Session
+from nca_trader.paper.loop import MAX_IN_A_ROW, Session, not_finite
 from nca_trader.paper.risk import Halt, after_resume, broken
 from nca_trader.paper.router import Halting, VenueBroker
-from nca_trader.paper.venue import Awaited, Unreachable, Venue
-from nca_trader.paper.watches import ACCOUNT
+from nca_trader.paper.venue import Awaited, Ticket, Unreachable, Venue
 from nca_trader.progress import Progress, duration
 from nca_trader.types import Bar
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 SKEW = 30  # seconds between the clocks of feed and venue
+# Why an order ended although the decision behind it still stands: the next decision sends again.
+UNDONE = ("rejected", "expired", "never-arrived", "too-old", "symbol-held")
 LOOK = 5.0  # seconds after which an open order's fills are read again
 
 
@@ -54,7 +54,6 @@ class LiveSession(Session):
       warmup: least number of bars of history to begin with.
       patience: how long it waits for answers, and how old a decision may be.
       clock: for waits.
-      holder: of the account; None is the agent, of all of it.
 
     Raises:
       ConfigError: the journal is another session's; names what differs.
@@ -72,7 +71,6 @@ class LiveSession(Session):
         warmup: int = WARMUP,
         patience: Patience = PATIENCE,
         clock: Clock | None = None,
-        holder: VenueHolder | None = None,
     ):
         # Two sessions of one agent must not share client ids: the time of the first start is part
         # of the hash that they carry.
@@ -89,8 +87,8 @@ class LiveSession(Session):
         self._unheard = 0  # bars in a row whose orders never reached the venue
         self._far = 0  # fills in a row at prices that the market did not have
         self._looked = 0.0
-        holder = VenueHolder(agent) if holder is None else holder
-        super().__init__(agent, None, journal, capital, start, names, holder)
+        self._base: float | None = None  # the account's worth at the first decision
+        super().__init__(agent, None, journal, capital, start, names)
         self._gate = Gate(agent.symbols, True, feed.period, feed.now, self._passed)
 
     def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
@@ -196,9 +194,15 @@ class LiveSession(Session):
         drifts = self._drifts(bar, legs, before, seen, outcome)
         # A size is of what is held, so what an order replaces has to end first.
         self._router.withdraw([name for name, _ in outcome.closed], ts)
-        sized = self._holder.size(self._router, self._state, outcome)
+        tickets, refused = self._router.size(
+            outcome.sent,
+            self._router.books(),
+            self._state.close,
+            self._agent.costs,
+            self._agent.rules.borrow,
+        )
         with self._journal.transaction(durable=outcome.decision is not None):
-            self._record_live(bar, outcome, seen, sized, ts, given)
+            self._record_live(bar, outcome, seen, tickets, refused, ts, given)
             gated = passed.said(self._agent.symbols)
             self._record_risks(gated + drifts + self._limited(outcome), ts)
             # With its bar: after a kill in between, the next session would trade on.
@@ -209,8 +213,8 @@ class LiveSession(Session):
             raise error
         # Before this line nothing is sent: a decision counts once it is on disk.
         self._router.deliver(ts)
-        self._refuse_silence(sized, ts)
-        if sized.tickets:
+        self._refuse_silence(tickets, ts)
+        if tickets:
             with contextlib.suppress(Unreachable):  # the next bar looks again
                 self._router.take(ts)
 
@@ -219,7 +223,7 @@ class LiveSession(Session):
         ledger = self._repeated()
         last, now = self._state.last, self._feed.now()
         # More than the agent needs: features with a long memory come nearer to training's.
-        count = max(self._agent.first_decision + 1, self._warmup)
+        count = max(self._agent.first_decision + 1, self._agent.history, self._warmup)
         if last is not None:
             # A journal's bars are repeated, so only those since then are asked for.
             missed = (now // NANOSECONDS - last) // self._feed.period
@@ -259,14 +263,12 @@ class LiveSession(Session):
         """Process the journal's bars again, on the books of then; return the books of now."""
         # A bar that was learnt and not traded on is repeated so: its age then is not known now.
         decided = {event.key for event in self._journal.events("decision")}
-        ledger = self._holder.ledger()
+        ledger = Ledger()
         with self._journal.transaction(durable=False):
             for event in self._journal.events():
                 if event.kind == "bar":
                     self._repeat(event, ledger, event.key in decided)
                 ledger.apply(event.kind, event.key, event.body)
-                if event.kind == "resume" and "sleeve" in event.body:
-                    self._state = self._core.lift(self._state, event.body["sleeve"])
                 self._counts["rejected"] += event.kind == "bar_rejected"
                 self._counts["orders"] += event.kind == "order_intent"
         return ledger
@@ -312,11 +314,6 @@ class LiveSession(Session):
             return None
         self._unanswered = 0
         self._refuse_far_fills(bar, ts)
-        # What crosses does so at the price at which a backtest fills: the open after the decision.
-        symbols = [self._agent.symbols[i] for i in np.flatnonzero(bar.present).tolist()]
-        if any(self._holder.waiting(self._router.ledger, symbol) for symbol in symbols):
-            with self._journal.transaction():
-                self._cross(symbols, np.asarray(bar.open), ts)
         return books
 
     def _refuse_far_fills(self, bar: Bar, ts: int) -> None:
@@ -335,11 +332,11 @@ class LiveSession(Session):
             if self._far >= MAX_IN_A_ROW:
                 raise Halting("fills-far", in_a_row=self._far)
 
-    def _refuse_silence(self, sized: Sized, ts: int) -> None:
+    def _refuse_silence(self, tickets: Sequence[Ticket], ts: int) -> None:
         """Journal that no order of a bar reached the venue; a few such bars in a row halt."""
-        if not sized.tickets:
+        if not tickets:
             return
-        sent = [self._router.ledger.order(ticket.client_id) for ticket in sized.tickets]
+        sent = [self._router.ledger.order(ticket.client_id) for ticket in tickets]
         arrived = any(order is None or order.reason != "never-arrived" for order in sent)
         self._unheard = 0 if arrived else self._unheard + 1
         if not self._unheard:
@@ -351,20 +348,34 @@ class LiveSession(Session):
 
     def _observed(self, bar: Bar, ledger: Ledger) -> Observed:
         """Return the account of a ledger at the close of `bar`."""
+        symbols, working = self._agent.symbols, self._state.working
         close = np.where(bar.present, bar.close, self._state.close)
-        return self._holder.observe(ledger, self._state, close)
-
-    def _cross(self, symbols: Sequence[str], price: np.ndarray, ts: int) -> None:
-        """Let what sleeves buy and sell of some symbols cross at the account's prices `[A]`."""
-        for symbol in symbols:
-            units = self._holder.waiting(self._router.ledger, symbol)
-            if units:
-                paid = float(price[self._agent.symbols.index(symbol)])
-                body = {"symbol": symbol, "price": paid, "units": units}
-                self._router.write("allocation", f"cross-{symbol}@{ts // NANOSECONDS}", body, ts)
+        orders = [ledger.order(working[s].client_id) if s in working else None for s in symbols]
+        books, (units, price) = ledger.books(symbols), ledger.flush(symbols)
+        worth = valued(books.units, close)
+        value = books.cash + float(worth.sum())
+        if self._base is None:
+            self._base = value
+        return Observed(
+            # The first decision begins at equity 1, whatever the account was worth then.
+            equity=value / self._base,
+            weight=worth / value,
+            waiting=np.array([o is not None and o.state != "done" for o in orders]),
+            undone=np.array([o is not None and o.reason in UNDONE for o in orders]),
+            traded=valued(units, np.nan_to_num(price)) / value,
+            price=np.where(np.isnan(price), close, price),
+            value=value,
+        )
 
     def _record_live(
-        self, bar: Bar, outcome: Outcome, seen: Observed | None, sized: Sized, ts: int, given: float
+        self,
+        bar: Bar,
+        outcome: Outcome,
+        seen: Observed | None,
+        tickets: Sequence[Ticket],
+        refused: Sequence[tuple[str, str]],
+        ts: int,
+        given: float,
     ) -> None:
         """Record all that is known at the bar's close, before anything is sent."""
         key = str(ts // NANOSECONDS)
@@ -376,22 +387,14 @@ class LiveSession(Session):
         self._record_snapshot(seen, ts)
         self._record_decision(outcome.decision, ts)
         orders = {order.client_id: order for order in outcome.sent}
-        for name, code in sized.refused:
+        for name, code in refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
             self._record("risk", f"{key}:{name}:{code}", body, ts)
-        for ticket in sized.tickets:
+        for ticket in tickets:
             order = orders[ticket.client_id]
             self._counts["orders"] += 1
-            more: dict[str, Any] = {"weight": order.weight, "buy_only": order.buy_only}
-            # Of an order that sleeves share; the journal says who gets how much of it.
-            if ticket.client_id in sized.parts:
-                more["parts"] = sized.parts[ticket.client_id]
+            more = {"weight": order.weight, "buy_only": order.buy_only}
             self._router.intend(ticket, ts // NANOSECONDS, more, ts, given)
-        for body in sized.crosses:
-            symbol = body["symbol"]
-            self._router.write("cross", f"{key}:{symbol}", body, ts)
-            if self._agent.rules.fill == "close":
-                self._cross([symbol], self._state.close, ts)
 
     def _record_snapshot(self, seen: Observed, ts: int) -> None:
         books = self._router.books()
@@ -402,7 +405,6 @@ class LiveSession(Session):
             "cash": books.cash,
             "units": in_json(books.units),
             "value": seen.value,
-            **self._holder.described(self._state, self._router.ledger),
         }
         self._record("snapshot", str(ts // NANOSECONDS), body, ts)
 
@@ -417,7 +419,14 @@ class LiveSession(Session):
             return []
         present = np.asarray(bar.present)
         quote = legs.at_open._replace(price=np.where(present, bar.open, before))
-        return self._watches.followed(outcome.decision, present, seen, quote)
+        found = []
+        for asset in np.flatnonzero(seen.traded).tolist():
+            price = float(seen.price[asset])
+            # Back to units, which the watch turns into a fraction by its own price.
+            units = float(seen.traded[asset] * seen.value / price)
+            found += self._drift.filled(asset, units, price, quote, seen.value)
+        found += self._drift.decided(outcome.decision.features, present)
+        return found + self._drift.turned(float(np.abs(seen.traded).sum()))
 
     def _failing(self, outcome: Outcome, ts: int) -> Halting | None:
         """Return why to halt where decisions are unusable in a row, or too much is lost."""
@@ -428,7 +437,7 @@ class LiveSession(Session):
             return Halting("ruined", equity=float(np.exp(account.log_equity)))
         self._failures = 0 if decision.usable else self._failures + 1
         if not decision.usable:
-            self._record("risk", str(ts // NANOSECONDS), {"code": "policy-not-finite"}, ts)
+            self._record("risk", str(ts // NANOSECONDS), not_finite(decision), ts)
         if self._failures >= MAX_IN_A_ROW:
             return Halting("policy-not-finite", in_a_row=self._failures)
         loss = broken(account)
@@ -469,8 +478,7 @@ class LiveSession(Session):
 
     def _grown(self) -> float:
         """Return the account's worth as a multiple of that at the first decision."""
-        base = self._holder.bases.get(ACCOUNT)
-        return 1.0 if base is None else self._value() / base
+        return 1.0 if self._base is None else self._value() / self._base
 
     def _left(self) -> float:
         """Return the seconds until the next bar closes; NaN if unknown."""

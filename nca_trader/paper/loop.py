@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,9 @@ from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.broker import Broker, Fill, valued
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.core import Agent, Core, Decision, Outcome
+from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import Feed
 from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, in_json
-from nca_trader.paper.holders import Holder
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.risk import (
     Halt,
@@ -36,7 +36,6 @@ from nca_trader.paper.risk import (
     remedy,
     said,
 )
-from nca_trader.paper.watches import Watches
 from nca_trader.runs.consent import codes_of
 from nca_trader.types import Bar
 
@@ -54,7 +53,6 @@ class Session:
       capital: money at the start.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
       live: what else makes a live session this one.
-      holder: of the account; None is the agent, of all of it.
       lifts: halts that people lifted; None are those in the journal.
 
     Raises:
@@ -70,7 +68,6 @@ class Session:
         capital: float,
         start: int | None = None,
         live: Mapping[str, Any] | None = None,
-        holder: Any = None,
         lifts: Lifts | None = None,
     ):
         self._agent, self._journal = agent, journal
@@ -85,16 +82,13 @@ class Session:
         stops = sorted([*journal.events("halt"), *journal.events("resume")], key=lambda e: e.seq)
         self._lifts = lifts_of(stops) if lifts is None else lifts
         self.switch = KillSwitch(journal.path)
-        self._holder: Any = Holder() if holder is None else holder  # or a venue's
-        self._core = self._holder.core(Core(agent, self.run, start))
+        self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
         self._refuse()
         self._gate = Gate(agent.symbols)
-        self._watches = Watches(agent, self._holder.members)
+        self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
         self._watched = False  # whether this process has said what is watched
-        # Money traded since the last decision, of the account ("") and by sleeve.
-        self._moved: defaultdict[str, float] = defaultdict(float)
-        self._dealt: dict[str, list[str]] = {}  # sleeves that had part in a fill, by its id
+        self._moved = 0.0  # money traded since the last decision
         self._failures = 0
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
 
@@ -156,7 +150,6 @@ class Session:
                 halt = self._settle(outcome, ts)
         self._refuse()
         # Before this line nothing is sent: a decision counts once it is on disk.
-        self._holder.stage(self._state)
         accepted = self._broker.work(outcome.working)
         if not settled:
             closed = self._state.close
@@ -165,14 +158,10 @@ class Session:
                 for name in accepted:
                     self._record("order_ack", name, {}, ts)
                 self._record_fills(fills, ts)
-                if at_close and self._state.account is not None:
-                    self._state = self._holder.settled(self._state)
                 halt = self._settle(outcome, ts)
                 self._watch(fills, closed, legs.at_close, ts)
         if halt is not None:
             self._stop_or_go_on(halt, f"{ts // NANOSECONDS}:{halt.code}")
-        for name in self._lifts.sleeves.get(ts, ()):
-            self._state = self._core.lift(self._state, name)
         if ts in self._lifts.refused:
             self._begin_again()
 
@@ -208,29 +197,25 @@ class Session:
             if fill.client_id.startswith("nca-"):  # not of a margin call or a delisting
                 asset = self._agent.symbols.index(fill.symbol)
                 quoted = quote._replace(price=price)
-                own = self._dealt.get(fill.execution_id, ())
-                found += self._watches.filled(asset, fill.units, fill.price, quoted, value, own)
+                found += self._drift.filled(asset, fill.units, fill.price, quoted, value)
         if decision is not None and present is not None:
-            worth = self._holder.worth(self._state, value)
-            turnover = {name: money / worth[name] for name, money in self._moved.items()}
-            found += self._watches.decided(decision, present, turnover)
-            self._moved.clear()
+            found += self._drift.decided(decision.features, present)
+            found += self._drift.turned(self._moved / value)
+            self._moved = 0.0
         self._record_risks(found, ts)
-        self._dealt.clear()
 
     def _record_risks(self, found: Sequence[dict[str, Any]], ts: int) -> None:
         """Record what the gate, the limits or the drift watch say of a bar, one event each."""
         for body in found:
-            parts = (body.get("sleeve"), body["code"], body.get("feature"))
+            parts = (body["code"], body.get("feature"))
             key = ":".join([str(ts // NANOSECONDS), *(part for part in parts if part)])
             self._record("risk", key, body, ts)
 
     def _limited(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """Return what the limits made of a decision, and of each sleeve's."""
+        """Return what the limits made of a decision."""
         if outcome.decision is None or self._state.account is None:
             return []
-        found = said(self._state.account, outcome.decision.target, self._agent.symbols)
-        return [*found, *outcome.news]
+        return said(self._state.account, outcome.decision.target, self._agent.symbols)
 
     def _record_started(self, ts: int) -> None:
         """Record what the session is at its first bar, and what its drift watch watches."""
@@ -238,7 +223,7 @@ class Session:
             self._record("run_started", "", self._started, ts)
         if self._watched:
             return
-        self._watched, status = True, self._watches.status
+        self._watched, status = True, self._drift.status
         before = list(self._journal.events("watched"))
         # Again only where it changed, e.g. after somebody saved a backtest in the run folder.
         if not before or before[-1].body != status:
@@ -275,12 +260,7 @@ class Session:
         for fill in fills:
             self._counts["fills"] += 1
             self._record("fill", fill.execution_id, fill._asdict(), ts)
-            self._moved[""] += abs(fill.units * fill.price)
-        for key, body in self._holder.allocations():
-            self._record("allocation", key, body, ts)
-            self._dealt[key] = list(body.get("units", ()))
-            for name, units in body.get("units", {}).items():
-                self._moved[name] += abs(units * body["price"])
+            self._moved += abs(fill.units * fill.price)
 
     def _settle(self, outcome: Outcome, ts: int) -> Halt | None:
         """Record the account and the broker's positions; return why to halt, if so."""
@@ -297,7 +277,6 @@ class Session:
             "cash": cash,
             "units": in_json(units),
             "value": value,
-            **self._holder.described(self._state),
         }
         self._record("snapshot", key, body, ts)
         halt, loss = None, None
@@ -313,13 +292,11 @@ class Session:
                 detail = {"broker": value, "account": expected}
                 halt = Halt("books-differ", detail | {"weights": [in_json(weights), in_json(held)]})
             elif not decision.usable:
-                self._record("risk", key, {"code": "policy-not-finite"}, ts)
+                self._record("risk", key, not_finite(decision), ts)
                 if self._failures >= MAX_IN_A_ROW:
                     halt = Halt("policy-not-finite", {"in_a_row": self._failures})
             if halt is None and (loss := broken(account)) is not None:
                 halt = Halt(*loss)
-        if halt is None and not (apart := self._holder.off(self._state)) <= TOLERANCE:
-            halt = Halt("sleeves-differ", {"relative": apart})
         if halt is not None:
             if loss is None:  # what a limit says is in the journal
                 kind = "recon" if halt.code.endswith("-differ") else "risk"
@@ -395,6 +372,12 @@ class Session:
         )
 
 
+def not_finite(decision: Decision) -> dict[str, Any]:
+    """Return the body of the event of a decision that is not a number; names the blend's parts."""
+    found: dict[str, Any] = {"code": "policy-not-finite"}
+    return found | ({"parts": decision.unfit} if decision.unfit else {})
+
+
 def _equity(account: Any) -> float:
     """Return equity as a fraction of the start's, by the formula of a backtest."""
     return float(np.exp(account.log_equity + account.log_equity_low))
@@ -442,25 +425,24 @@ def refuse_other_session(journal: Journal, started: Mapping[str, Any]) -> None:
     # Through JSON once, so that both sides have its types.
     mine = json.loads(canonical(started))
     for event in journal.events("run_started"):
+        refuse_sleeves(journal.path, event.body)
         there, here = _flat(event.body), _flat(mine)
         names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
-        # A sleeve of another name is one difference, and not as many as it has parts.
-        sleeves = [set(body.get("sleeves", {})) for body in (event.body, mine)]
-        common = tuple(f"sleeves.{name}." for name in sleeves[0] & sleeves[1])
-        found = [
-            f"{name} {there.get(name)} there, {here.get(name)} here"
-            for name in names
-            if not name.startswith("sleeves.") or name.startswith(common)
-        ]
-        if sleeves[0] != sleeves[1]:
-            left, right = (", ".join(sorted(side)) or "none" for side in sleeves)
-            found.append(f"sleeves {left} there, {right} here")
-        differs = "; ".join(found)
+        differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
         if differs:
             raise ConfigError(
                 f"{journal.path}: is the journal of another session ({differs}); name another "
                 "journal, or give that session's own options."
             )
+
+
+def refuse_sleeves(path: Path, started: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a journal is of several agents with books of their own."""
+    if "sleeves" in started:
+        raise ConfigError(
+            f"{path}: is a journal of sleeves, which version 0.2.0 trades and this one does not; "
+            "begin another with nca.blend."
+        )
 
 
 def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

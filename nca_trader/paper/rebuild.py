@@ -16,15 +16,16 @@ from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Event, canonical, read_events, verify
+from nca_trader.paper.loop import refuse_sleeves
 from nca_trader.paper.risk import lifts_of
 from nca_trader.paper.session import trade_replay
-from nca_trader.paper.subjects import Terms, check_subject, subject_on
+from nca_trader.paper.subjects import Terms, refuse_subject, subject_on
 from nca_trader.types import PRICES, Bars, Costs
 
 # What follows from the bars and the agent alone. The rest depends on when a session was stopped, or
 # on what a venue or a feed said.
 REBUILT = frozenset(
-    "run_started bar decision order_intent order_terminal fill cash allocation snapshot".split()
+    "run_started bar decision order_intent order_terminal fill cash snapshot".split()
 )
 EXTRAS = ("half_spread", "dividend", "funding")  # of a bar's row, after its volume
 
@@ -60,8 +61,8 @@ def rebuild(
     """Trade a journal's own bars again, and compare every event that follows from them.
 
     Features are computed, decisions made and orders filled as in a new session; logits, targets,
-    orders, fills and equity must be the same to the last bit. A halt that a person lifted, of the
-    session or of a sleeve, is lifted after the same bar. Capital and start are the journal's.
+    orders, fills and equity must be the same to the last bit. A halt that a person lifted is lifted
+    after the same bar. Capital and start are the journal's.
 
     Args:
       path: a journal of the simulated broker.
@@ -79,10 +80,11 @@ def rebuild(
     """
     path = local(path, "a journal")
     verify(path)
-    check_subject(run, seed, order)
+    refuse_subject(run)
     started = next(read_events(path, "run_started"), None)
     if started is None:
         raise StateError(f"{path}: holds no bar yet; there is nothing to replay.")
+    refuse_sleeves(path, started.body)
     capital, start = started.body["capital"], started.body["start"]
     # They were accepted once, so they are not judged again.
     bars, terms = _bars_of(path, started.body["symbols"]), Terms(costs, fill, limits, order)

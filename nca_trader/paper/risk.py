@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,14 +71,13 @@ def refuse_no_journal(journal: str | Path) -> None:
     next(read_events(_existing(journal)), None)  # another program's file is refused
 
 
-def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None) -> Event | None:
-    """Lift the halt of a journal, and remove the file that asked for one; or that of a sleeve.
+def resume(journal: str | Path, reason: str, now: int) -> Event | None:
+    """Lift the halt of a journal, and remove the file that asked for one.
 
     Args:
       journal: its path; no session may be writing to it.
       reason: why trading may go on.
       now: nanoseconds since 1970 UTC.
-      sleeve: the one of the account's that may go on; None is the session.
 
     Returns:
       The halt that is lifted; None where only the file was there.
@@ -90,8 +89,6 @@ def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None
     # Before the journal is opened, so that bad input touches nothing.
     reason, asked = checked_reason(reason), read_halt(journal)
     with contextlib.closing(Journal(_existing(journal), lambda: now)) as opened:
-        if sleeve is not None:
-            return _resume_sleeve(opened, reason, sleeve)
         standing = standing_halt(opened.events())
         if standing is None and asked is None:
             raise ConfigError(f"{journal}: is not halted; there is nothing to resume.")
@@ -108,36 +105,14 @@ def resume(journal: str | Path, reason: str, now: int, sleeve: str | None = None
     return standing
 
 
-def _resume_sleeve(journal: Journal, reason: str, name: str) -> None:
-    """Write that a halted sleeve may go on, after the last bar that it was halted at."""
-    begun, last, halted = None, None, None
-    for event in journal.events():
-        begun = event if event.kind == "run_started" else begun
-        last = event if event.kind == "bar" else last
-        if event.kind == "snapshot":
-            halted = event.body.get("sleeves", {}).get(name, {}).get("halted")
-        elif event.kind == "resume" and event.body.get("sleeve") == name:
-            halted = None
-    sleeves = {} if begun is None else begun.body.get("sleeves", {})
-    if name not in sleeves:
-        there = f"it has {', '.join(sleeves)}" if sleeves else "its session has none"
-        raise ConfigError(f"{journal.path}: no sleeve {name!r}; {there}.")
-    if begun is None or last is None or halted is None:
-        raise ConfigError(f"{journal.path}: {name} is not halted; there is nothing to resume.")
-    body = {"reason": reason, "sleeve": name, "halt": {"code": halted}}
-    journal.record(begun.run, "resume", str(journal.head.seq), body, last.ts_event)
-
-
 class Lifts(NamedTuple):
     """Halts of a journal that people lifted.
 
-    halts: their keys. sleeves: names of those that may go on, by the time of the bar after which.
-    refused: times of good bars after which bad ones halted. A replay of the good ones alone does
-    not come to these halts.
+    halts: their keys. refused: times of good bars after which bad ones halted. A replay of the
+    good ones alone does not come to these halts.
     """
 
     halts: frozenset[str]
-    sleeves: Mapping[int, Sequence[str]]
     refused: frozenset[int] = frozenset()
 
 
@@ -147,7 +122,7 @@ def lifts_of(events: Iterable[Event]) -> Lifts:
     Args:
       events: by seq; others than these may be among them.
     """
-    halts, standing, sleeves, refused, last = set(), set(), {}, set(), 0
+    halts, standing, refused, last = set(), set(), set(), 0
     for event in events:
         if event.kind == "bar":
             last = event.ts_event
@@ -155,19 +130,17 @@ def lifts_of(events: Iterable[Event]) -> Lifts:
             standing.add(event.key)
             if event.body["code"] == "bad-bars":
                 refused.add(last)
-        elif event.kind == "resume" and "sleeve" in event.body:
-            sleeves.setdefault(event.ts_event, []).append(event.body["sleeve"])
         elif event.kind == "resume":
             # One `resume` lifts every halt before it.
             halts, standing = halts | standing, set()
-    return Lifts(frozenset(halts), sleeves, frozenset(refused))
+    return Lifts(frozenset(halts), frozenset(refused))
 
 
 def standing_halt(events: Iterator[Event]) -> Event | None:
     """Return the newest halt that no later `resume` lifts."""
     last = None
     for event in events:
-        if event.kind == "halt" or (event.kind == "resume" and "sleeve" not in event.body):
+        if event.kind in ("halt", "resume"):
             last = event
     return last if last is not None and last.kind == "halt" else None
 

@@ -483,8 +483,6 @@ class VenueBroker:
         return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)
 
     def write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
-        """Journal an event, and take it into the books with what it means for sleeves."""
+        """Journal an event, and take it into the books."""
         if self._journal.record(self._run, kind, key, body, ts):
             self.ledger.apply(kind, key, body)
-            for name, share in self.ledger.allocated(kind, key, body):
-                self.write("allocation", name, share, ts)

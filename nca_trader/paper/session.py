@@ -23,9 +23,7 @@ from nca_trader.paper.feed import LiveFeed, ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.loop import Session
 from nca_trader.paper.risk import Lifts
-from nca_trader.paper.sleeve_books import Pool
-from nca_trader.paper.sleeved import SleevedHolder, SleevedVenueHolder
-from nca_trader.paper.subjects import Subject, Terms, check_subject, subject_on
+from nca_trader.paper.subjects import Subject, Terms, refuse_subject, subject_on
 from nca_trader.paper.venue import Venue
 from nca_trader.progress import Progress
 from nca_trader.runs.manifest import seen_rows
@@ -71,8 +69,7 @@ def paper_trade(
 
     Args:
       run: a run folder, an exported file, a `Strategy` without stops and targets, or a function of
-        bars. The function is called on all bars so far at each decision. Or a list of `Sleeve`s
-        that share the account; `limits` are then the account's, on the sum of them.
+        bars. The function is called on all bars so far at each decision.
       feed: `replay:FILE`, or a live feed: `alpaca:SYM,..`, `ccxt:EXCHANGE:SYM`, or `module:name`, a
         callable of yours that returns one; see the guide on paper trading. Every symbol of it is
         traded, but for a run whose policy is tied to the symbols that trained it: these are
@@ -114,7 +111,7 @@ def paper_trade(
       >>> nca.paper_trade(rule, feed, folder / "paper.db")["fills"] > 5
       True
     """
-    check_subject(run, seed, order)
+    refuse_subject(run)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
     live = None
@@ -153,7 +150,7 @@ def paper_trade(
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
     begun = agent.first_decision if first is None else int(np.searchsorted(times, first))
     begun = max(begun, agent.first_decision)
-    # Of several sleeves the one that saw most: their account is as seen as that.
+    # Of a blend's runs the one that saw most.
     seen = max(seen_rows(source.bars, each) for each in subject.runs)
     in_sample = min(max(min(seen, result["bars"]) - begun, 0), result["decisions"])
     result |= {"in_sample": in_sample, "seed": None, "agent": ""}
@@ -190,17 +187,13 @@ def trade_replay(
       HaltError: see `Session.trade`.
       StateError: the journal is damaged, or says that something else happened.
     """
-    agent, holder = subject.agent, None
-    account = (capital, agent.costs, agent.symbols, agent.rules)
-    books = SimulatedBroker(*account)
-    if subject.members:
-        books = Pool(*account, members=subject.members)
-        holder = SleevedHolder(books)
+    agent = subject.agent
+    books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
     # By the feed's clock, so that two replays of one file write the same chain. In batches where no
     # order leaves the process: what a kill takes back, the next session repeats.
     kept = Journal(journal, clock=source.now, batch=not books.remembers)
     with contextlib.closing(kept) as opened:
-        session = Session(agent, books, opened, capital, start, holder=holder, lifts=lifts)
+        session = Session(agent, books, opened, capital, start, lifts=lifts)
         with session.switch.listening():
             with Progress(len(source), "paper", "bars", compiles=True) as shown:
 
@@ -225,16 +218,14 @@ def _trade_live(
     """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
     from nca_trader.paper.live import WARMUP, LiveSession
 
-    agent, members, holder = subject.agent, subject.members, None
-    if members:
-        holder = SleevedVenueHolder(agent, members)
+    agent = subject.agent
     with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
         # An exchange whose books hold orders cannot belong to an empty journal.
         fresh = opened.head.seq == 0
         venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
         with contextlib.closing(venue):
             warmup = WARMUP if warmup is None else warmup
-            session = LiveSession(agent, feed, venue, opened, capital, start, warmup, holder=holder)
+            session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
                 return session.trade(stop) | {"durability": opened.durability}
 

@@ -1,4 +1,4 @@
-"""What trades an account: the agent of a run or a strategy, and the sleeves of several."""
+"""What trades an account: the agent of a run or of a strategy."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy, sized_once
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
-from nca_trader.config.env import Limits, capital_problems
+from nca_trader.config.env import capital_problems
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
-from nca_trader.errors import BarError, ConfigError
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.sleeves import Member, Sleeve, check_sleeves, members_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on, trades_others
@@ -39,11 +38,11 @@ def is_own(run: Any) -> bool:
     return isinstance(run, Strategy | functools.partial) or inspect.isroutine(run)
 
 
-def refuse_subject(run: Any, name: str = "run") -> None:
+def refuse_subject(run: Any) -> None:
     """Raise ConfigError where `run` is nothing that can trade."""
     if not is_own(run):
         accepted = "a path, a Strategy or a function of bars"
-        expect(name, run, str | os.PathLike | CloudPath, accepted)
+        expect("run", run, str | os.PathLike | CloudPath, accepted)
 
 
 def opened(run: Any, seed: int | None, force_agent: bool, allow_code: bool = False) -> Run | None:
@@ -66,7 +65,8 @@ def agent_of(run: Any, opened_run: Run | None, bars: Bars, capital: float, terms
     """
     limits, order = terms.limits, terms.order
     base = Rules() if opened_run is None else rules_of(opened_run.env_config)
-    costs = terms.costs or (Costs() if opened_run is None else opened_run.env_config.costs)
+    own = opened_run.env_config.costs if opened_run else None
+    costs = terms.costs or own or own_costs(run) or Costs()
     # Limits of risk are not rules of an account, and need no money.
     known = {name: limit for name, limit in limits.items() if name in Rules._fields}
     if "capital" not in known and any(capital_problems(base._replace(**known), costs)):
@@ -91,27 +91,13 @@ def agent_of(run: Any, opened_run: Run | None, bars: Bars, capital: float, terms
 class Subject(NamedTuple):
     """What trades an account.
 
-    agent: the one that stands for all. members: the account's sleeves, if it has any. runs: those
-    that were read. run: the one that trades alone; None of a strategy or of sleeves.
+    agent: what decides. runs: those that were read, of a blend several. run: the one that trades
+    alone; None of a strategy.
     """
 
     agent: Agent
-    members: Sequence[Member] = ()
     runs: Sequence[Run] = ()
     run: Run | None = None
-
-
-def check_subject(run: Any, seed: int | None, order: str | None) -> None:
-    """Refuse what cannot trade, before anything is opened.
-
-    Raises:
-      ConfigError: it is not a run, a strategy or a function, nor sleeves that make one account.
-    """
-    if not isinstance(run, list | tuple):
-        return refuse_subject(run)
-    if seed is not None or order is not None:
-        raise ConfigError("sleeves: each has its own seed and order; give them there.")
-    return check_sleeves(run)
 
 
 def subject_on(
@@ -135,60 +121,11 @@ def subject_on(
       allow_code: as in `paper_trade`.
 
     Raises:
-      ConfigError: terms that are not valid; a strategy or a sleeve that cannot trade.
+      ConfigError: terms that are not valid; a strategy that cannot trade.
     """
-    if isinstance(run, list | tuple):
-        source = feed_of(None)
-        members, agent, runs = members_on(run, source.bars, capital, terms, force_agent, allow_code)
-        return Subject(agent, members, runs), source
     one = opened(run, seed, force_agent, allow_code)
     # As a backtest of the same file: every symbol of it, where the policy can trade others.
     source = feed_of(symbols_of(one))
     agent = agent_of(run, one, source.bars, capital, terms)
-    return Subject(agent, (), [] if one is None else [one], one), source
-
-
-def members_on(
-    sleeves: Sequence[Sleeve],
-    bars: Bars,
-    capital: float,
-    terms: Terms,
-    force_agent: bool,
-    allow_code: bool = False,
-) -> tuple[list[Member], Agent, list[Run]]:
-    """Return the sleeves of an account, the agent that stands for them, and their runs.
-
-    Args:
-      sleeves: as `check_sleeves` accepts them.
-      bars: any bars of the account's symbols.
-      capital: of the account.
-      terms: of the account.
-      force_agent: as in `paper_trade`.
-      allow_code: as in `paper_trade`.
-
-    Raises:
-      ConfigError: a sleeve that cannot trade; names it.
-    """
-    limits = dict(terms.limits)
-    risk, agents, runs = limits.pop("risk", None), [], []
-    expect("risk", risk, Limits | None, "nca.Limits, e.g. nca.Limits(max_drawdown=0.2)")
-    for sleeve in sleeves:
-        where = f"sleeve {sleeve.name}"
-        refuse_subject(sleeve.run, f"{where}: run")
-        run = opened(sleeve.run, sleeve.seed, force_agent, allow_code)
-        symbols = sleeve.symbols or symbols_of(run) or bars.symbols
-        unknown = [symbol for symbol in symbols if symbol not in bars.symbols]
-        if unknown:
-            raise ConfigError(
-                f"{where}: the feed has no {', '.join(unknown)}; it has {', '.join(bars.symbols)}."
-            )
-        own = Terms(terms.costs, terms.fill, {**limits, "risk": sleeve.limits}, sleeve.order)
-        seen, money = bars.select(*symbols), sleeve.share * capital
-        try:
-            agents.append(agent_of(sleeve.run, run, seen, money, own))
-        except (ConfigError, BarError) as error:  # e.g. its policy is tied to other symbols
-            raise ConfigError(f"{where}: {error}") from None
-        runs += [] if run is None else [run]
-    amount = None if agents[0].rules.capital is None else float(capital)
-    members, agent = members_of(sleeves, agents, bars.symbols, risk, amount)
-    return members, agent, runs
+    runs = run.runs if isinstance(run, Strategy) else [] if one is None else [one]
+    return Subject(agent, runs, one), source

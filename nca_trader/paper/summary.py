@@ -31,23 +31,11 @@ class Row(NamedTuple):
     costs: float
 
 
-class SleeveRow(NamedTuple):
-    """One sleeve of an account. share: of the capital. halted: the code of its halt, or None."""
-
-    name: str
-    share: float
-    total_return: float
-    sharpe: float
-    max_drawdown: float
-    value: float
-    halted: str | None
-
-
 class Summary(NamedTuple):
     """A session and buying and holding over the same bars.
 
     session, hold: the two columns. orders, fills, rejected, risks: events of the journal. bars:
-    decided at. sleeves: those of the account.
+    decided at.
     """
 
     session: Row
@@ -57,7 +45,6 @@ class Summary(NamedTuple):
     fills: int
     rejected: int
     risks: int
-    sleeves: tuple[SleeveRow, ...] = ()
 
     def __str__(self) -> str:
         """Return the table."""
@@ -69,26 +56,13 @@ class Summary(NamedTuple):
             lines.append(f"  {name:<18}" + "".join(f"{cell:>14}" for cell in cells))
         counts = f"{self.orders:,} orders, {self.fills:,} fills, {self.rejected:,} rejected bars"
         lines.append(f"  {counts}, {self.risks:,} risk events; {self.bars:,} bars")
-        return "\n".join([*lines, *self._sleeves()])
-
-    def _sleeves(self) -> list[str]:
-        if not self.sleeves:
-            return []
-        names = ("share", "return", "Sharpe", "drawdown", "value")
-        lines = [f"  {'sleeve':<18}" + "".join(f"{name:>12}" for name in names)]
-        for row in self.sleeves:
-            sharpe = "-" if math.isnan(row.sharpe) else f"{row.sharpe:.2f}"
-            cells = (f"{row.share:.2%}", f"{row.total_return:+.2%}", sharpe)
-            cells += (f"{row.max_drawdown:.2%}", f"{row.value:,.2f}")
-            halted = "" if row.halted is None else f"  halted: {row.halted}"
-            lines.append(f"  {row.name:<18}" + "".join(f"{cell:>12}" for cell in cells) + halted)
-        return lines
+        return "\n".join(lines)
 
     @property
     def body(self) -> dict[str, Any]:
         """The table for JSON."""
         rows = {"session": self.session._asdict(), "hold": self.hold._asdict()}
-        return self._asdict() | rows | {"sleeves": [row._asdict() for row in self.sleeves]}
+        return self._asdict() | rows
 
 
 def summarise(journal: str | Path) -> Summary | None:
@@ -112,14 +86,7 @@ def summarise(journal: str | Path) -> Summary | None:
     held = _row(tally.hold, per_year, per_year / bars, 0.0)
     kinds = ("order_intent", "fill", "bar_rejected", "risk")
     orders, fills, rejected, risks = (tally.counts[kind] for kind in kinds)
-    last, rows = tally.snapshot.get("sleeves", {}), []
-    for name, body in tally.started.get("sleeves", {}).items():
-        row = _row(tally.sleeves[name], per_year, 0.0, 0.0)
-        found = (row.total_return, row.sharpe, row.max_drawdown)
-        rows.append(
-            SleeveRow(name, body["share"], *found, last[name]["value"], last[name]["halted"])
-        )
-    return Summary(session, held, bars, orders, fills, rejected, risks, tuple(rows))
+    return Summary(session, held, bars, orders, fills, rejected, risks)
 
 
 def _row(equity: Sequence[float], per_year: float, turnover: float, costs: float) -> Row:

@@ -77,14 +77,12 @@ class Tally:
       traded: at each snapshot, money moved at the market's prices since the one before, as a
         fraction of the account. costs: commissions, and how much worse fills were than the price
         of the bar at which a backtest fills them; in money.
-      sleeves: equity of each sleeve at each snapshot.
       snapshot, decision: the newest bodies. decisions: by time. orders: by client id.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
       turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
-      drifts: the newest warning of each sleeve, kind and feature, `(ts_event, body)`.
+      drifts: the newest warning of each kind and feature, `(ts_event, body)`.
       watched: the newest body that says what the drift watch watches.
-      latencies: seconds from a bar's close to its receipt. halts: halts and resumes, of the session
-        and of its sleeves.
+      latencies: seconds from a bar's close to its receipt. halts: halts and resumes.
       live: whether the session's clock is a real one. seq: of the newest event. bar_ts, seen:
         time of the newest bar, and of its receipt.
     """
@@ -102,7 +100,6 @@ class Tally:
         self.drawdown: list[float] = []
         self.ledger: list[float] = []
         self.traded: list[float] = []
-        self.sleeves: dict[str, list[float]] = {}
         self.snapshot: dict[str, Any] = {}
         self.decision: dict[str, Any] = {}
         self.decisions: dict[int, dict[str, Any]] = {}
@@ -110,7 +107,7 @@ class Tally:
         self.orders: dict[str, Order] = {}
         self.slippage: list[float] = []
         self.turnover: deque[float] = deque(maxlen=RECENT)
-        self.drifts: dict[tuple[str, str, str], tuple[int, dict[str, Any]]] = {}
+        self.drifts: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
         self.watched: dict[str, Any] = {}
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.halts: list[Event] = []
@@ -165,9 +162,8 @@ class Tally:
 
     @property
     def halted(self) -> Event | None:
-        """The halt of the session in force, or None; a sleeve's is in the snapshot."""
-        whole = [event for event in self.halts if "sleeve" not in event.body]
-        return whole[-1] if whole and whole[-1].kind == "halt" else None
+        """The halt in force, or None."""
+        return self.halts[-1] if self.halts and self.halts[-1].kind == "halt" else None
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -251,10 +247,8 @@ class Tally:
     def _on_risk(self, event: Event) -> None:
         code = str(event.body.get("code", "no code"))
         self.risks[code] += 1
-        if code == "sleeve-halted":
-            self.halts.append(event)
         if code.startswith("drift-"):
-            name = str(event.body.get("sleeve", "")), code, str(event.body.get("feature", ""))
+            name = code, str(event.body.get("feature", ""))
             self.drifts.pop(name, None)  # the newest stands last
             self.drifts[name] = event.ts_event, event.body
             _keep_newest(self.drifts)
@@ -357,9 +351,6 @@ class Tally:
         self.drawdown.append(equity / self._peak - 1.0)
         held = sum(units * self.closes.get(s, math.nan) for s, units in self._units.items())
         self.ledger.append((self._cash + held) / number(self.started.get("capital") or None))
-        sleeves = event.body.get("sleeves")
-        for name, body in (sleeves if isinstance(sleeves, dict) else {}).items():
-            self.sleeves.setdefault(name, []).append(number(body.get("equity")))
 
     def _held(self) -> float:
         """Return what one unit of money is worth that was spread over all assets and left there."""

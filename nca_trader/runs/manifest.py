@@ -53,11 +53,13 @@ from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.consent import SIGNATURE, Code, admit, own_code, refuse_uninstalled
+from nca_trader.runs.deciding import deciding
 from nca_trader.runs.folder import CHECKED, Lines, read_rows
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference
 from nca_trader.runs.trials import DataRecord
-from nca_trader.types import Bars, EnvSpec
+from nca_trader.runs.universe import run_on
+from nca_trader.types import Bars, Costs, EnvSpec
 
 T = TypeVar("T")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
@@ -373,6 +375,16 @@ class Run:
                 f"{', '.join(known)}; {RESTORE}, or let a gate decide again."
             )
         return known[found.baseline]
+
+    def as_strategy(
+        self, costs: Costs | None, fill: str | None, limits: dict[str, Any]
+    ) -> Strategy:
+        """Return what acts as a strategy with an account of its own, a part of `nca.blend`."""
+        return deciding(self, costs, fill, limits)
+
+    def refuse(self, bars: Bars) -> None:
+        """Raise BarError where the bars are of symbols that the run does not trade."""
+        run_on(self, bars)
 
     def _read(self, cls: type[T], name: str) -> T | None:
         file = self.path / name

@@ -6,12 +6,15 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from nca_trader.agents.nca import num_slots
 from nca_trader.envs.market import spec_of
 from nca_trader.errors import BarError
-from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars
+
+if TYPE_CHECKING:
+    from nca_trader.runs.manifest import Run
 
 
 def trained_symbols(run: Run) -> list[str]:

@@ -46,7 +46,7 @@ class Rule:
     Attributes:
       name: of the alert, unique in a file.
       metric: any exported metric, as `watch --once` prints it. A name without a label stands for
-        each metric of that name: `paper_halted` for the session's own, and for each sleeve's.
+        each metric of that name: `loss` for that of each seed.
       comparison: ">", ">=", "<", "<=", "==" or "!=", of the metric with the threshold; or "absent":
         the metric is missing, or not a finite number.
       threshold: a number, None for "absent".
@@ -65,9 +65,9 @@ class Rule:
         """Return the metrics that the rule is about; its own name where there is none.
 
         Example:
-          >>> rule = Rule(name="halt", metric="paper_halted", comparison="==", threshold=1)
-          >>> rule.series({"paper_halted": 0.0, 'paper_halted{sleeve="a"}': 1.0})
-          ['paper_halted', 'paper_halted{sleeve="a"}']
+          >>> rule = Rule(name="high", metric="loss", comparison=">", threshold=1)
+          >>> rule.series({'loss{seed="0"}': 0.0, 'loss{seed="1"}': 1.0})
+          ['loss{seed="0"}', 'loss{seed="1"}']
         """
         found = [name for name in samples if name.partition("{")[0] == self.metric]
         return found or [self.metric]
@@ -111,7 +111,7 @@ class Notice:
       since: when the condition began to hold, in seconds since 1970.
       at: when this was noticed, in seconds since 1970.
       source: the run folder or the journal.
-      series: the metric with its label, e.g. `paper_halted{sleeve="trend"}`.
+      series: the metric with its label, e.g. `loss{seed="1"}`.
       why: the reason in words, "" where none is known.
     """
 
@@ -126,13 +126,13 @@ class Notice:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The label of the metric: {"sleeve": "trend"}, or {}."""
+        """The label of the metric: {"seed": "1"}, or {}."""
         found = LABEL.fullmatch(self.series)
         return {} if found is None else {found[2]: found[3]}
 
     @property
     def name(self) -> str:
-        """The rule, and what it fired of: `halted, sleeve trend`."""
+        """The rule, and what it fired of: `high, seed 1`."""
         of = [f"{label} {value}" for label, value in self.labels.items()]
         return ", ".join([self.rule.name, *of])
 

@@ -97,8 +97,7 @@ class Paper:
 
         paper_equity is a multiple of the capital, paper_drawdown the part that it is below its
         peak, paper_feed_age_seconds the time since the newest bar, paper_running 1 while a process
-        writes the journal, paper_halted 1 while it is halted, `paper_halted{sleeve="NAME"}` while
-        that sleeve is.
+        writes the journal, paper_halted 1 while it is halted.
         """
         try:
             events, replaced = self._follower.poll()
@@ -115,19 +114,12 @@ class Paper:
         found |= {f"paper_{k}s": float(tally.counts[k]) for k in ("bar", "fill") if tally.counts[k]}
         if tally.equity:
             found |= {"paper_equity": tally.equity[-1], "paper_drawdown": abs(tally.drawdown[-1])}
-        found |= {_halted(name): 0.0 for name in tally.started.get("sleeves", {})}
-        for event in tally.halts:
-            # A sleeve that a person lets go on says nothing of the session.
-            name = _halted(event.body.get("sleeve"))
-            found[name], self.why[name] = float(event.kind != "resume"), _said(event.body)
+        for event in tally.halts[-1:]:
+            found["paper_halted"] = float(event.kind == "halt")
+            self.why["paper_halted"] = _said(event.body)
         age = now - tally.seen / NANOSECONDS
         running = float(writing(self.path))
         return found | {"paper_feed_age_seconds": age, "paper_running": running}
-
-
-def _halted(sleeve: str | None) -> str:
-    """Return the metric that says whether a sleeve, or else the session, is halted."""
-    return "paper_halted" if sleeve is None else f'paper_halted{{sleeve="{sleeve}"}}'
 
 
 def _said(body: dict[str, Any]) -> str:
@@ -138,7 +130,6 @@ def _said(body: dict[str, Any]) -> str:
     shown = [
         f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
         for name, value in numbers.items()
-        if name != "sleeve"
     ]
     return printable(", ".join([str(code), *shown]))
 
@@ -235,7 +226,7 @@ class Collector:
         self.samples: dict[str, float] = {}
 
     def collect(self) -> Iterable[Any]:
-        """Return a gauge per name, `nca_trader_` before it, with labels run, and seed or sleeve."""
+        """Return a gauge per name, `nca_trader_` before it, with labels run and seed."""
         from prometheus_client.core import GaugeMetricFamily
 
         found: dict[str, list[tuple[dict[str, str], float]]] = {}

@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import importlib
 import os
-import pathlib
 import random
 import sys
 
@@ -15,7 +14,6 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.cli import COMMANDS, build_parser, main
-from nca_trader.cli.paper import sleeves_of
 from nca_trader.config import AgentConfig, EnvConfig, LearnerConfig, PolicyConfig
 from nca_trader.config.toml import from_toml_text, literal, preset_folder, to_toml
 from nca_trader.errors import NcaTraderError
@@ -31,24 +29,12 @@ feature:|feature:rsi|feature:no|state:x|nano|index_daily|momentum|sma_cross|sort
 time=1|time=1+2,close=*|1min|7h|0d|-3d|fast=5:10:1|fast=1,2|fast=a|lookback=1:1000000000
 tcp://x|local|4|replay:x|replay:bars.csv|alpaca:|alpaca:SPY|ccxt:|ccxt:a:b|simulated:
 simulated:seed=x|v5e-8|v9|ä|\N{SNOWMAN}|max_drawdown=0.2|max_drawdown=a|max_drawdwn=1|close
-open|next_open|rebalance|\x1b[2J|f32|sobol|rolling|sharpe|ou|ou_mid|sleeves.toml|j.db|alpaca
+open|next_open|rebalance|\x1b[2J|f32|sobol|rolling|sharpe|ou|ou_mid|j.db|alpaca
 SPY,QQQ|ccxt:nonsuch|out.csv|optimizer.learning_rate=1e-4:1e-2:log|policy.kind=mlp,gru|1d|new
 """
 VALUES = [*filter(None, TEXTS.replace("\n", "|").split("|")), "", " ", "a" * 3000]
 # Whole commands that need no jax, or little of it, and so run in the short form too.
 BRIEF = ("config", "data", "halt", "init", "journal", "presets", "resume", "runs", "trials")
-SLEEVES = """[trend]
-share = 0.5
-strategy = "sma_cross"
-params = {fast = 10, slow = 50}
-symbols = ["SP500"]
-order = "on_change"
-[hold]
-share = 0.3
-strategy = "buy_and_hold"
-on_halt = "flatten"
-limits = {max_drawdown = 0.2, max_gross = 1.0}
-"""
 LONG = {"bench", "demo", "dashboard", "watch"}
 SUBPARSERS = argparse._SubParsersAction
 PARSERS = next(a.choices for a in build_parser()._actions if isinstance(a, SUBPARSERS))
@@ -92,7 +78,6 @@ def empty(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     before = [*sys.path]
     nca.write_bars(nca.sample_bars("sp500")[:60], "bars.csv")
-    (tmp_path / "sleeves.toml").write_text(SLEEVES)
     (tmp_path / "j.db").write_text("no journal")
     yield
     assert sys.path == before
@@ -118,30 +103,6 @@ def test_brief_commands_with_made_up_options_end_in_words(command, empty, monkey
     monkeypatch.setattr("builtins.input", lambda prompt: "n")
     for words in cases(command, 25):
         refused(lambda w=words: main(w), words)
-
-
-def test_a_damaged_file_of_sleeves_is_refused_in_words(empty):
-    rng, outcomes = random.Random(f"{SEED}sleeves"), []
-    values = '0 1 -1 0.5 nan true "x" "alone" "mine:f" [] ["SP500"] [1] {} {fast=2} {max_gross=-1}'
-    values = [*values.split(), '["SP500", "SP500"]', '{max_drawdown = "a"}', "{fast = [1]}"]
-    for number in range(250):
-        text = mutated(rng, SLEEVES)
-        if number % 4:  # valid TOML, with values of any type
-            key = rng.choice(["share", "strategy", "params", "symbols", "order", "limits", "run"])
-            lines = [line for line in SLEEVES.splitlines() if rng.random() < 0.95]
-            at = rng.randrange(len(lines))
-            line = f"{lines[at].partition(' =')[0]} = {rng.choice(values)}"
-            lines[at] = line if "=" in lines[at] else f"{lines[at]}\n{key} = {rng.choice(values)}"
-            text = "\n".join(lines)
-        pathlib.Path("mine.toml").write_text(text)
-
-        def run():
-            outcomes.append(0)
-            sleeves_of("mine.toml")
-            outcomes[-1] = 1
-
-        refused(run, text)
-    assert 3 < sum(outcomes) < 247  # neither all of them pass nor none does
 
 
 def mutated(rng, text):

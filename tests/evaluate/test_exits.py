@@ -130,7 +130,8 @@ def test_the_portfolio_is_what_a_hand_would_note():
 
     bars = bars_of(FLAT, (100, 110, 100, 110), (110, 130, 100, 120), (120, 121, 119, 120), FLAT)
     backtest(bars, Strategy(lambda num_assets: 0, act))
-    weight, entry, held, best, equity, peak = np.array(seen).T
+    weight, entry, held, best, equity, peak, trading = np.array(seen).T
+    assert trading.all()
     np.testing.assert_allclose(entry, [np.nan, 100, 100, 100, np.nan])
     np.testing.assert_allclose(held, [0, 1, 2, 3, 0])
     np.testing.assert_allclose(best, [np.nan, 110, 130, 130, np.nan])

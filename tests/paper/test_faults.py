@@ -20,14 +20,12 @@ import paperoracle
 import papertape
 import pytest
 from fake_venue import CANARY
-from sleeveledger import Ledger
 
 from nca_trader.paper.journal import KINDS
 
 HERE = pathlib.Path(__file__).parent
 # Written by other commands than the session's, or only where it halts, see below.
 ELSEWHERE = {"resume", "halt"}
-OF_SLEEVES = {"cross", "allocation"}  # the last test here has sleeves
 # On disk by one commit with `run_started`: after a kill behind that it is no new event.
 ONE_COMMIT = "watched"
 ENV = "max_gross = 1.0\nshort = true\n[costs]\ncommission = 5e-4\ninterest_lend = 0.02\n"
@@ -50,13 +48,12 @@ class Mortal:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder,
         )  # fmt: skip
 
-    def run(self, journal, fatal=None, faults=FAULTS, code=None, env=None, more=(), sleeves=False):
+    def run(self, journal, fatal=None, faults=FAULTS, code=None, env=None, more=()):
         """Run a session; return its exit code and what it said."""
         log = journal.with_suffix(".log")
         log.unlink(missing_ok=True)
         rule = f"{HERE.parent / 'papertape.py'}:steps"
-        what = ["--sleeves", str(self.folder / "sleeves.toml")] if sleeves else ["--strategy", rule]
-        argv = ["paper", *what, "--feed", "papertape:feed", "--journal", str(journal)]
+        argv = ["paper", "--strategy", rule, "--feed", "papertape:feed", "--journal", str(journal)]
         argv += ["--warmup", "8", "--env", str(self.folder / "env.toml")]
         argv += more
         task = {"argv": argv, "faults": faults, "fatal": fatal, "log": str(log), "env": env or {}}
@@ -106,9 +103,7 @@ def whole(mortal):
     journal = mortal.rewind(mortal.folder / "whole.db")
     mortal.run(journal)
     told = paperoracle.check(journal)
-    assert {e[4] for e in told} == KINDS - ELSEWHERE - OF_SLEEVES, (
-        "the scenario must make every kind of event"
-    )
+    assert {e[4] for e in told} == KINDS - ELSEWHERE, "the scenario must make every kind of event"
     counts = collections.Counter(e[4] for e in told)
     last = {e[4]: e[0] for e in told}
     # Two sessions, each killed at all of its kinds: frequent ones soon come again, and rare ones
@@ -303,7 +298,7 @@ def test_a_journal_damaged_between_two_sessions_is_refused_and_nothing_is_sent(
 def test_every_kind_of_event_has_a_fail_point(mortal, whole):
     """A new kind needs a scenario above, or a place among those that other commands write."""
     found = set(mortal.kinds["frequent"]) | set(mortal.kinds["rare"])
-    assert found == KINDS - ELSEWHERE - OF_SLEEVES
+    assert found == KINDS - ELSEWHERE
 
 
 @pytest.mark.slow
@@ -322,43 +317,3 @@ def test_an_exchange_that_accepts_and_never_answers(mortal, journal):
     assert unclear == dict.fromkeys(expected, "timeout") and expected
     found = {e[5] for e in told if e[4] == "order_ack" and e[6].get("by") == "look-up"}
     assert found == expected
-
-
-SLEEVES = """
-[steps]
-share = 0.5
-strategy = "{tape}:steps"
-on_halt = "flatten"
-limits = {{ max_drawdown = 0.02 }}
-
-[against]
-share = 0.3
-strategy = "{tape}:against"
-
-[trend]
-share = 0.2
-strategy = "sma_cross"
-params = {{ fast = 2, slow = 6 }}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_an_account_of_sleeves_that_is_killed_ends_as_one_that_was_not(mortal, tmp_path, when):
-    """A real session, killed at the kinds that sleeves add."""
-    text = SLEEVES.format(tape=HERE.parent / "papertape.py")
-    (mortal.folder / "sleeves.toml").write_text(text)
-    ends = []
-    for name, kinds in (("whole", ()), ("cut", sorted(OF_SLEEVES))):
-        journal = mortal.rewind(tmp_path / f"{name}.db")
-        for kind in kinds:
-            mortal.run(journal, f"{when}:{kind}", sleeves=True)
-        said = mortal.run(journal, sleeves=True)
-        told = paperoracle.check(journal)
-        assert {e[4] for e in told} >= OF_SLEEVES
-        assert "steps" in said and "halted: max-drawdown" in said
-        ledger = Ledger(journal)
-        assert ledger.worst < 1e-9 and ledger.crossed
-        own = {name: round(cash, 6) for name, cash in ledger.own_cash.items()}
-        ends.append((comparable(journal), own, ledger.own_units))
-    assert ends[0] == ends[1]

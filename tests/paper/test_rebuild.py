@@ -131,8 +131,8 @@ def test_the_commands_say_what_was_found_and_exit_by_it(traded, stage, path, cap
     old = traded / "paper.db"
     assert said("verify", old)[0] == 0
     for words, says in (
-        (("verify", old, "--strategy", "momentum"), "--sleeves has no effect there"),
-        (("replay", old), "--run, --strategy or --sleeves is needed"),
+        (("verify", old, "--strategy", "momentum"), "--strategy has no effect there"),
+        (("replay", old), "--run or --strategy is needed"),
     ):
         code, out = said(*words)
         assert code == 2 and says in out.err and len(out.err.splitlines()) == 1

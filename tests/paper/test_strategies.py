@@ -7,8 +7,8 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
-from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.journal import read_events, verify
+from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.session import paper_trade
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
@@ -52,11 +52,17 @@ def crossing(bars):
     return np.where(mean.isna(), np.nan, np.where(close > mean, 0.5, -0.3))
 
 
+MIX = {
+    "trend": (nca.rules.sma_cross(3, 9), 0.5),
+    "patient": (patient(4), 0.4),
+    "sized": (nca.rules.momentum(5).with_volatility(0.1, span=10.0), -0.3),
+}
 SUBJECTS = {
     "rule": nca.rules.sma_cross(3, 9),
     "scaled": nca.rules.momentum(5).with_volatility(0.1, span=10.0),
     "portfolio": patient(4),
     "function": crossing,
+    "blend": nca.blend(MIX, costs=COSTS),
 }
 
 
@@ -78,9 +84,50 @@ def test_paper_orders_and_earns_what_the_backtest_does(name, fill, order, bars, 
     decided = [event.body for event in read_events(path, "decision")]
     targets = [[np.nan if x is None else x for x in body["target"]] for body in decided]
     np.testing.assert_array_equal(targets, expected.targets)
-    assert all(body.keys() == {"target"} for body in decided)
+    keys = {"target", "parts"} if name == "blend" else {"target"}
+    assert all(body.keys() == keys for body in decided)
     equity = [event.body["equity"] for event in read_events(path, "snapshot")]
     np.testing.assert_allclose(equity, expected.equity, rtol=1e-14)
+
+
+@pytest.mark.parametrize("start", [None, "2020-01-31"])
+def test_each_part_of_a_blend_is_journalled_as_it_would_be_alone(start, bars, file, tmp_path):
+    paper_trade(SUBJECTS["blend"], f"replay:{file}", tmp_path / "all.db", start=start, costs=COSTS)
+    mine = [event.body["parts"] for event in read_events(tmp_path / "all.db", "decision")]
+    for name, (part, _) in MIX.items():
+        path = tmp_path / f"{name}.db"
+        paper_trade(part, f"replay:{file}", path, start=start, costs=COSTS)
+        own = [event.body["target"] for event in read_events(path, "decision")]
+        # At the start a rule alone repeats the order in force; in a blend it is in the sum already.
+        begin = 0 if start is None else 1
+        assert [body[name] for body in mine][begin:] == own[begin:]
+    again = paper_trade(SUBJECTS["blend"], f"replay:{file}", tmp_path / "all.db", start=start,
+                        costs=COSTS)  # fmt: skip
+    assert again["events"] == verify(tmp_path / "all.db").seq
+    other = nca.blend(MIX | {"trend": (MIX["trend"][0], 0.6)}, costs=COSTS)
+    with pytest.raises(ConfigError, match=r"parts\.trend\.share 0\.5 there, 0\.6 here"):
+        paper_trade(other, f"replay:{file}", tmp_path / "all.db", start=start, costs=COSTS)
+
+
+def test_a_part_that_cannot_decide_is_named_and_halts_after_three(file, tmp_path):
+    def act(count, bar):
+        return count + 1, jnp.where(count > 20, jnp.inf, jnp.full(2, 0.2))
+
+    broken = nca.Strategy(lambda num_assets: jnp.zeros((), int), act, "broken")
+    mix, path = nca.blend({"good": MIX["trend"], "broken": (broken, 0.5)}), tmp_path / "paper.db"
+    with pytest.raises(HaltError, match="policy-not-finite"):
+        paper_trade(mix, f"replay:{file}", path)
+    *risks, _ = (event.body for event in read_events(path, "risk"))
+    assert risks == 3 * [{"code": "policy-not-finite", "parts": ["broken"]}]
+
+
+def test_a_journal_of_sleeves_is_refused_in_one_line(file, tmp_path):
+    path = tmp_path / "paper.db"
+    with Journal(path, lambda: 0) as journal:
+        journal.record("r", "run_started", "", {"sleeves": {"a": {"share": 1.0}}}, 0)
+    with pytest.raises(ConfigError, match=r"journal of sleeves.*nca\.blend") as caught:
+        paper_trade(SUBJECTS["blend"], f"replay:{file}", path)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_session_of_a_strategy_resumes_where_it_stopped(file, tmp_path, digest):

@@ -55,7 +55,7 @@ def test_a_metric_that_is_missing_meets_absent_alone():
 
 def test_a_rule_without_a_label_is_about_each_metric_of_its_name():
     rule = Rule(name="halt", metric="paper_halted", comparison="==", threshold=1.0)
-    one, two = 'paper_halted{sleeve="a"}', 'paper_halted{sleeve="b"}'
+    one, two = 'paper_halted{seed="a"}', 'paper_halted{seed="b"}'
     alerts = Alerts([rule], "j.db")
     course = [
         {one: 0.0, two: 0.0},
@@ -70,10 +70,10 @@ def test_a_rule_without_a_label_is_about_each_metric_of_its_name():
     ]
     assert found == [
         [],
-        [("halt, sleeve a", "firing")],
-        [("halt, sleeve b", "firing")],
-        [("halt", "firing"), ("halt, sleeve a", "resolved")],
-        [("halt, sleeve b", "resolved")],
+        [("halt, seed a", "firing")],
+        [("halt, seed b", "firing")],
+        [("halt", "firing"), ("halt, seed a", "resolved")],
+        [("halt, seed b", "resolved")],
     ]
     exact = Rule(name="x", metric=two, comparison="==", threshold=1.0)
     assert exact.holds({two: 1.0}) and not exact.holds({one: 1.0})

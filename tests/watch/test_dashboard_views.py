@@ -227,25 +227,3 @@ def test_ten_thousand_events_make_a_view_at_once():
     # Thirty times what it takes: a view that reads all events for each row takes minutes.
     assert time.process_time() - began < 10.0
     assert len(text) < 200_000
-
-
-def test_an_account_of_sleeves_has_a_row_for_each(tmp_path):
-    about = {"sleeves": {"trend": {"share": 0.6}, "hold": {"share": 0.4}}}
-    books = {
-        "trend": {"cash": 100.0, "units": [1.0], "value": 630.0, "equity": 1.05, "halted": None},
-        "hold": {"cash": 5.0, "units": [0.0], "value": 380.0, "equity": 0.95,
-                 "halted": "max-drawdown"},
-    }  # fmt: skip
-    story = [
-        ("run_started", "", STARTED | about, 1),
-        ("bar", "1", bar((90.0, 95.0), (10.0, 10.0)), 1),
-        ("snapshot", "1", snapshot(1.01, [0.5, 0.0], 105.0) | {"sleeves": books}, 1),
-    ]
-    view = session_view(told(story, tmp_path / "a.db"), Vitals("a.db", now=DAY))
-    second, first = texts(view, "sleeves")
-    assert first[0] == "trend" and "60" in first[1] and first[2] == "+5.00%"
-    assert second[0] == "hold" and second[2] == "-5.00%" and "max-drawdown" in second[-1]
-    assert (
-        texts(session_view(told(STORY, tmp_path / "b.db"), Vitals("b.db", now=DAY)), "sleeves")
-        == []
-    )

@@ -267,10 +267,8 @@ def test_a_sink_that_ends_the_process_does_not_end_its_thread(caplog, monkeypatc
     assert caplog.text.count("sink log: failed") == 2
 
 
-def test_a_halt_of_one_sleeve_reaches_every_sink_with_its_name_and_reason(
-    tmp_path, server, monkeypatch, caplog
-):
-    """By the rules that are shipped: nobody has to write one for sleeves."""
+def test_a_halt_reaches_every_sink_with_its_reason(tmp_path, server, monkeypatch, caplog):
+    """By the rules that are shipped."""
     path = tmp_path / "book.db"
     monkeypatch.setenv("ALERT_URL", server.url)
     monkeypatch.setenv("ALERT_MAIL", f"{server.url}/mail")
@@ -278,15 +276,12 @@ def test_a_halt_of_one_sleeve_reaches_every_sink_with_its_name_and_reason(
     rules = [rule for rule in read_rules(shipped) if rule.name == "halted"]
     alerts, opened = Alerts(rules, "book.db"), Sinks(sink for rule in rules for sink in rule.sinks)
     watched = Watched(None, path)
-    halt = {"code": "sleeve-halted", "sleeve": "trend", "limit": "max-drawdown"}
-    halt |= {"on_halt": "flatten", "loss": 0.1234567}
     story = [
-        ("run_started", "", {"sleeves": {"trend": {}, "agent": {}}}),
+        ("run_started", "", {}),
         ("bar", "1", {}),
-        ("risk", "1:trend:sleeve-halted", halt),
-        ("halt", "2", {"code": "asked", "detail": {"by": "file", "reason": "news"}}),
-        # It lifts the sleeve's halt, and not that of the session.
-        ("resume", "3", {"reason": "too tight", "sleeve": "trend"}),
+        ("halt", "1", {"code": "max-drawdown", "detail": {"loss": 0.1234567}}),
+        ("resume", "2", {"reason": "too tight"}),
+        ("halt", "3", {"code": "asked", "detail": {"by": "file", "reason": "news"}}),
     ]
     with caplog.at_level(logging.INFO), Journal(path, lambda: 0) as journal:
         for now, (kind, key, body) in enumerate(story):
@@ -294,9 +289,9 @@ def test_a_halt_of_one_sleeve_reaches_every_sink_with_its_name_and_reason(
             opened.tell(alerts.update(watched.look(), now, watched.why))
         opened.close()
     expected = [
-        ("firing", {"sleeve": "trend"}, "max-drawdown, loss 0.1235, on_halt flatten"),
+        ("firing", {}, "max-drawdown, loss 0.1235"),
+        ("resolved", {}, "too tight"),
         ("firing", {}, "asked, by file, reason news"),
-        ("resolved", {"sleeve": "trend"}, "too tight"),
     ]
     for way in ("/hook", "/hook/mail"):
         sent = [body for path, _, body in server.posted if path == way]
@@ -304,9 +299,7 @@ def test_a_halt_of_one_sleeve_reaches_every_sink_with_its_name_and_reason(
         assert [(t["status"], t["labels"], t.get("why", "")) for t in told] == [
             (status, str(labels), why) for status, labels, why in expected
         ]
-        assert [body["title"] for body in sent] == [
-            "[nca_trader] halted, sleeve trend firing", "[nca_trader] halted firing",
-            "[nca_trader] halted, sleeve trend resolved",
-        ]  # fmt: skip
+        words = ("firing", "resolved", "firing")
+        assert [body["title"] for body in sent] == [f"[nca_trader] halted {w}" for w in words]
     first, *_ = (r.getMessage() for r in caplog.records)
-    assert first.startswith("book.db: halted, sleeve trend firing: paper_halted == 1; now 1 (max-")
+    assert first.startswith("book.db: halted firing: paper_halted == 1; now 1 (max-")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from nca_trader.envs.account.effects import (
     LIQUIDATED,
@@ -83,6 +83,8 @@ class Portfolio(NamedTuple):
         where flat.
       equity: `[]` as a fraction of the start's.
       peak: `[]` the highest equity so far, at closes.
+      trading: `[]` bool, whether the account trades yet; False at the bars before its start, which
+        warm a strategy up.
 
     Example:
       A strategy that leaves the market for good after a drawdown of 20%:
@@ -104,6 +106,7 @@ class Portfolio(NamedTuple):
     best_price: Array
     equity: Array
     peak: Array
+    trading: ArrayLike = True
 
 
 class Book(NamedTuple):
@@ -135,11 +138,13 @@ def open_book(num_assets: int, dtype: DTypeLike) -> Book:
     return Book(none, none, held, none, none, none, none, none, none, never, jnp.ones((), dtype))
 
 
-def portfolio(account: Account, book: Book) -> Portfolio:
+def portfolio(account: Account, book: Book, trading: ArrayLike = True) -> Portfolio:
     """Return what a strategy sees at the close."""
     worth = equity(account)
     peak = jnp.maximum(book.peak, worth)
-    return Portfolio(account.held, book.entry, book.held, book.best, worth, peak)
+    return Portfolio(
+        account.held, book.entry, book.held, book.best, worth, peak, jnp.asarray(trading)
+    )
 
 
 def on_bar(

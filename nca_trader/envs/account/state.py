@@ -308,13 +308,13 @@ def bars_missing(present: np.ndarray) -> np.ndarray:
 
 
 def next_legs(
-    previous: np.ndarray,
+    previous: Tensor,
     bar: Bar,
-    seconds: np.ndarray | float,
-    missing: np.ndarray,
+    seconds: ArrayLike,
+    missing: Tensor,
     costs: Costs,
     rules: Rules,
-    size: np.ndarray | None = None,
+    size: Tensor | None = None,
 ) -> Legs:
     """Compute the overnight and intraday returns of a bar, and what else an account needs of it.
 
@@ -328,31 +328,33 @@ def next_legs(
       size: `[..., A]` factors on targets at this close, see `account.risk`; None for fixed ones.
 
     Returns:
-      `[..., A]` numpy arrays in float64.
+      `[..., A]` arrays in float64, of numpy or of jax as those of `bar` are.
     """
-    present = np.asarray(bar.present)
+    xp = arrays(bar.close)
+    present = xp.asarray(bar.present)
     # Returns of a missing bar, and those without a close before (NaN), are 0: a position cannot
     # move on a price that does not exist.
     with np.errstate(invalid="ignore", divide="ignore"):
         gap, body = bar.open / previous - 1.0, bar.close / bar.open - 1.0
-        if not (present.all() and np.isfinite(gap).all() and np.isfinite(body).all()):
-            gap, body = (np.nan_to_num(np.where(present, r, 0.0), copy=False) for r in (gap, body))
+        # What is traced is not known yet.
+        if xp is jnp or not (present.all() and np.isfinite(gap).all() and np.isfinite(body).all()):
+            gap, body = (xp.nan_to_num(xp.where(present, r, 0.0)) for r in (gap, body))
         dividend = None
         if bar.dividend is not None:
-            dividend = np.nan_to_num(np.where(present, bar.dividend / previous, 0.0))
+            dividend = xp.nan_to_num(xp.where(present, bar.dividend / previous, 0.0))
     delisted = None
     if rules.delist_after is not None:
         # Equal, not at least: an asset is closed once, in the bar that reaches the limit.
         delisted = missing == rules.delist_after
         # The bar is missing, so this return is the only one: the last price less the haircut.
-        gap = np.where(delisted, -rules.delist_haircut, gap)
+        gap = xp.where(delisted, -rules.delist_haircut, gap)
     money = rules.capital is not None or bool(costs.own)
     priced, low, high = money, None, None
     if rules.maintenance_margin is not None:
         priced = True
         with np.errstate(invalid="ignore", divide="ignore"):
             low, high = (
-                np.nan_to_num(np.where(present, price / bar.open - 1.0, 0.0))
+                xp.nan_to_num(xp.where(present, price / bar.open - 1.0, 0.0))
                 for price in (bar.low, bar.high)
             )
     return Legs(
@@ -360,17 +362,17 @@ def next_legs(
         body=body,
         present=present,
         # Without a quote in this bar, the configured half_spread is all that is known.
-        half_spread=None if bar.half_spread is None else np.nan_to_num(bar.half_spread),
+        half_spread=None if bar.half_spread is None else xp.nan_to_num(bar.half_spread),
         # 1 where there is no price yet: nothing fills there, and no NaN may come near a sum.
-        open=np.where(np.isfinite(bar.open), bar.open, 1.0) if priced else None,
-        close=np.where(np.isfinite(bar.close), bar.close, 1.0) if priced else None,
-        volume=np.nan_to_num(bar.volume) if money else None,
+        open=xp.where(xp.isfinite(bar.open), bar.open, 1.0) if priced else None,
+        close=xp.where(xp.isfinite(bar.close), bar.close, 1.0) if priced else None,
+        volume=xp.nan_to_num(bar.volume) if money else None,
         dividend=dividend,
-        funding=None if bar.funding is None else np.where(present, np.nan_to_num(bar.funding), 0.0),
-        years=np.asarray(seconds / SECONDS_PER_YEAR) if costs.carries else None,
+        funding=None if bar.funding is None else xp.where(present, xp.nan_to_num(bar.funding), 0.0),
+        years=xp.asarray(seconds / SECONDS_PER_YEAR) if costs.carries else None,
         delisted=delisted,
         size=size,
-        seconds=None if rules.risk is None else np.asarray(bar.time)[..., 0],
+        seconds=None if rules.risk is None else xp.asarray(bar.time)[..., 0],
         moved=None if rules.risk is None else (1.0 + gap) * (1.0 + body) - 1.0,
         low=low,
         high=high,

@@ -211,7 +211,8 @@ def fit_fold(setup: Setup, number: int) -> Fitted:
     subject, chosen, score, tried = fit(setup, setup.bars, fold.train)
     # Its orders depend on fills, which only the account of all folds has.
     if needs := with_account(subject, setup.bars):
-        if not setup.grid and takes_bars(setup.subject, ()):
+        own = isinstance(setup.subject, Strategy)
+        if not (setup.grid or own) and takes_bars(setup.subject, ()):
             raise ConfigError(
                 f"strategy {subject.name!r}: sees its portfolio or orders exits, and a function "
                 "fitted it, so that a file cannot hold it; give a rule with a grid."

@@ -13,6 +13,7 @@ import numpy as np
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
+from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import Place, place
 from nca_trader.config import EnvConfig
@@ -108,7 +109,8 @@ def walk_forward(
         or a function of bars: a model fitted on the train span. An agent (a config, a preset's
         name or a path): each fold trains it. A `Strategy`, or a function of bars that returns
         weights, has nothing to refit.
-      costs: of trading, in the fit as in the test; None takes none, for an agent those of `env`.
+      costs: of trading, in the fit as in the test; None takes none, for an agent those of `env`,
+        for a blend those of its runs.
       fill: "next_open" or "close", see `nca.backtest`.
       order: "on_change" or "rebalance"; None is the strategy's or the agent's own, and "rebalance"
         for functions of bars.
@@ -172,6 +174,7 @@ def walk_forward(
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     agent = is_agent(subject)
     config = _env_of(env, task, agent)
+    usual = config.costs if config else own_costs(subject)
     if costs is not None and config is not None:
         config = dataclasses.replace(config, costs=costs)
     # Tuples, because a generator would be used up by the first fold.
@@ -188,7 +191,7 @@ def walk_forward(
         subject=subject,
         grid=grid,
         metric=metric,
-        costs=costs or (config.costs if config else Costs()),
+        costs=costs or usual or Costs(),
         limits={key: value for key, value in given.items() if value is not None},
         env=config,
         steps=steps,

@@ -34,10 +34,7 @@ DRIFT_FILLS = 50  # that the mean slippage is of, as in `paper.drift`
 
 
 def drift_table(book: Tally) -> dict[str, Any]:
-    """Return what drifts: the present value where a journal tells it, and the newest warning.
-
-    Of an account that sleeves share the rows of each sleeve follow.
-    """
+    """Return what drifts: the present value where a journal tells it, and the newest warning."""
     # Read with care, as all bodies: a journal may come from another version.
     given = book.started.get("costs")
     costs = given if isinstance(given, dict) else {}
@@ -48,30 +45,22 @@ def drift_table(book: Tally) -> dict[str, Any]:
         "drift-slippage": f"{points(mean(recent))}, modelled {points(modelled)}",
         "drift-turnover": f"{percent(mean(list(book.turnover)), 2)} a bar",
     }
-    sleeves = book.watched.get("sleeves")
-    sleeves = sleeves if isinstance(sleeves, dict) else {}
-    rows = _rows(book, "", now, book.watched if not sleeves else {})
-    if sleeves:  # the account decides nothing of its own
-        rows = [row for row in rows if row[0] == DRIFTS["drift-slippage"]]
-    for name, status in sleeves.items():
-        rows += _rows(book, name, {}, status if isinstance(status, dict) else {})
     note = "A warning comes once as its limit is crossed, and again only after the value came back."
-    return table(["Drift", "Now", "Last warning"], rows, note)
+    return table(["Drift", "Now", "Last warning"], _rows(book, now), note)
 
 
-def _rows(book: Tally, sleeve: str, now: dict[str, str], status: dict[str, Any]) -> list[list[Any]]:
-    """Return the rows of the account, or of a sleeve; `status` says what is not watched and why."""
+def _rows(book: Tally, now: dict[str, str]) -> list[list[Any]]:
+    """Return the rows; what is not watched says why."""
     rows = []
     for code, label in DRIFTS.items():
         # `Tally` moves a repeated warning to the end.
         newest = reversed(book.drifts.items())
-        found = [pair for name, pair in newest if name[:2] == (sleeve, code)]
-        label = f"{printable(sleeve)}: {label}" if sleeve else label
+        found = [pair for name, pair in newest if name[0] == code]
         for ts, body in found[:DRIFT_ROWS]:
             name = f"{label} {printable(body.get('feature', ''))}".strip()
             said = f"{moment(ts)}: {_drifted(code, body)}"
             rows.append([name, now.get(code, ""), cell(said, "warn")])
-        why = printable(status.get(WATCHED[code], ""))
+        why = printable(book.watched.get(WATCHED[code], ""))
         # A silent watch and an absent one look alike, so the row says which it is.
         if not found:
             said = f"not watched: {why}" if why else "no warning"

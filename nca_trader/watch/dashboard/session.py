@@ -64,7 +64,6 @@ def session_view(book: Tally, vitals: Vitals) -> dict[str, Any]:
         "charts": _charts(book),
         "tables": {
             "positions": _positions(book),
-            "sleeves": _sleeves(book),
             "why": _why(book),
             "orders": _orders(book),
             "gauges": _gauges(book),
@@ -115,7 +114,7 @@ def _state(word: str, tone: str, sentence: str) -> dict[str, str]:
 
 
 def _reason(body: dict[str, Any]) -> str:
-    parts = [str(body[k]) for k in ("sleeve", "code", "limit", "reason") if body.get(k)]
+    parts = [str(body[k]) for k in ("code", "limit", "reason") if body.get(k)]
     detail = body.get("detail")
     if isinstance(detail, dict):
         for name, value in list(detail.items())[:4]:
@@ -250,29 +249,6 @@ def _positions(book: Tally) -> dict[str, Any]:
         )
     headers = ["Asset", "Weight", "Value", "Units", "Last close"]
     return table(headers, rows, _more(book), "Nothing is held before the first decision.")
-
-
-def _sleeves(book: Tally) -> dict[str, Any]:
-    """Return a row for each sleeve of the account; none where it has none."""
-    now, shares = book.snapshot.get("sleeves"), book.started.get("sleeves")
-    rows = []
-    for name, body in (now if isinstance(now, dict) else {}).items():
-        about = shares.get(name, {}) if isinstance(shares, dict) else {}
-        equity, value = number(body.get("equity")), number(body.get("value"))
-        halted = body.get("halted")
-        state = cell(f"halted: {halted}", "bad") if halted else cell("trading", "good")
-        rows.append(
-            [
-                str(name),
-                percent(number(about.get("share"))),
-                percent(equity - 1.0, 2, True),
-                amount(value),
-                amount(number(body.get("cash"))),
-                state,
-            ]
-        )
-    headers = ["Sleeve", "Share at the start", "Return", "Value", "Cash", "State"]
-    return table(headers, rows, empty="One agent has the whole account.")
 
 
 def _why(book: Tally) -> dict[str, Any]:

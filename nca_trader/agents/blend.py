@@ -1,0 +1,349 @@
+"""A blend: a strategy whose target is the weighted sum of the targets of its parts.
+
+Each part decides as it would alone. One that needs an account, because it sees its portfolio or is
+an agent, has an account of its own in the blend's state: it pays the part's costs, follows the
+part's rules, and opens when the blend's account does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from nca_trader.agents.strategy import Part, Strategy
+from nca_trader.agents.targets import strategy_faults
+from nca_trader.config.ranges import described, expect
+from nca_trader.envs.account import exits
+from nca_trader.envs.account.exits import Book, Order
+from nca_trader.envs.account.risk import Seen, before_bars, size
+from nca_trader.envs.account.state import (
+    Account,
+    Legs,
+    Rules,
+    next_legs,
+    open_account,
+    with_limits,
+)
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.numerics import float64_on_cpu
+from nca_trader.types import Bar, Bars, Costs
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """What a run has, as a part. `env_config.costs` are the costs that it trained with."""
+
+    env_config: Any
+
+    def refuse(self, bars: Bars) -> None:
+        """Raise BarError where the bars are of symbols that it does not trade."""
+        ...
+
+    def as_strategy(
+        self, costs: Costs | None, fill: str | None, limits: dict[str, Any]
+    ) -> Strategy:
+        """Return the strategy that decides as the agent does, on an account of its own."""
+        ...
+
+
+def blend(
+    parts: Mapping[str, tuple[Any, Any]],
+    costs: Costs | None = None,
+    fill: str | None = None,
+    order: str | None = None,
+    name: str | None = None,
+    **limits: Any,
+) -> Strategy:
+    """Return the strategy whose target is `sum_k share_k target_k` over its parts.
+
+    A part's target is the last one that it gave, and 0 before its first. Parts that want opposite
+    positions of an asset cancel, and only the sum is traded.
+
+    Args:
+      parts: a `Strategy` or a `Run`, and its share, by name. Shares are any numbers; those that sum
+        to 1 make a blend as large as its parts.
+      costs: of the accounts of parts that need one; None are a run's own, and none for a strategy.
+        What the blend itself pays is given to `nca.backtest`.
+      fill: of these accounts, as in `nca.backtest`.
+      order: when the blend trades; None is that of its parts.
+      name: for reports.
+      **limits: of these accounts, as in `nca.backtest`.
+
+    Returns:
+      A `Strategy`, for backtests, sweeps, walk-forwards and paper trading.
+
+    Raises:
+      ConfigError: no part, a name or share that is not one, a part of another type, or parts that
+        order differently.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> rules = nca.rules.sma_cross(10, 30), nca.rules.momentum(50)
+      >>> mix = nca.blend({"cross": (rules[0], 0.5), "trend": (rules[1], 0.5)})
+      >>> bars = nca.sample_bars("sp500")[-500:].select("SP500")
+      >>> result = nca.backtest(bars, mix)
+      >>> list(result.parts)
+      ['cross', 'trend']
+    """
+    expect("parts", parts, Mapping, "a dict of (strategy or run, share) by name")
+    expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
+    if not parts:
+        raise ConfigError("blend: there are no parts; give (strategy or run, share) by name.")
+    found = tuple(_part(str(key), given, costs, fill, dict(limits)) for key, given in parts.items())
+    orders = {part.name: part.strategy.order for part in found}
+    if order is None and len(set(orders.values())) > 1:
+        said = ", ".join(f"{name} {own}" for name, own in orders.items())
+        raise ConfigError(f"blend: its parts order differently ({said}); give order.")
+    strategies = [part.strategy for part in found]
+
+    def init(num_assets: int) -> Blended:
+        none = jnp.full((len(found), num_assets), jnp.nan)
+        return Blended(tuple(s.init(num_assets) for s in strategies), none, none)
+
+    def act(state: Blended, bar: Bar, portfolio: Any) -> tuple[Blended, Order]:
+        states, asked = [], []
+        for part, own in zip(found, state.states, strict=True):
+            with _named(part.name):
+                own, given = part.strategy.decide(own, bar, portfolio)
+            states.append(own)
+            asked.append(given.target * given.size)
+        rows = jnp.stack(asked)
+        last = jnp.where(jnp.isfinite(rows), rows, state.last)
+        total = sum(part.share * jnp.nan_to_num(row) for part, row in zip(found, last, strict=True))
+        # Infinite is what an agent orders that cannot decide: nothing may be made of it.
+        total = jnp.where(jnp.isinf(rows).any(0), jnp.inf, total)
+        target = jnp.where(jnp.isnan(rows).all(0), jnp.nan, total)
+        return Blended(tuple(states), rows, last), Order(target)
+
+    # As few arguments as its parts have: an account that nothing sees is cheaper to simulate.
+    sees = any(strategy.sees_portfolio for strategy in strategies)
+    taken = act if sees else lambda state, bar: act(state, bar, None)
+    named = name or f"blend of {', '.join(orders)}"
+    return Strategy(init, taken, named, order or next(iter(orders.values())), found)
+
+
+def _part(
+    name: str, given: Any, costs: Costs | None, fill: str | None, limits: dict[str, Any]
+) -> Part:
+    """Return one part, checked."""
+    where = f"blend: part {name!r}"
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"{where}: a name is of a-z, 0-9, . _ and -; give another.")
+    if not (isinstance(given, tuple | list) and len(given) == 2):
+        raise ConfigError(f"{where} is {described(given)}; give (strategy or run, share).")
+    subject, share = given
+    number = isinstance(share, Real) and not isinstance(share, bool) and np.isfinite(float(share))
+    # A traced share, of a sweep, has no value yet.
+    if not (number or isinstance(share, Array)):
+        raise ConfigError(f"{where}: its share is {described(share)}; give a number, e.g. 0.5.")
+    if isinstance(subject, Strategy):
+        strategy = subject
+        if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
+            rules = with_limits(Rules(), fill, subject.order, costs or Costs(), limits)
+            strategy = alone(subject, costs or Costs(), rules)
+        return Part(name, share, strategy, subject)
+    if isinstance(subject, Agent):
+        try:
+            strategy = subject.as_strategy(costs, fill, limits)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        return Part(name, share, strategy, subject, subject)
+    raise ConfigError(
+        f"{where} is {described(subject)}; give a Strategy, e.g. nca.rules.sma_cross(10, 30), or a "
+        "Run."
+    )
+
+
+class Blended(NamedTuple):
+    """The memory of a blend.
+
+    states: of its parts. asked: `[P, A]` what each part ordered at this bar, NaN for nothing. last:
+    `[P, A]` its last order.
+    """
+
+    states: tuple[Any, ...]
+    asked: Array
+    last: Array
+
+
+def asked_of(state: Any) -> Array:
+    """Return `[P, A]` what the parts of a blend ordered at this bar, also within wrappers of it."""
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Blended))
+    return next(leaf.asked for leaf in leaves if isinstance(leaf, Blended))
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Add the part's name to what its code raises."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"part {name}")
+        raise
+
+
+class Own(NamedTuple):
+    """An account of a part's own, and what its next bar needs.
+
+    close, missing: `[A]` last closes, and bars missing in a row. time: of the last bar. sizes: the
+    memory of sizes. trading: whether the account has opened.
+    """
+
+    account: Account
+    book: Book
+    close: Array
+    missing: Array
+    time: Array
+    sizes: Seen
+    trading: Array
+
+
+def own_account(num_assets: int, rules: Rules) -> Own:
+    """Return the flat account of a part, before any bar."""
+    zeros = jnp.zeros(num_assets, jnp.float64)
+    return Own(
+        account=open_account(zeros, rules),
+        book=exits.open_book(num_assets, jnp.float64),
+        close=jnp.full(num_assets, jnp.nan, jnp.float64),
+        missing=jnp.zeros(num_assets, jnp.int64),
+        time=jnp.zeros((), jnp.int64),
+        sizes=jax.tree.map(jnp.asarray, before_bars(num_assets)),
+        trading=jnp.zeros((), bool),
+    )
+
+
+def moved(own: Own, bar: Bar, trading: Array, costs: Costs, rules: Rules) -> tuple[Own, Legs]:
+    """Move a part's account through a bar, where it trades; the account opens at the first close.
+
+    Returns:
+      The account at this close, and the bar's parts.
+    """
+    sizes, factor = own.sizes, None
+    if rules.scale is not None:
+        sizes, factor = size(sizes, bar, rules.scale)
+    gone = ~bar.present & jnp.isfinite(own.close)
+    missing = jnp.where(gone, own.missing + 1, 0)
+    # Time before the first close earns no interest.
+    seconds = jnp.where(own.trading, bar.time[0] - own.time, 0)
+    legs = next_legs(own.close, bar, seconds, missing, costs, rules, factor)
+    account, book, *_ = exits.on_bar(own.account, own.book, bar, legs, costs, rules)
+    account, book = _where(trading, (account, book), (own.account, own.book))
+    close = jnp.where(bar.present, bar.close, own.close)
+    return Own(account, book, close, missing, bar.time[0], sizes, trading), legs
+
+
+def ordered(
+    own: Own, order: Order, bar: Bar, legs: Legs, costs: Costs, rules: Rules
+) -> tuple[Own, Array]:
+    """Order on a part's account, where it trades.
+
+    Returns:
+      The account, and `[A]` the weights that are in force by this order; NaN for none.
+    """
+    account, book, _, weights = exits.place_order(
+        own.account, own.book, order, bar, legs, costs, rules
+    )
+    # What the account has ordered: a dead band may have held the target back.
+    asked = jnp.where(jnp.isnan(weights) & ~account.ruined, jnp.nan, account.ordered)
+    # Of no account yet: the order in force before the first bar is repeated there.
+    before = weights if legs.size is None else weights * legs.size
+    asked = jnp.where(own.trading, asked, before)
+    # An infinite weight must not reach an account.
+    asked = jnp.where(jnp.isinf(weights), weights, asked)
+    account, book = _where(own.trading, (account, book), (own.account, own.book))
+    return own._replace(account=account, book=book), asked
+
+
+def alone(strategy: Strategy, costs: Costs, rules: Rules) -> Strategy:
+    """Return a strategy that sees an account of its own in the place of the one that it is given.
+
+    It decides as in a backtest with these costs and rules that begins to trade at the same bar.
+    """
+
+    def init(num_assets: int) -> Any:
+        never = jnp.full(num_assets, jnp.nan, jnp.float64)
+        return strategy.init(num_assets), own_account(num_assets, rules), never
+
+    def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
+        inner, own, last = state
+        opens = portfolio.trading & ~own.trading
+        own, legs = moved(own, bar, portfolio.trading, costs, rules)
+        seen = exits.portfolio(own.account, own.book, portfolio.trading)
+        inner, order = strategy.decide(inner, bar, seen)
+        none = jnp.isnan(order.target)
+        target = jnp.where(none & opens, last, order.target)
+        last = jnp.where(none, last, order.target)
+        own, asked = ordered(own, order._replace(target=target), bar, legs, costs, rules)
+        return (inner, own, last), Order(asked)
+
+    return Strategy(init, act, strategy.name, strategy.order)
+
+
+def _where(condition: Array, this: Any, that: Any) -> Any:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), this, that)
+
+
+def parts_of(bars: Bars, strategy: Strategy, first: int) -> np.ndarray:
+    """Return `[N, P, A]` what each part of a blend orders, NaN for nothing; it trades from `first`.
+
+    Raises:
+      BarError: a part never orders, or orders what is not a number; it is named.
+    """
+    with float64_on_cpu(), strategy_faults(bars, strategy):
+        trading = np.arange(len(bars)) >= first
+        asked = np.asarray(_scan_parts(bars.as_bar(), trading, strategy))
+    for part, rows in zip(strategy.parts, asked.swapaxes(0, 1), strict=True):
+        if np.isinf(rows).any():
+            row = int(np.argwhere(np.isinf(rows))[0, 0])
+            raise BarError(
+                f"{strategy.name}: part {part.name} decides what is not a number at "
+                f"{bars.index[row]}; correct it, or leave it out."
+            )
+        if np.isnan(rows).all():
+            raise BarError(
+                f"{strategy.name}: part {part.name} orders nothing on these bars, all its targets "
+                "are NaN; give it more bars, or leave it out."
+            )
+    return asked
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _scan_parts(bars: Bar, trading: Array, strategy: Strategy) -> Array:
+    num_assets = bars.close.shape[1]
+    book = exits.open_book(num_assets, jnp.float64)
+    account = open_account(jnp.zeros(num_assets, jnp.float64))
+
+    def step(state: Any, xs: tuple[Bar, Array]) -> tuple[Any, Array]:
+        bar, now = xs
+        state, _ = strategy.decide(state, bar, exits.portfolio(account, book, now))
+        return state, asked_of(state)
+
+    state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
+    return jax.lax.scan(step, state, (bars, trading))[1]
+
+
+def own_costs(subject: Any) -> Costs | None:
+    """Return the costs that the runs of a blend trained with; None of anything else.
+
+    Raises:
+      ConfigError: they differ.
+    """
+    runs = subject.runs if isinstance(subject, Strategy) else ()
+    found: list[Any] = [run.env_config.costs for run in runs]
+    if any(costs != found[0] for costs in found[1:]):
+        raise ConfigError(
+            f"{subject.name}: its runs were trained with other costs; an account has one set, so "
+            "give costs."
+        )
+    return found[0] if found else None

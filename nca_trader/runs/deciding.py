@@ -1,0 +1,104 @@
+"""The agent of a run as a strategy, which decides on an account of its own; see `agents.blend`."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from nca_trader.agents.blend import Own, moved, ordered, own_account
+from nca_trader.agents.heads import best_target
+from nca_trader.agents.policy import read_out
+from nca_trader.agents.strategy import Strategy
+from nca_trader.data.features import feature_set
+from nca_trader.envs.account.exits import Order
+from nca_trader.envs.account.state import rules_of, with_limits
+from nca_trader.envs.rewards import begun, remembered
+from nca_trader.errors import ConfigError
+from nca_trader.runs.universe import run_on
+from nca_trader.types import Bar, Costs
+
+if TYPE_CHECKING:
+    from nca_trader.runs.manifest import Run
+
+
+class Deciding(NamedTuple):
+    """The memory of a run's agent.
+
+    own: its account. features: of the feature set. stream: of the policy. rows: bars seen. unfit:
+    bars for which the stream still holds a feature that is not finite. decided: whether it has.
+    """
+
+    own: Own
+    features: Any
+    stream: Any
+    rows: Array
+    unfit: Array
+    decided: Array
+
+
+def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, Any]) -> Strategy:
+    """Return the strategy that decides as a run does, on an account of its own.
+
+    It streams bar by bar in place of encoding many bars at once, and its target is infinite where
+    its numbers are not finite. A baseline that trades in the agent's place is the strategy itself.
+
+    Args:
+      run: an agent's.
+      costs: of its account; None are the run's.
+      fill: of its account; None is the run's.
+      limits: of its account, in the place of the run's; see `nca_trader.backtest`.
+
+    Raises:
+      ConfigError: it observes the state of a synthetic market, which no bars have.
+    """
+    if run.replacement is not None:
+        return run.replacement
+    if run.env_config.market and run.env_config.market_state:
+        raise ConfigError(
+            f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
+            "which bars do not have; blend one that was trained on bars alone."
+        )
+    costs = costs or run.env_config.costs
+    rules = with_limits(rules_of(run.env_config), fill, None, costs, limits)
+    features, params = feature_set(run.env_config.features), run.params()
+
+    @functools.lru_cache(maxsize=8)
+    def policy_of(num_assets: int) -> Any:
+        # A strategy knows the number of assets alone; their names are checked with the bars.
+        named: Any = SimpleNamespace(symbols=tuple(map(str, range(num_assets))), source="")
+        own = run.spec.num_assets == num_assets
+        return (run if own else run_on(run, named)).policy
+
+    def init(num_assets: int) -> Deciding:
+        own, none = own_account(num_assets, rules), jnp.zeros((), bool)
+        policy = policy_of(num_assets)
+        own = own._replace(account=begun(policy.spec, own.account))
+        count = jnp.zeros((), jnp.int32)
+        return Deciding(own, features.init(num_assets), policy.begin(), count, count, none)
+
+    def act(state: Deciding, bar: Bar, portfolio: Any) -> tuple[Deciding, Order]:
+        policy = policy_of(len(bar.close))
+        own, legs = moved(state.own, bar, portfolio.trading, costs, rules)
+        kept, row = features.update(state.features, bar)
+        stream, cells = policy.stream(params, state.stream, row, bar.present)
+        # A NaN stays in the stream until the receptive field has passed over it.
+        unfit = jnp.where(
+            jnp.isfinite(row).all(), jnp.maximum(state.unfit - 1, 0), policy.receptive_field
+        ).astype(jnp.int32)
+        ready = portfolio.trading & (state.rows >= policy.first_decision)
+        own = own._replace(account=remembered(policy.spec, own.account, ~state.decided))
+        logits = read_out(policy, params, cells, own.account)
+        target = best_target(policy.spec, logits, own.account.ordered, policy.ensemble)
+        fit = jnp.isfinite(logits).all() & jnp.isfinite(target).all() & (unfit == 0)
+        # What cannot be decided is not ordered on its account either.
+        order = Order(jnp.where(ready & fit, target, jnp.nan).astype(jnp.float64))
+        own, asked = ordered(own, order, bar, legs, costs, rules)
+        asked = jnp.where(ready & ~fit, jnp.inf, asked)
+        after = Deciding(own, kept, stream, state.rows + 1, unfit, state.decided | ready)
+        return after, Order(asked)
+
+    return Strategy(init, act, run.name, rules.order)

@@ -1,0 +1,223 @@
+"""A blend is the ledger's account of the weighted sum of what its parts decide alone."""
+
+import dataclasses
+import math
+import re
+
+import jax.numpy as jnp
+import ledger
+import numpy as np
+import pandas as pd
+import pytest
+from drawn import random_bars
+from tiny import AGENT, ENV
+from untrained import untrained_run
+
+import nca_trader as nca
+from nca_trader.agents.blend import parts_of
+from nca_trader.errors import BarError, ConfigError
+
+COSTS = nca.Costs(commission=5e-4, slippage=2e-4, interest_lend=0.02)
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return random_bars(np.random.default_rng(3), 400, 2)
+
+
+def patient(hold):
+    """Buys a fall, and leaves after `hold` bars or a gain of 2%: it needs its own positions."""
+
+    def act(previous, bar, portfolio):
+        fell = bar.close < previous * 0.995
+        gained = bar.close > portfolio.entry_price * 1.02
+        leave = (portfolio.bars_held >= hold) | gained
+        target = jnp.where((portfolio.bars_held == 0) & fell, 0.4, jnp.nan)
+        target = jnp.where(leave & (portfolio.bars_held > 0), 0.0, target)
+        return jnp.where(bar.present, bar.close, previous), target
+
+    return nca.Strategy(lambda num_assets: jnp.full(num_assets, jnp.nan), act, f"patient {hold}")
+
+
+def mixed(targets, shares):
+    """`sum_k share_k target_k`, where each part's last order counts, row by row."""
+    last, rows = np.zeros((len(targets), *targets[0].shape[1:])), []
+    for asked in zip(*targets, strict=True):
+        asked = np.array(asked)
+        last = np.where(np.isnan(asked), last, asked)
+        total = sum(share * row for share, row in zip(shares, last, strict=True))
+        rows.append(np.where(np.isnan(asked).all(0), np.nan, total))
+    return np.array(rows)
+
+
+def alone(bars, part, costs=COSTS, **options):
+    return nca.backtest(bars, part, costs, look=False, **options).targets.to_numpy()
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("start", [None, 90])
+def test_a_blend_is_the_ledgers_account_of_the_sum_of_its_parts(bars, fill, start):
+    parts = {
+        "cross": (nca.rules.sma_cross(3, 9), 0.5),
+        "sized": (nca.rules.momentum(5).with_volatility(0.1, span=10.0), 0.2),
+        "patient": (patient(4), 0.4),
+    }
+    options = {"fill": fill, "start": None if start is None else str(bars.index[start])}
+    mix = nca.blend(parts, costs=COSTS, fill=fill)
+    result = nca.backtest(bars, mix, COSTS, **options)
+    found = parts_of(bars, mix, start or 0)[start or 0 :]
+    targets = [alone(bars, part, **options) for part, _ in parts.values()]
+    if start is None:
+        for k, each in enumerate(targets):
+            np.testing.assert_array_equal(found[:, k], each)
+    else:  # alone, the order in force before the start is repeated there
+        for k, each in enumerate(targets):
+            np.testing.assert_array_equal(found[1:, k], each[1:])
+    traded = bars[start or 0 :]
+    costs = {"commission": 5e-4, "slippage": 2e-4, "interest_lend": 0.02}
+    asked = mixed(targets, [share for _, share in parts.values()])
+    np.testing.assert_allclose(result.targets, asked, atol=1e-15)
+    expected = ledger.run(traded, asked, costs, {"fill": fill})
+    np.testing.assert_allclose(result.equity, expected.equity, rtol=1e-9)
+    assert result.num_fills > 50 and abs(result.equity.iloc[-1] - 1.0) > 0.01
+    np.testing.assert_allclose(result.parts.sum(axis=1), expected.went["market"], atol=1e-9)
+
+
+AGENTS = [
+    {}, {"actions": "weights"}, {"actions": "orders"}, {"reward": "differential_sharpe"},
+    {"sizing": "volatility"}, {"actions": "weights", "dead_band": 0.1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", AGENTS)
+@pytest.mark.few(3)
+def test_an_agent_in_a_blend_decides_as_it_does_alone(bars, tmp_path, changes, caplog):
+    run = untrained_run(tmp_path / "agent", bars[:200], dataclasses.replace(ENV, **changes), AGENT)
+    own = nca.backtest(bars, run, look=False)
+    order = own.rules.order
+    mix = nca.blend({"agent": (run, 0.6), "cross": (nca.rules.sma_cross(3, 9), 0.4)}, order=order)
+    result = nca.backtest(bars, mix, look=False)
+    # As of a run: from the first bar that it has not seen, at the costs that it trained with.
+    assert result.equity.index[0] == own.equity.index[0] == bars.index[200]
+    assert result.in_sample == 0 and result.charged == ENV.costs and own.num_fills > 10
+    found = parts_of(bars, mix, 200)[200:, 0]
+    if "dead_band" in changes:  # what its account orders: the band holds some targets back
+        held = np.abs(found - own.targets) > 1e-12
+        assert 0 < np.asarray(held).sum() < held.size
+    else:
+        np.testing.assert_allclose(found, own.targets, atol=1e-6)
+    cross = alone(bars, nca.rules.sma_cross(3, 9), start=str(bars.index[200]))
+    asked = mixed([found, cross], [0.6, 0.4])
+    expected = ledger.run(
+        bars[200:], asked, {"commission": 5e-4, "slippage": 2e-4}, {"order": order}
+    )
+    np.testing.assert_allclose(result.equity, expected.equity, rtol=1e-9)
+
+
+def test_a_blend_counts_as_an_evaluation_of_its_runs(bars, tmp_path):
+    run = untrained_run(tmp_path / "agent", bars[:200], ENV, AGENT)
+    mix = nca.blend({"agent": (run, 1.0)})
+    assert nca.backtest(bars, mix).looks == 1 and nca.backtest(bars, run).looks == 2
+    assert nca.backtest(bars, mix, start=str(bars.index[150])).in_sample == 50
+
+
+def test_a_run_in_a_blend_trades_its_own_symbols_alone(bars, tmp_path):
+    # Its reward remembers in units of these symbols' variance.
+    env = dataclasses.replace(ENV, reward="differential_sharpe")
+    run = untrained_run(tmp_path / "agent", bars[:200], env, AGENT)
+    mix = nca.blend({"agent": (run, 1.0)})
+    assert nca.backtest(bars, mix, look=False).num_fills > 10
+    with pytest.raises(BarError, match="the run agent trades S0, S1, in this order"):
+        nca.backtest(dataclasses.replace(bars, symbols=("S1", "S0")), mix, look=False)
+
+
+def test_parts_that_want_opposite_positions_cancel_and_each_has_its_own_gain(bars):
+    def steady(weight):
+        return nca.Strategy(lambda n: jnp.zeros(n), lambda s, bar: (s, jnp.full(2, weight)), "s")
+
+    mix = nca.blend({"up": (steady(0.4), 0.5), "down": (steady(-0.4), 0.5)})
+    result = nca.backtest(bars, mix, COSTS)
+    assert result.num_fills == 0
+    # Both hold units from the second bar's open on, for 0.2 of the capital in each asset.
+    units = 0.2 * result.equity.iloc[1] / bars.close[1]
+    expected = (units * (bars.close[-1] - bars.open[1])).sum()
+    np.testing.assert_allclose(result.parts.sum(), [expected, -expected], rtol=1e-12)
+    np.testing.assert_allclose(result.parts.sum(axis=1), 0.0, atol=1e-15)
+
+
+def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
+    def rule(slow=9, share=0.5):
+        parts = {"a": (nca.rules.sma_cross(3, slow), share), "b": (patient(4), 1.0 - share)}
+        return nca.blend(parts, costs=COSTS)
+
+    grid = {"slow": [8, 20], "share": [0.25, 0.75]}
+    table = nca.sweep(bars, rule, grid, COSTS, precision="f64")
+    for row in table.to_dict("records"):
+        alone_ = nca.backtest(bars, rule(row["slow"], row["share"]), COSTS)
+        assert row["total_return"] == pytest.approx(alone_.metrics["total_return"], rel=1e-9)
+    walk = nca.walk_forward(bars, rule, train=120, test=60, grid=grid, costs=COSTS)
+    assert len(walk.folds) > 3 and walk.result.num_fills > 20
+    fixed = nca.walk_forward(bars, rule(), train=120, test=60, costs=COSTS)
+    equity = fixed.result.equity
+    same = nca.backtest(bars, rule(), COSTS, start=str(equity.index[0]))
+    np.testing.assert_allclose(equity, same.equity[: len(equity)], rtol=1e-9)
+
+
+def raising(number):
+    def act(state, bar):
+        raise ValueError(f"no {number}")
+
+    return nca.Strategy(lambda n: jnp.zeros(n), act, "broken")
+
+
+def always(target):
+    return nca.Strategy(lambda n: jnp.zeros(n), lambda s, bar: (s, jnp.full(2, target)), "always")
+
+
+GOOD = (nca.rules.sma_cross(3, 9), 0.5)
+RUNNING = [
+    (raising(7), ConfigError, r"part b: raises ValueError.*no 7"),
+    (always(math.nan), BarError, "part b orders nothing on these bars"),
+    (always(math.inf), BarError, "part b decides what is not a number at 2020-01-01"),
+    (nca.rules.sma_cross(3, 9).with_stop(0.02), ConfigError, "part b carry stops or targets"),
+    (patient(4).with_stop(0.02), ConfigError, "part b carry stops or targets"),
+]
+
+
+@pytest.mark.parametrize(("part", "error", "match"), RUNNING)
+def test_a_part_that_cannot_trade_is_named(bars, part, error, match):
+    with pytest.raises(error, match=match) as caught:
+        nca.backtest(bars, nca.blend({"a": GOOD, "b": (part, 0.5)}))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_part_of_a_blend_in_a_blend_is_named_with_its_path(bars):
+    inner = nca.blend({"deep": (raising(7), 1.0)})
+    with pytest.raises(ConfigError, match=r"part b, part deep: raises ValueError"):
+        nca.backtest(bars, nca.blend({"a": GOOD, "b": (inner, 0.5)}))
+
+
+REFUSED = [
+    ({}, "there are no parts"),
+    ([("a", GOOD)], "parts"),
+    ({"A b": GOOD}, "a name is of a-z"),
+    ({"a": nca.rules.sma_cross()}, "give (strategy or run, share)"),
+    ({"a": (nca.rules.sma_cross(), "half")}, "its share is"),
+    ({"a": (nca.rules.sma_cross(), math.nan)}, "its share is"),
+    ({"a": (nca.rules.sma_cross, 0.5)}, "give a Strategy"),
+    ({"a": GOOD, "b": (nca.rules.equal_weight(), 0.5)}, "give order"),
+]
+
+
+@pytest.mark.parametrize(("parts", "match"), REFUSED)
+def test_what_is_not_a_blend_is_refused_in_one_line(parts, match):
+    with pytest.raises(ConfigError, match=re.escape(match)) as caught:
+        nca.blend(parts)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrappers_of_a_blend_keep_its_parts(bars):
+    mix = nca.blend({"a": GOOD, "b": (nca.rules.momentum(20), 0.5)}).with_delay(2)
+    result = nca.backtest(bars, mix, COSTS)
+    assert isinstance(result.parts, pd.DataFrame)
+    assert nca.backtest(bars, mix.with_volatility(0.1), COSTS).parts is not None
