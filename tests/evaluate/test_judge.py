@@ -346,10 +346,18 @@ def test_a_sweep_is_the_judges_account(number):
                 limits=setting.rules,
             ).table  # fmt: skip
             wanted = [outcomes[k].equity[-1] for k in chosen]
-            np.testing.assert_allclose(table["equity"], wanted, rtol=rtol)
+            clear = [precision == "f64" or not pays_for_dust(outcomes[k], setting) for k in chosen]
+            np.testing.assert_allclose(table["equity"][clear], np.array(wanted)[clear], rtol=rtol)
             if precision == "f64":
                 for k, row in zip(chosen, table.itertuples(), strict=True):
                     compare_counts(row, real(outcomes[k], setting), bars, setting.rules)
+
+
+def pays_for_dust(outcome, setting):
+    """Whether a fixed fee is charged for a trade that float32 cannot tell from none."""
+    least = 1e-6 * setting.rules.get("capital", 1.0)
+    tiny = any(0.0 < abs(f.units * f.price) < least for f in outcome.fills)
+    return "fixed_fee" in setting.costs and tiny
 
 
 def compare_counts(row, fills, bars, rules):
