@@ -100,7 +100,9 @@ def blend(
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
     if not parts:
         raise ConfigError("blend: there are no parts; give (strategy or run, share) by name.")
-    found = tuple(_part(str(key), given, costs, fill, dict(limits)) for key, given in parts.items())
+    # Checked also where no part has an account that uses them.
+    with_limits(Rules(), fill, order, costs or Costs(), limits)
+    found = tuple(_part(key, given, costs, fill, dict(limits)) for key, given in parts.items())
     orders = {part.name: part.strategy.order for part in found}
     if order is None and len(set(orders.values())) > 1:
         said = ", ".join(f"{name} {own}" for name, own in orders.items())
@@ -134,11 +136,11 @@ def blend(
 
 
 def _part(
-    name: str, given: Any, costs: Costs | None, fill: str | None, limits: dict[str, Any]
+    name: Any, given: Any, costs: Costs | None, fill: str | None, limits: dict[str, Any]
 ) -> Part:
     """Return one part, checked."""
     where = f"blend: part {name!r}"
-    if not NAME.fullmatch(name):
+    if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ConfigError(f"{where}: a name is of a-z, 0-9, . _ and -; give another.")
     if not (isinstance(given, tuple | list) and len(given) == 2):
         raise ConfigError(f"{where} is {described(given)}; give (strategy or run, share).")

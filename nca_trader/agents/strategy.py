@@ -54,6 +54,7 @@ class Strategy:
       name: shown in reports.
       order: "on_change" trades when a target changes, "rebalance" at each target that is given.
       parts: of a blend.
+      lag: bars by which a blend orders after its parts, see `with_delay`.
 
     Raises:
       ConfigError: `init` or `act` is not a function, or `act` takes other arguments.
@@ -74,6 +75,7 @@ class Strategy:
     name: str = "strategy"
     order: str = "on_change"
     parts: tuple[Part, ...] = ()
+    lag: int = 0
 
     def __post_init__(self):
         for field, form in (("init", "(num_assets)"), ("act", "(state, bar)")):
@@ -196,7 +198,8 @@ class Strategy:
             queue = jnp.concatenate([queue[1:], jnp.stack(new)[None].astype(queue.dtype)])
             return (inner, queue), then
 
-        return self._around(init, act, f", delay {bars}")
+        delayed = self._around(init, act, f", delay {bars}")
+        return dataclasses.replace(delayed, lag=self.lag + bars)
 
     def _with(self, word: str, field: str, fraction: Any) -> Strategy:
         """Return this strategy with one level in each of its orders."""

@@ -158,7 +158,7 @@ def backtest(
         asked = None if mix is None else parts_of(bars[:last], mix, first)
         done = _of_targets(bars, targets, costs, rules, span, delay, check)
         if asked is not None:
-            flat = late(asked.reshape(len(asked), -1), delay)
+            flat = late(asked.reshape(len(asked), -1), delay + mix.lag)
             parts = in_force(flat, first)[first:].reshape(asked[first:].shape)
             done = done._replace(parts=parts)
         if runs:
@@ -171,7 +171,13 @@ def backtest(
         equity, traded = columns["equity"].to_numpy(), bars[first:last]
         units = trades.units_held(traded, equity, np.asarray(trace.weight))
         columns["parts"] = earned(
-            traded, mix.parts, done.parts, units, equity, rules.fill == "next_open"
+            traded,
+            mix.parts,
+            done.parts,
+            trades.fills_in(traded, trace, rules),
+            units,
+            equity,
+            rules.fill == "next_open",
         )
     result = Result(
         name=name,

@@ -9,7 +9,7 @@ import ledger
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import random_bars
+from drawn import random_bars, rich_bars
 from tiny import AGENT, ENV
 from untrained import untrained_run
 
@@ -145,6 +145,67 @@ def test_parts_that_want_opposite_positions_cancel_and_each_has_its_own_gain(bar
     np.testing.assert_allclose(result.parts.sum(axis=1), 0.0, atol=1e-15)
 
 
+def drawn(seed):
+    """Orders weights at random, and often 0."""
+    rng = np.random.default_rng(seed)
+    chosen = rng.choice([math.nan, 0.0, 1.0], (200, 2), p=[0.3, 0.3, 0.4])
+    rows = jnp.asarray(chosen * rng.uniform(-1.0, 1.0, (200, 2)))
+    return nca.Strategy(lambda n: jnp.zeros((), int), lambda t, bar: (t + 1, rows[t]), "drawn")
+
+
+ACCOUNTS = [
+    ({}, lambda mix: mix),
+    ({}, lambda mix: mix.with_delay(2)),
+    ({}, lambda mix: mix.with_stop(0.01)),
+    ({}, lambda mix: mix.with_take_profit(0.01)),
+    ({"delay": 1, "delist_after": 5, "delist_haircut": 0.3}, lambda mix: mix.with_delay(2)),
+    ({"borrow": True, "maintenance_margin": 0.5}, lambda mix: mix),
+    ({"borrow": True, "maintenance_margin": 0.5}, lambda mix: mix.with_trailing_stop(0.02)),
+    ({"capital": 1e4, "lot": 5.0, "min_notional": 800.0, "max_participation": 0.02}, lambda x: x),
+]
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize(("limits", "around"), ACCOUNTS)
+def test_what_parts_earned_sums_to_the_market_also_where_orders_wait_or_positions_are_left(
+    fill, limits, around
+):
+    many = rich_bars(np.random.default_rng(0), 200, 2)
+    mix = around(nca.blend({"a": (drawn(1), 1.0), "b": (drawn(2), 0.9)}))
+    result = nca.backtest(many, mix, COSTS, fill=fill, **limits)
+    assert result.num_fills > 50
+    np.testing.assert_allclose(result.parts.sum(axis=1), result.flows["market"], atol=1e-12)
+
+
+def test_a_position_stays_with_who_held_it_until_an_order_fills():
+    """S0 has no bar while the orders of a and b change: nothing fills before it is back."""
+
+    def steps(*weights):
+        rows = jnp.asarray(weights + weights[-1:] * 10)
+        return nca.Strategy(
+            lambda n: jnp.zeros((), int), lambda t, bar: (t + 1, jnp.stack([rows[t], 0.0])), "steps"
+        )
+
+    drawn_bars = random_bars(np.random.default_rng(5), 8, 2)
+    present, open_, close = (
+        x.copy() for x in (drawn_bars.present, drawn_bars.open, drawn_bars.close)
+    )
+    present[3:5, 0] = False
+    open_[3:5, 0] = close[3:5, 0] = close[2, 0]
+    gappy = dataclasses.replace(
+        drawn_bars, present=present, open=open_, close=close,
+        high=np.maximum(open_, close), low=np.minimum(open_, close),
+    )  # fmt: skip
+    mix = nca.blend({"a": (steps(0.5, 0.5, 0.0), 1.0), "b": (steps(0.0, 0.0, 0.25), 1.0)})
+    result = nca.backtest(gappy, mix)
+    # Held by a from the open of row 1, by b from the open of row 5, where the order fills.
+    units = 0.5 / open_[1, 0]
+    to_a = units * (open_[5, 0] - open_[1, 0])
+    left = 0.25 * (1.0 + to_a) / open_[5, 0]
+    expected = [to_a, left * (close[-1, 0] - open_[5, 0])]
+    np.testing.assert_allclose(result.parts.sum(), expected, rtol=1e-12)
+
+
 def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
     def rule(slow=9, share=0.5):
         parts = {"a": (nca.rules.sma_cross(3, slow), share), "b": (patient(4), 1.0 - share)}
@@ -201,6 +262,7 @@ REFUSED = [
     ({}, "there are no parts"),
     ([("a", GOOD)], "parts"),
     ({"A b": GOOD}, "a name is of a-z"),
+    ({1: GOOD, "1": GOOD}, "a name is of a-z"),
     ({"a": nca.rules.sma_cross()}, "give (strategy or run, share)"),
     ({"a": (nca.rules.sma_cross(), "half")}, "its share is"),
     ({"a": (nca.rules.sma_cross(), math.nan)}, "its share is"),
@@ -214,6 +276,15 @@ def test_what_is_not_a_blend_is_refused_in_one_line(parts, match):
     with pytest.raises(ConfigError, match=re.escape(match)) as caught:
         nca.blend(parts)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [({"max_gros": 1.0}, "did you mean 'max_gross'"), ({"fill": "clsoe"}, "did you mean 'close'")],
+)
+def test_arguments_of_accounts_are_refused_also_where_no_part_has_an_account(given, match):
+    with pytest.raises(ConfigError, match=match):
+        nca.blend({"a": GOOD}, **given)
 
 
 def test_wrappers_of_a_blend_keep_its_parts(bars):
