@@ -15,7 +15,9 @@ import numpy as np
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.ranges import described, nearest
 from nca_trader.config.spans import LARGEST_GRID
-from nca_trader.errors import ConfigError
+from nca_trader.errors import BarError, ConfigError
+from nca_trader.runs.manifest import seen_rows
+from nca_trader.types import Bars
 
 SAMPLES = ("sobol", "halton", "latin", "random")
 Combination = dict[str, Any]
@@ -64,6 +66,29 @@ def built(rule: Callable[..., Any], parameters: Combination) -> Any:
             "Strategy, or take bars as its first parameter and return targets."
         )
     return found
+
+
+def refuse_seen(bars: Bars, strategy: Any, first: int, remedy: str) -> None:
+    """Refuse to judge a blend on bars that trained or selected a run among its parts.
+
+    Args:
+      bars: of the judged span and before.
+      strategy: what is judged.
+      first: row of the first judged bar.
+      remedy: the end of the message, in which `{row}` and `{date}` are of the first unseen bar.
+
+    Raises:
+      BarError: a judged bar was seen.
+    """
+    runs = strategy.runs if isinstance(strategy, Strategy) else ()
+    seen = max((seen_rows(bars, run) for run in runs), default=0)
+    if seen <= first:
+        return
+    after = "none is left" if seen >= len(bars) else remedy.format(row=seen, date=bars.index[seen])
+    raise BarError(
+        f"{strategy.name}: its runs were trained or selected on bars until {bars.index[seen - 1]}, "
+        f"and would be judged on bars from {bars.index[first]}; {after}."
+    )
 
 
 def combinations_of(

@@ -24,6 +24,7 @@ from nca_trader.evaluate.combinations import (
     Combination,
     built,
     combinations_of,
+    refuse_seen,
     takes_bars,
     valid,
 )
@@ -134,6 +135,9 @@ def sweep(
     limits = {"fill": fill, "order": order, **limits}
     swept = run_combinations(bars, rule, combinations, costs, precision, tails, resume, limits)
     setting, table = swept.setting, swept.table
+    if not takes_bars(rule, setting.combinations[0]):
+        remedy = 'sweep bars.between("{date}", None)'
+        refuse_seen(bars, built(rule, setting.combinations[0]), 0, remedy)
     if swept.refused:
         log.warning("%s", swept.refused)
     # Buy and hold at the same costs and limits, which the best has to beat.

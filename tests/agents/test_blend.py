@@ -292,3 +292,23 @@ def test_wrappers_of_a_blend_keep_its_parts(bars):
     result = nca.backtest(bars, mix, COSTS)
     assert isinstance(result.parts, pd.DataFrame)
     assert nca.backtest(bars, mix.with_volatility(0.1), COSTS).parts is not None
+
+
+def test_a_blend_is_not_judged_on_bars_that_trained_its_run(bars, tmp_path):
+    run = untrained_run(tmp_path / "agent", bars[:200], ENV, AGENT)
+
+    def mix(share=0.5):
+        return nca.blend({"hold": (nca.rules.buy_and_hold(), 0.5), "agent": (run, share)})
+
+    late = bars.index[200]
+    with pytest.raises(nca.BarError, match=rf"until .*{bars.index[199].date()}.* begin to test at"):
+        nca.walk_forward(bars, mix(), train=150, test=40)
+    with pytest.raises(nca.BarError, match="begin to test at row 200"):
+        nca.walk_forward(bars, mix, grid={"share": [0.2, 0.4]}, train=150, test=40)
+    with pytest.raises(nca.BarError, match=f"sweep bars.between.*{late.date()}"):
+        nca.sweep(bars, mix, {"share": [0.2, 0.4]}, nca.Costs())
+    walk = nca.walk_forward(bars, mix(), train=200, test=40)
+    assert walk.result.equity.index[0] == late
+    assert (
+        len(nca.sweep(bars.between(str(late), None), mix, {"share": [0.2, 0.4]}, nca.Costs())) == 2
+    )

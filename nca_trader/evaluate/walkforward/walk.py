@@ -26,7 +26,13 @@ from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest, counted
-from nca_trader.evaluate.combinations import combinations_of
+from nca_trader.evaluate.combinations import (
+    built,
+    combinations_of,
+    refuse_seen,
+    takes_bars,
+    valid,
+)
 from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other
 from nca_trader.evaluate.inference import mean_difference_interval
 from nca_trader.evaluate.verdict import count, walk_verdict
@@ -196,6 +202,11 @@ def walk_forward(
         env=config,
         steps=steps,
     )
+    tested = min(span[0] for fold in setup.folds for span in fold.test)
+    judged = subject
+    if grid and not takes_bars(subject, grid):
+        judged = built(subject, valid(subject, combinations_of(subject, grid))[0][0])
+    refuse_seen(bars, judged, tested, "begin to test at row {row} ({date}) or later")
     if agent:
         # A job trains one seed, so that workers share the seeds of a fold.
         setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
