@@ -119,15 +119,26 @@ class Exchange:
                 f"{self.path}: the exchange's books cannot be used ({error}); restore the file, or "
                 "name another journal."
             ) from error
-        if found:
-            self._state = loads(found[0])
-            if {name: self._state[name] for name in about} != about:
-                raise ConfigError(
-                    f"{self.path}: holds the books of {', '.join(self._state['symbols'])} and "
-                    f"{self._state['capital']:,.2f} at the start; name another journal."
-                )
-        self._close = np.array(self._state["close"], float)
-        self._books.restore(self._state["cash"], np.array(self._state["units"]), self._close)
+        try:
+            kept = loads(found[0]) if found else self._state
+            if not (isinstance(kept, dict) and self._state.keys() <= kept.keys()):
+                raise ValueError("entries are missing")
+            close = np.array(kept["close"], float)
+            cash, units = float(kept["cash"]), np.array(kept["units"], float)
+            if not (np.isfinite(cash) and np.isfinite(units).all()):
+                raise ValueError("cash or units are not finite")
+        except (TypeError, ValueError) as error:
+            raise StateError(
+                f"{self.path}: the exchange's books are damaged ({error}); restore the file, or "
+                "name another journal."
+            ) from error
+        if {name: kept[name] for name in about} != about:
+            raise ConfigError(
+                f"{self.path}: holds the books of {', '.join(kept['symbols'])} and "
+                f"{kept['capital']:,.2f} at the start; name another journal."
+            )
+        self._state, self._close = kept, close
+        self._books.restore(cash, units, close)
         with self._transaction():
             pass
 

@@ -1,13 +1,16 @@
 """The simulated exchange against sums worked by hand, and behind a line that breaks."""
 
+import contextlib
+import json
 import os
+import sqlite3
 
 import pytest
 from brokenexchange import Broken, Faults
 from livedesk import SECOND
 
 from nca_trader.envs.account.state import Rules
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.session import open_venue
 from nca_trader.paper.venue import Outcome, Ticket, Unreachable
@@ -174,6 +177,18 @@ def test_books_outlive_the_object(make):
     assert again.holdings().units == {"A": 4.0, "B": -2.0}
     with pytest.raises(ConfigError, match=r"holds the books of A, B and 1,000\.00 at the start"):
         make(capital=5.0)
+
+
+def test_damaged_books_are_refused_in_one_line(make):
+    made = make()
+    whole = {"symbols": ["A", "B"], "capital": 1000.0, "units": [0.0, 0.0], "clock": 0}
+    whole |= {"time": None, "missing": [0, 0], "close": [None, None], "rows": None}
+    nan = json.dumps({**whole, "cash": float("nan")})
+    for text in ("{not json", "[1]", "{}", json.dumps({**whole, "cash": None}), nan):
+        with contextlib.closing(sqlite3.connect(made.path)) as books, books:
+            books.execute("UPDATE state SET value = ?", (text,))
+        with pytest.raises(StateError, match="the exchange's books are damaged"):
+            make()
 
 
 def test_faults_come_as_often_as_they_are_asked_for_and_repeat(make):
