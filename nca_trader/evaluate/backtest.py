@@ -157,7 +157,7 @@ def backtest(
         # Before the simulation, so that what is wrong with a part has its name.
         asked = None if mix is None else parts_of(bars[:last], mix, first)
         done = _of_targets(bars, targets, costs, rules, span, delay, check)
-        if asked is not None:
+        if mix is not None and asked is not None:
             flat = late(asked.reshape(len(asked), -1), delay + mix.lag)
             parts = in_force(flat, first)[first:].reshape(asked[first:].shape)
             done = done._replace(parts=parts)
