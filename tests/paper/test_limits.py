@@ -6,7 +6,6 @@ from drawn import rich_bars
 
 from nca_trader import Costs, backtest
 from nca_trader.paper.journal import read_events
-from nca_trader.paper.parity import _ledger
 
 CAPITAL = 1e5
 SIZED = dict(lot=1.0, tick=0.05, min_notional=500.0, max_participation=0.2)
@@ -15,6 +14,30 @@ HOLDING = Costs(
     commission=5e-4, borrow_fee=0.5, interest_lend=0.2, interest_borrow=0.7, funding=0.4,
     liquidation_fee=0.01,
 )  # fmt: skip
+
+
+def of_a_bank(events):
+    """Equity at every bar by its time, from fills, payments and closes alone."""
+    fills, paid = {}, {}
+    for event in events:  # a bar's fills come after the bar itself
+        if event.kind == "fill":
+            fills.setdefault(event.ts_event, []).append(event.body)
+        elif event.kind == "cash":
+            paid[event.ts_event] = event.body["amount"]
+    cash, units, close, equity = CAPITAL, {}, {}, {}
+    for event in events:
+        if event.kind != "bar":
+            continue
+        for fill in fills.get(event.ts_event, ()):
+            cash -= fill["units"] * fill["price"] + fill["commission"]
+            units[fill["symbol"]] = units.get(fill["symbol"], 0.0) + fill["units"]
+        cash += paid.get(event.ts_event, 0.0)
+        close |= {symbol: row[3] for symbol, row in event.body.items() if row is not None}
+        value = cash + sum(held * close[symbol] for symbol, held in units.items())
+        equity[event.ts_event] = value / CAPITAL
+    return equity
+
+
 CASES = {
     "lots, ticks, a least order and a share of the volume": (TRADING, SIZED, 1.0),
     "the same at the close, rebalanced": (
@@ -57,7 +80,7 @@ def test_paper_is_the_backtest_under_every_limit(tmp_path, stage, case):
     snapshots = [event.body["equity"] for event in events if event.kind == "snapshot"]
     np.testing.assert_allclose(snapshots, expected.equity, rtol=1e-12)
     # From fills, payments and closes alone, as a bank would count.
-    counted = _ledger(events, CAPITAL)
+    counted = of_a_bank(events)
     times = [event.ts_event for event in events if event.kind == "snapshot"]
     np.testing.assert_allclose([counted[t] for t in times], expected.equity, rtol=1e-9)
     went = expected.costs.amount
