@@ -1,4 +1,4 @@
-"""The simulated exchange behind a line that breaks as it is told, drawn from a seed and the ids."""
+"""The simulated exchange behind a connection whose faults are drawn from a seed and the ids."""
 
 import hashlib
 from typing import NamedTuple

@@ -1,9 +1,11 @@
-"""Bars that are drawn at random."""
+"""Bars that are drawn at random, and a rule for them that needs its own positions."""
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 
+import nca_trader as nca
 from nca_trader.types import Bars
 
 
@@ -51,3 +53,17 @@ def rich_bars(rng, length, num_assets, missing=0.1, spread=0.02):
         dividend=np.where(rng.random(shape) < 0.03, 0.5, 0.0),
         funding=rng.normal(0, 1e-4, shape),
     )
+
+
+def patient(hold):
+    """Buys a fall, and leaves after `hold` bars or a gain of 2%: it needs its own positions."""
+
+    def act(previous, bar, portfolio):
+        fell = bar.close < previous * 0.995
+        gained = bar.close > portfolio.entry_price * 1.02
+        leave = (portfolio.bars_held >= hold) | gained
+        target = jnp.where((portfolio.bars_held == 0) & fell, 0.4, jnp.nan)
+        target = jnp.where(leave & (portfolio.bars_held > 0), 0.0, target)
+        return jnp.where(bar.present, bar.close, previous), target
+
+    return nca.Strategy(lambda num_assets: jnp.full(num_assets, jnp.nan), act, f"patient {hold}")

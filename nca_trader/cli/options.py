@@ -132,7 +132,7 @@ def account_of(args: argparse.Namespace, env: Any, limits: bool) -> tuple[Any, d
     if given.pop("limit", None):
         given["risk"] = limits_of(args)
     rules = rules_of(env)._asdict() if limits else {}
-    # Where nobody named a cost, None: a blend then has those of its runs.
+    # None, unless a cost was given: a blend then takes the costs of its runs.
     named = limits or costs or env.costs != Costs()
     return dataclasses.replace(env.costs, **costs) if named else None, rules | given
 

@@ -1,7 +1,7 @@
 """The clocks of a live session, and its only waits; a replay has its feed's clock and no wait.
 
-A session waits for a time or for an answer. During both it looks every tenth of a second whether
-somebody wants it to halt or to stop.
+A session waits for a time or for an answer. During both it checks every tenth of a second whether a
+halt or a stop was asked for.
 """
 
 from __future__ import annotations

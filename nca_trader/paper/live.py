@@ -38,7 +38,7 @@ LOOK = 5.0  # seconds after which an open order's fills are read again
 
 
 class Stopped(Exception):
-    """Somebody asked the session to end while it waited."""
+    """The session was asked to end while it waited."""
 
 
 class LiveSession(Session):
@@ -120,9 +120,9 @@ class LiveSession(Session):
         return self.result()
 
     def _follow_feed(self) -> None:
-        """Process bars and notices until the feed ends or somebody stops the session."""
+        """Process bars and notices until the feed ends or the session is stopped."""
         # The feed waits in a thread of its own, so that the kill switch is seen between bars.
-        seen, told = -1, False
+        seen, gap_known = -1, False
         with (
             contextlib.closing(Pump(self._feed)) as pump,
             Progress(None, "paper", ticks=False, always=True) as shown,
@@ -134,14 +134,14 @@ class LiveSession(Session):
                 if item is pump.END:
                     break
                 if isinstance(item, Notice):
-                    told = told or item.code == "gap"
+                    gap_known = gap_known or item.code == "gap"
                     self.on_notice(item)
                 elif item is None:
                     self._idle()
                 else:
-                    if not told:
+                    if not gap_known:
                         self._note_gap(int(item.time[0]))
-                    told = False
+                    gap_known = False
                     self.on_bar(item)
 
     def _passed(self, seconds: int) -> dict[str, Any] | None:
@@ -149,7 +149,7 @@ class LiveSession(Session):
         return self._journal.body(self.run, "bar", str(seconds))
 
     def _heard(self) -> None:
-        """End the session in the middle of a wait where somebody asked for it."""
+        """End the session during a wait, where a halt or a stop was asked for."""
         self._refuse()
         if self._stop():
             raise Stopped

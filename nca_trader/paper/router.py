@@ -298,7 +298,7 @@ class VenueBroker:
         name = order.ticket.client_id
         # A refusal is believed once the venue confirms that it has no such order.
         refused = answer is not None and answer.outcome is Outcome.REJECTED
-        # While nobody answers the next bar may close, and its orders must not wait for this one.
+        # The next bar may close before the venue answers; its orders must not wait for this one.
         patience = max(min(self._patience.looks, self._left(order)), self._patience.grace)
         for waited in self._looks(f"{name}{order.attempts}"):
             try:

@@ -9,7 +9,7 @@ import ledger
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import random_bars, rich_bars
+from drawn import patient, random_bars, rich_bars
 from tiny import AGENT, ENV
 from untrained import untrained_run
 
@@ -23,20 +23,6 @@ COSTS = nca.Costs(commission=5e-4, slippage=2e-4, interest_lend=0.02)
 @pytest.fixture(scope="module")
 def bars():
     return random_bars(np.random.default_rng(3), 400, 2)
-
-
-def patient(hold):
-    """Buys a fall, and leaves after `hold` bars or a gain of 2%: it needs its own positions."""
-
-    def act(previous, bar, portfolio):
-        fell = bar.close < previous * 0.995
-        gained = bar.close > portfolio.entry_price * 1.02
-        leave = (portfolio.bars_held >= hold) | gained
-        target = jnp.where((portfolio.bars_held == 0) & fell, 0.4, jnp.nan)
-        target = jnp.where(leave & (portfolio.bars_held > 0), 0.0, target)
-        return jnp.where(bar.present, bar.close, previous), target
-
-    return nca.Strategy(lambda num_assets: jnp.full(num_assets, jnp.nan), act, f"patient {hold}")
 
 
 def mixed(targets, shares):

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import patient
 
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
@@ -29,20 +30,6 @@ def file(bars, tmp_path_factory):
     path = tmp_path_factory.mktemp("bars") / "bars.parquet"
     write_bars(bars, path)
     return path
-
-
-def patient(hold):
-    """Buys a fall, and leaves after `hold` bars or a gain of 2%: it needs its own positions."""
-
-    def act(previous, bar, portfolio):
-        fell = bar.close < previous * 0.995
-        gained = bar.close > portfolio.entry_price * 1.02
-        leave = (portfolio.bars_held >= hold) | gained
-        target = jnp.where((portfolio.bars_held == 0) & fell, 0.4, jnp.nan)
-        target = jnp.where(leave & (portfolio.bars_held > 0), 0.0, target)
-        return jnp.where(bar.present, bar.close, previous), target
-
-    return nca.Strategy(lambda num_assets: jnp.full(num_assets, jnp.nan), act, f"patient {hold}")
 
 
 def crossing(bars):
