@@ -42,7 +42,7 @@ help:
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
 	@echo "make bench-peers   set up .venv-peers (2 GB), then measure beside other environments and learners"
-	@echo "make docs       write docs/reference.md from the code"
+	@echo "make docs       draw docs/architecture.svg from the code"
 	@echo "make site       set up .venv-docs, then build the site into build/site"
 	@echo "make notebooks  run the notebooks, and renew what they show"
 	@echo "make clean      remove the environments and caches (runs/ stays)"
@@ -145,7 +145,6 @@ format: .venv/.installed
 	@$(PY) -m ruff format .
 
 docs: .venv/.installed
-	@$(PY) tools/reference.py
 	@$(PY) tools/architecture.py
 
 # What the notebooks need of torch and Stable-Baselines3 they find in .venv-oracles, where there is one.

@@ -1,13 +1,10 @@
-"""Writes docs/reference.md from the code; `--check` exits with 1 if the page is out of date."""
+"""Writes the reference of the site from the code; run as a script, it prints the page."""
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import inspect
-import pathlib
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -21,8 +18,7 @@ from nca_trader.data import features
 from nca_trader.data.reading import faults
 from nca_trader.envs import rewards
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "reference.md"
-HEAD = "# Reference\n\n`make docs` writes this page from the code: edit the docstrings instead.\n"
+HEAD = "# Reference\n\n`make site` writes this page from the code: edit the docstrings instead.\n"
 
 
 def table(columns: str, rows: Iterable[Iterable[object]]) -> str:
@@ -103,17 +99,5 @@ def page() -> str:
     return "\n".join([HEAD, *(f"#{title}\n\n{text}" for title, text in parts.items())])
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Write the page, or check it; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only compare")
-    if not parser.parse_args(argv).check:
-        PAGE.write_text(page())
-    elif not PAGE.exists() or PAGE.read_text() != page():
-        print(f"{PAGE.name} is out of date; run `make docs`.", file=sys.stderr)
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(page())

@@ -1,7 +1,8 @@
 """Extends the site of mkdocs.yml by what stands outside of docs/: a hook, run by mkdocs.
 
 The READMEs, the notebooks and every file that a page links to become pages or files of the site.
-The public names become the API reference. The navigation is the lists of docs/index.md.
+`tools/reference.py` writes the reference; the public names become the Python API. The navigation is
+the lists of docs/index.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from mkdocs.structure.files import File
+import reference
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(\]\()([^)#\s]*)((?:#[^)\s]*)?\))")
@@ -164,8 +165,9 @@ def on_startup(**_: Any) -> None:
 def on_config(config: Any) -> Any:
     """Set the navigation."""
     index = ROOT / "docs" / "index.md"
-    reference = [{text.split("\n")[0][2:]: path} for path, text in api().items()]
-    config.nav = [{"Home": "index.md"}, *navigation(index), {"Python API": reference}]
+    names = [{text.split("\n")[0][2:]: path} for path, text in api().items()]
+    written = [{"Reference": "reference.md"}, {"Python API": names}]
+    config.nav = [{"Home": "index.md"}, *navigation(index), *written]
     return config
 
 
@@ -174,7 +176,9 @@ SOURCES: dict[str, pathlib.Path] = {}
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that do not stand in docs/."""
-    made: dict[str, str | bytes] = dict(api())
+    from mkdocs.structure.files import File  # the tests of this file run without mkdocs
+
+    made: dict[str, str | bytes] = {"reference.md": reference.page(), **api()}
     for target in outside():
         if target.suffix == ".ipynb":
             text, pictures = notebook(target)

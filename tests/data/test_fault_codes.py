@@ -1,4 +1,4 @@
-"""Some file provokes every fault code; docs/reference.md lists them from the code itself."""
+"""Some file provokes every fault code; the site's reference lists them from the code itself."""
 
 import pathlib
 

@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -58,8 +59,9 @@ def test_the_build_refuses_the_network():
     lines = "import socket, website; website.on_startup(); "
     lines += "socket.create_connection(('127.0.0.1', 9), timeout=1)"
     done = subprocess.run(
-        [sys.executable, "-c", lines], cwd=ROOT / "tools", capture_output=True, text=True
-    )
+        [sys.executable, "-c", lines], cwd=ROOT / "tools", capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert "RuntimeError: The site is built without a network" in done.stderr
 
 
@@ -67,6 +69,11 @@ def test_every_public_name_has_its_place_in_the_reference(pages):
     names = {name.rpartition(".")[2] for path, page in pages.items()
              if path.parent.name == "api" for name in page.names}  # fmt: skip
     assert {*nca.__all__} <= names
+
+
+def test_the_reference_is_a_page_with_its_tables(pages):
+    names = pages[SITE / "reference.html"].names
+    assert {"keys-of-an-agent", "fault-codes-of-bar-files", "exit-codes"} <= names
 
 
 def test_every_document_is_a_page(pages):
