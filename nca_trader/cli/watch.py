@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal, stopped
@@ -40,7 +40,7 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
     """Watch until the user asks to stop; return the last metrics.
 
     Raises:
-      ConfigError: nothing to watch, or faults in the rules.
+      ConfigError: nothing to watch, faults in the rules, or a sink that is not there.
       RunError: there is no such run.
       StateError: with `--once`, the journal cannot be read.
       CheckFailed: with `--once`, the condition of a rule holds.
@@ -50,6 +50,7 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.paper.journal import read_events
     from nca_trader.watch.alerts import Alerts, read_rules
     from nca_trader.watch.metrics import Watched
+    from nca_trader.watch.sinks import open_sinks
 
     if not args.run_dir and not args.journal:
         raise ConfigError("nothing to watch; give --run DIR, --journal FILE, or both.")
@@ -60,12 +61,13 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
         # Without --once a later look may find the journal; here the first look is the only one.
         next(read_events(args.journal), None)
     rules = read_rules(args.rules) if args.rules else []
+    opened = open_sinks(sink for rule in rules for sink in rule.sinks)
     run = place(args.run_dir) if args.run_dir else None
     journal = local(args.journal, "a journal") if args.journal else None
     watched = Watched(run, journal)
     alerts = Alerts(rules, watched.name)
     if not args.once:
-        return _follow(args, watched, alerts)
+        return _follow(args, watched, alerts, opened)
     samples = watched.look()
     for name, value in samples.items():
         print(f"{name:<32} {value:.6g}  {watched.why.get(name, '')}".rstrip())
@@ -98,7 +100,9 @@ def logged() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, Any]:
+def _follow(
+    args: argparse.Namespace, watched: Any, alerts: Any, opened: Mapping[str, Any]
+) -> dict[str, Any]:
     """Look again and again, until asked to stop."""
     from nca_trader.watch.metrics import Collector, exporter
     from nca_trader.watch.sinks import Sinks
@@ -106,7 +110,7 @@ def _follow(args: argparse.Namespace, watched: Any, alerts: Any) -> dict[str, An
     collector = Collector(watched.name)
     with contextlib.ExitStack() as stack:
         stack.enter_context(logged())
-        sinks = Sinks(sink for rule in alerts.rules for sink in rule.sinks)
+        sinks = Sinks(opened)
         stack.callback(sinks.close)
         if args.prometheus:
             port = stack.enter_context(exporter(args.prometheus, collector))

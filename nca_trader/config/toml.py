@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from nca_trader.config.ranges import a, at_rest, expect, nearest
+from nca_trader.config.ranges import a, at_rest, expect, nearest, refuse
 from nca_trader.config.records import SHOWN, Mismatch, converted, plain, read_toml, shown
 from nca_trader.errors import ConfigError, argument
 
@@ -90,15 +90,8 @@ def read_preset(
                 f"Known: {', '.join(known)}; or give the path of a .toml file."
             )
         path, source = preset_folder(folder) / f"{text}.toml", f"{folder}/{text}.toml"
-    try:
-        content = path.read_text(encoding="utf-8-sig")  # some editors of Windows write a mark first
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source}: not UTF-8 text ({error}); save it as UTF-8.") from None
-    except OSError as error:
-        raise ConfigError(
-            f"{source}: cannot be read ({error.strerror}); give the path of a .toml file "
-            f"or a preset: {', '.join(preset_names(folder))}."
-        ) from None
+    others = f"give the path of a .toml file or a preset: {', '.join(preset_names(folder))}"
+    content = _text_of(path, source, others)
     return from_toml_text(cls, content, source, overrides)
 
 
@@ -108,7 +101,8 @@ def from_toml_text(
     """Read a config from the text of a TOML file.
 
     Keys are the dataclass's fields and nested dataclasses are tables; what is left out has its
-    default. Whole numbers do for floats, lists for tuples, "none" for None.
+    default. Whole numbers do for floats, lists for tuples, "none" for None. The metadata of a field
+    may name another `key`, and a function `read` of its value, which may raise `Mismatch`.
 
     Args:
       cls: the dataclass to build.
@@ -130,6 +124,51 @@ def from_toml_text(
     if reader.problems:
         raise ConfigError(*reader.problems)
     return typing.cast(T, config)
+
+
+def read_rows(cls: type[T], path: str | os.PathLike[str], name: str) -> list[T]:
+    """Read the rows `[[name]]` of a TOML file; each has a `name` of its own.
+
+    Args:
+      cls: the dataclass of a row; see `from_toml_text`.
+      path: of the file.
+      name: of the rows' table.
+
+    Raises:
+      ConfigError: with one line for each thing that is wrong: file, row, what, remedy.
+    """
+    source = os.fspath(path)
+    table = read_toml(_text_of(pathlib.Path(path), source, f"give a file of [[{name}]]"), source)
+    rows = table.pop(name, [])
+    refuse(f"{source}: {key!r} is not a known key; write rows of [[{name}]]." for key in table)
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise ConfigError(f"{source}: holds no {name}; write rows of [[{name}]].")
+    found, problems, names = [], [], []
+    for number, row in enumerate(rows, 1):
+        named = str(row.get("name", ""))
+        where = f" ({named})" if named and named.isprintable() else ""
+        reader = _Reader(f"{source}: {name} {number}{where}", cls, recorded=False)
+        found.append(reader.build(cls, row, ()))
+        if named and named in names:
+            reader.report((), f"the name is another {name}'s; give it one of its own.")
+        names.append(named)
+        problems += reader.problems
+    refuse(problems)
+    return found
+
+
+def _text_of(path: pathlib.Path, source: str, remedy: str) -> str:
+    """Return the text of a user's file.
+
+    Raises:
+      ConfigError: it cannot be read, or is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")  # some editors of Windows write a mark first
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: not UTF-8 text ({error}); save it as UTF-8.") from None
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read ({error.strerror}); {remedy}.") from None
 
 
 def to_toml(config: Any) -> str:
@@ -210,7 +249,8 @@ class _Reader:
     def build(self, cls: type, table: Mapping[str, Any], path: tuple[str, ...]) -> Any:
         """Return the dataclass `cls` of `table`, or None if there are problems."""
         types_of = typing.get_type_hints(cls)
-        known = [field.name for field in dataclasses.fields(cls) if field.init]
+        fields = {f.metadata.get("key", f.name): f for f in dataclasses.fields(cls) if f.init}
+        known = [*fields]
         before = len(self.problems)
         values: dict[str, Any] = {}
         doubtful: list[str] = []
@@ -233,14 +273,19 @@ class _Reader:
                 doubtful += [name for name in known if f"'{name}'" in hint]
                 named = key if key.isprintable() else repr(key)
                 self.report(here, f"{named} is not a known key; {hint}Known: {', '.join(known)}.")
-            elif dataclasses.is_dataclass(types_of[key]):
+                continue
+            field = fields[key]
+            if dataclasses.is_dataclass(types_of[field.name]):
                 if isinstance(value, Mapping):
                     values[key] = self.build(types_of[key], value, here)
                 else:
                     self.report(here, f"{key} = {shown(value)} is not a table; write [{key}].")
             else:
+                read = field.metadata.get("read")
                 try:
-                    values[key] = converted(value, types_of[key], NONE)
+                    values[field.name] = (
+                        read(value) if read else converted(value, types_of[field.name], NONE)
+                    )
                 except Mismatch as mismatch:
                     doubtful.append(key)
                     self.report(

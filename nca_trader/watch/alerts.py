@@ -14,29 +14,36 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nca_trader.config.extensions import origin_of
-from nca_trader.config.ranges import nearest, refuse
-from nca_trader.config.records import read_toml
-from nca_trader.errors import ConfigError
+from nca_trader.config.ranges import between, one_of, refuse
+from nca_trader.config.records import Mismatch
+from nca_trader.config.toml import read_rows
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
     "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 ABSENT = "absent"
+SINKS = ("log", "apprise", "call")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LABEL = re.compile(r'(\w+)\{(\w+)="([^"]*)"\}')
-KEYS = ("name", "metric", "comparison", "threshold", "for", "sinks")
-# Kinds of sinks: what stands after the colon, and the remedy.
-SINKS = {
-    "log": (r"$", 'give "log" alone'),
-    "apprise": (
-        r"[a-z][a-z0-9.+-]*://[!-~]+$|\$\{?\w+\}?$",
-        "give apprise:SERVICE://... without spaces, or apprise:$NAME of a variable",
-    ),
-    "call": (r".+$", "give call:package.module:function"),
-}
 INACTIVE, PENDING, FIRING, RESOLVED = "inactive", "pending", "firing", "resolved"
+
+
+def seconds_of(value: Any) -> float:
+    """Return the seconds of a length of time.
+
+    Raises:
+      Mismatch: it is not one.
+
+    >>> seconds_of("5m"), seconds_of(90)
+    (300.0, 90.0)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value) if type(value) is str else None
+    if found:
+        return float(found[1]) * UNITS[found[2]]
+    if isinstance(value, int | float) and type(value) is not bool and 0.0 <= value < math.inf:
+        return float(value)
+    raise Mismatch('a length of time, e.g. "30s", "5m", "2h",', value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,12 +61,36 @@ class Rule:
       sinks: each "log", "apprise:URL" or "call:PACKAGE.MODULE:FUNCTION".
     """
 
-    name: str
-    metric: str
-    comparison: str
+    name: str = ""
+    metric: str = ""
+    comparison: str = ""
     threshold: float | None = None
-    for_seconds: float = 0.0
+    for_seconds: float = dataclasses.field(default=0.0, metadata={"key": "for", "read": seconds_of})
     sinks: tuple[str, ...] = ("log",)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be a rule. Whether its sinks are there is seen when they are opened.
+
+        Raises:
+          ConfigError: a line for each thing that is wrong.
+        """
+        refuse(self._problems())
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("name", "metric"):
+            if not getattr(self, name).strip():
+                yield f"{name} is missing; give a text."
+        yield from one_of(self, "comparison", (*COMPARISONS, ABSENT))
+        yield from between(self, "(-inf, inf)", "threshold")
+        if self.comparison == ABSENT and self.threshold is not None:
+            yield f"threshold={self.threshold}: what is absent is not compared; leave it out."
+        elif self.comparison != ABSENT and self.threshold is None:
+            yield "threshold is missing; give a number."
+        if not self.sinks:
+            yield 'sinks is empty; give e.g. ["log", "apprise:$ALERT_URL"].'
+        # What follows the kind has secrets, and is not repeated.
+        for kind in {sink.partition(":")[0] for sink in self.sinks} - {*SINKS}:
+            yield f"sink {kind!r} is not known; give log, apprise:URL or call:MODULE:NAME."
 
     def series(self, samples: Mapping[str, float]) -> list[str]:
         """Return the metrics that the rule is about; its own name where there is none.
@@ -227,87 +258,4 @@ def read_rules(path: str | pathlib.Path) -> list[Rule]:
     Raises:
       ConfigError: all errors of the file, a line each: file, rule, what, remedy.
     """
-    try:
-        # Editors on Windows put a byte-order mark before the text.
-        text = pathlib.Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text ({error}); save it as UTF-8.") from None
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read ({error.strerror}); give a file of [[rule]] rows."
-        ) from None
-    table = read_toml(text, str(path))
-    rows = table.pop("rule", [])
-    refuse(f"{path}: {key} is not a known key; write rows of [[rule]]." for key in table)
-    if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
-        raise ConfigError(f"{path}: holds no rule; write rows of [[rule]].")
-    problems: list[str] = []
-    names: set[str] = set()
-    for number, row in enumerate(rows, 1):
-        named = f" ({row['name']})" if isinstance(row.get("name"), str) else ""
-        found = list(_problems(row))
-        # Notices and states are kept by name, which two rules must not share.
-        if not found and row["name"] in names:
-            found = ["the name is another rule's; give it one of its own."]
-        names.add(str(row.get("name")))
-        problems += [f"{path}: rule {number}{named}: {what}" for what in found]
-    refuse(problems)
-    return [
-        Rule(
-            name=row["name"],
-            metric=row["metric"],
-            comparison=row["comparison"],
-            threshold=_number(row.get("threshold")),
-            for_seconds=_seconds(row.get("for", 0)) or 0.0,
-            sinks=tuple(row.get("sinks", ("log",))),
-        )
-        for row in rows
-    ]
-
-
-def _problems(row: dict[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with a row, a sentence each."""
-    for key in row:
-        if key not in KEYS:
-            named = key if key.isprintable() else repr(key)
-            yield f"{named} is not a known key; {nearest(key, KEYS)}Known: {', '.join(KEYS)}."
-    missing = [k for k in KEYS[:3] if not isinstance(row.get(k), str) or not row[k].strip()]
-    yield from (f"{key} = {row.get(key)!r}: give a text." for key in missing)
-    known = (*COMPARISONS, ABSENT)
-    comparison, threshold = row.get("comparison"), row.get("threshold")
-    if "comparison" not in missing and comparison not in known:
-        yield f"comparison = {comparison!r} is not known; it may be {', '.join(known)}."
-    if comparison == ABSENT:
-        if threshold is not None:
-            yield f"threshold = {threshold!r}: what is absent is not compared; leave it out."
-    elif _number(threshold) is None:
-        yield f"threshold = {threshold!r}: give a finite number."
-    if _seconds(row.get("for", 0)) is None:
-        yield f'for = {row["for"]!r} is not a length of time; write e.g. "30s", "5m", "2h".'
-    sinks = row.get("sinks", ["log"])
-    if not isinstance(sinks, list) or not sinks:
-        yield f'sinks = {sinks!r}: give a list, e.g. ["log", "apprise:$ALERT_URL"].'
-        return
-    for sink in sinks:
-        kind, _, target = str(sink).partition(":")
-        if kind not in SINKS:
-            known = '"log", "apprise:URL" or "call:MODULE:NAME"'
-            yield f"sink {kind!r} is not known; it may be {known}."
-        elif not re.match(SINKS[kind][0], target) or (
-            kind == "call" and origin_of("sinks", target) is None
-        ):
-            # An address has secrets, and is not repeated.
-            yield f"sink {kind}: {SINKS[kind][1]}."
-
-
-def _number(value: Any) -> float | None:
-    """Return a finite number, None for anything else; TOML's true and false are not numbers."""
-    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
-
-
-def _seconds(text: Any) -> float | None:
-    """Seconds that "90s", "5m", "2h", "1d" or a number mean, None for anything else."""
-    if (seconds := _number(text)) is not None:
-        return seconds if seconds >= 0 else None
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", text) if type(text) is str else None
-    return float(found[1]) * UNITS[found[2]] if found else None
+    return read_rows(Rule, path, "rule")

@@ -10,10 +10,10 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from nca_trader.config.extensions import load
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import described, refuse
 from nca_trader.errors import ConfigError, printable
 from nca_trader.machine import Worker
 from nca_trader.watch.alerts import FIRING, Notice
@@ -38,16 +38,32 @@ def sink_of(text: str) -> Sink:
         )
     if kind == "apprise":
         # A variable of the environment keeps a secret address out of the file.
-        url = os.environ.get(target[1:].strip("{}"), "").strip() if target[0] == "$" else target
+        url = os.environ.get(target[1:].strip("{}"), "").strip() if target[:1] == "$" else target
         return Service(url, named(text))
     try:
-        # Loaded now: a name that is wrong must not be found out by the first alert.
         found = load("sinks", target)
     except ConfigError as error:
         raise ConfigError(f"sink {text}: {error}") from None
     if not callable(found):
         raise ConfigError(f"sink {text}: {described(found)} is not a function; name one.")
     return found
+
+
+def open_sinks(names: Iterable[str]) -> dict[str, Sink]:
+    """Return the functions of sinks by name, each once; a wrong one is found before any alert.
+
+    Raises:
+      ConfigError: a line for each sink that `sink_of` refuses.
+    """
+    opened: dict[str, Sink] = {}
+    problems: list[str] = []
+    for name in dict.fromkeys(names):
+        try:
+            opened[name] = sink_of(name)
+        except ConfigError as error:
+            problems.append(str(error))
+    refuse(problems)
+    return opened
 
 
 def named(text: str) -> str:
@@ -111,16 +127,13 @@ class Service:
 
 
 class Sinks:
-    """A worker for each sink that the rules name."""
+    """A worker for each sink.
 
-    def __init__(self, names: Iterable[str]):
-        """Open them.
+    Args:
+      opened: see `open_sinks`.
+    """
 
-        Raises:
-          ConfigError: see `sink_of`; before any thread is started.
-        """
-        # Each sink once, in order: several rules may share it.
-        opened = {name: sink_of(name) for name in dict.fromkeys(names)}
+    def __init__(self, opened: Mapping[str, Sink]):
         self._workers = {
             name: Worker(f"sink {named(name)}", sink, _loss(named(name)))
             for name, sink in opened.items()

@@ -70,6 +70,16 @@ def test_what_can_not_be_watched_is_one_line(command, args, says):
     assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("once", [[], ["--once"]])
+@pytest.mark.parametrize("sink", ["apprise:$NO_SUCH_VARIABLE", "call:no_such_module_here:tell"])
+def test_a_sink_that_is_not_there_is_refused_before_the_first_look(command, run, sink, once):
+    rules = run.parent / "rules.toml"
+    rules.write_text(f'{RULES}sinks = ["{sink}"]')
+    said = command("watch", "--run", run, "--rules", rules, *once)
+    assert said.code == 2 and said.out == ""
+    assert f"sink {sink}: " in said.err and len(said.err.splitlines()) == 1
+
+
 def test_a_file_that_is_no_journal_is_not_waited_for_by_one_look(command, tmp_path):
     (tmp_path / "j.db").write_text("x")
     said = command("watch", "--journal", tmp_path / "j.db", "--once")

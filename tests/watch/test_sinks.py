@@ -18,7 +18,7 @@ from nca_trader.paper.journal import Journal
 from nca_trader.watch import sinks as module
 from nca_trader.watch.alerts import Alerts, Rule, read_rules
 from nca_trader.watch.metrics import Watched
-from nca_trader.watch.sinks import Sinks, named, sink_of
+from nca_trader.watch.sinks import Sinks, named, open_sinks, sink_of
 
 
 class Quiet(socketserver.ThreadingTCPServer):
@@ -81,6 +81,7 @@ def server(monkeypatch):
 
 
 def rule(*sinks, name="kl"):
+    sinks = sinks or ("log",)
     return Rule(name=name, metric="x", comparison=">", threshold=1.0, for_seconds=10, sinks=sinks)
 
 
@@ -98,7 +99,7 @@ def said(body):
 
 def test_a_service_gets_one_post_to_fire_and_one_to_resolve(server):
     kl = rule(f"apprise:{server.url}")
-    opened = Sinks(kl.sinks)
+    opened = Sinks(open_sinks(kl.sinks))
     opened.tell(notices(kl))
     opened.close()
     assert [(path, kind) for path, kind, _ in server.posted] == [("/hook", "application/json")] * 2
@@ -126,7 +127,7 @@ def test_a_service_that_stays_away_is_logged_and_stops_nothing(server, monkeypat
     secret = "apprise:json://127.0.0.1:1/secret"
     both = rule(secret, "log")
     with caplog.at_level(logging.DEBUG):
-        opened = Sinks(both.sinks)
+        opened = Sinks(open_sinks(both.sinks))
         opened.tell(notices(both))
         opened.close()
     lines = [record.getMessage() for record in caplog.records if "nca_trader" in record.name]
@@ -140,7 +141,7 @@ def test_a_service_that_stays_away_is_logged_and_stops_nothing(server, monkeypat
 def test_a_slow_sink_does_not_hold_up_the_caller(server):
     server.delay = 0.4
     kl = rule(f"apprise:{server.url}")
-    opened = Sinks(kl.sinks)
+    opened = Sinks(open_sinks(kl.sinks))
     told = list(notices(kl))
     began = time.monotonic()
     opened.tell(told)
@@ -156,7 +157,7 @@ def test_a_full_queue_drops_with_a_word_and_an_end_that_hangs_is_left(caplog, mo
     monkeypatch.setattr(module, "sink_of", lambda name: lambda notice: gate.wait(30))
     slow = rule("log")
     first, *_ = notices(slow)
-    opened = Sinks(slow.sinks)
+    opened = Sinks(open_sinks(slow.sinks))
     opened.tell([first] * 4)
     opened.close()
     gate.set()
@@ -174,7 +175,7 @@ def test_a_function_of_the_users_is_called_and_may_fail(tmp_path, monkeypatch, c
     )
     monkeypatch.chdir(tmp_path)
     own = rule("call:my_own_alerts:tell")
-    opened = Sinks(own.sinks)
+    opened = Sinks(open_sinks(own.sinks))
     opened.tell(notices(own))
     opened.close()
     import my_own_alerts  # pyright: ignore[reportMissingImports]
@@ -192,12 +193,26 @@ def test_a_function_of_the_users_is_called_and_may_fail(tmp_path, monkeypatch, c
         ("call:made_up:__doc__", "is not a function"),
         ("apprise:$NO_SUCH_VARIABLE", "set the variable"),
         ("apprise:nowhere://x", "give an address as Apprise writes it"),
+        ("apprise:json://x/a b", "give an address as Apprise writes it"),
+        ("apprise:me", "give an address as Apprise writes it"),
+        ("apprise:", "give an address as Apprise writes it"),
+        ("call:os", "os: is not a name; give module:name"),
+        ("call:", "is not a name; give module:name"),
     ],
 )
 def test_a_sink_that_is_not_there_is_refused_before_watching(sink, says):
     with pytest.raises(ConfigError, match=says) as error:
-        sink_of(sink)
+        open_sinks(["log", sink])
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_all_sinks_that_are_not_there_are_told_at_once():
+    with pytest.raises(ConfigError) as error:
+        open_sinks(["apprise:$NO_SUCH_VARIABLE", "log", "call:made_up:no_such"])
+    said = str(error.value).splitlines()
+    assert [line.partition(": ")[0] for line in said] == [
+        "sink apprise:$NO_SUCH_VARIABLE", "sink call:made_up:no_such",
+    ]  # fmt: skip
 
 
 def test_a_url_can_stand_in_a_variable(server, monkeypatch):
@@ -242,7 +257,7 @@ def test_nothing_of_an_address_but_its_service_is_in_the_log(server, monkeypatch
     with caplog.at_level(logging.INFO):
         for name in names[:2] + names[3:]:
             server.codes = [500]
-            opened = Sinks([name])
+            opened = Sinks(open_sinks([name]))
             opened.tell(notices(rule(name)))
             opened.close()
     assert caplog.text.count("failed") >= 5
@@ -260,7 +275,7 @@ def test_a_sink_that_ends_the_process_does_not_end_its_thread(caplog, monkeypatc
         raise SystemExit(1)
 
     monkeypatch.setattr(module, "sink_of", lambda name: leave)
-    opened = Sinks(["log"])
+    opened = Sinks(open_sinks(["log"]))
     first, *_ = notices(rule("log"))
     opened.tell([first, first])
     opened.close()
@@ -274,7 +289,10 @@ def test_a_halt_reaches_every_sink_with_its_reason(tmp_path, server, monkeypatch
     monkeypatch.setenv("ALERT_MAIL", f"{server.url}/mail")
     shipped = pathlib.Path(__file__).parents[2] / "tools/service/alerts.toml"
     rules = [rule for rule in read_rules(shipped) if rule.name == "halted"]
-    alerts, opened = Alerts(rules, "book.db"), Sinks(sink for rule in rules for sink in rule.sinks)
+    alerts, opened = (
+        Alerts(rules, "book.db"),
+        Sinks(open_sinks(sink for rule in rules for sink in rule.sinks)),
+    )
     watched = Watched(None, path)
     story = [
         ("run_started", "", {}),
