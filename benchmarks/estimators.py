@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 
 from nca_trader.agents import load_agent
-from nca_trader.evaluate.prove import prepare, train_and_judge
+from nca_trader.optimum.prove import prepare, train_and_judge
 
 ESTIMATORS = ("exact", "gae", "group")
 

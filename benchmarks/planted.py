@@ -28,12 +28,14 @@ import numpy as np
 import nca_trader as nca
 from benchmarks.agents import AGENT, ENV, WARM, Study, agent_of, baselines, env_of, rows_of
 from nca_trader.agents.policy import make_policy
-from nca_trader.data.synthetic import make, market, switching
+from nca_trader.data.synthetic.switching import autoregressive
 from nca_trader.evaluate.gate import Gate, gate
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.selection import Acting
 from nca_trader.learner.learner import Learner, make_learner
 from nca_trader.learner.train import planned_steps
+from nca_trader.optimum.switching import Switching, solve
+from nca_trader.optimum.synthetic import make, market
 from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.types import Bars, Costs
 
@@ -107,8 +109,8 @@ def best(truth: Truth, risk: float = ENV.risk_aversion, cost: float = COST) -> B
 
     `E[r] = m` and `E[r^2] = S + m^2`, with the filter's m and S. A position a earns
     `a m - k/2 a^2 (S + m^2)`, the sum over levels w up to a of `m - k w (S + m^2)`. So each level
-    is a unit that is held or not, as in `switching`: the optimum is the integral of the units'
-    gains. Products of different assets' m in R^2 are left out; they are 1e-3 of S.
+    is a unit that is held or not, as in `optimum.switching`: the optimum is the integral of
+    the units' gains. Products of different assets' m in R^2 are left out; they are 1e-3 of S.
     """
     solved = market("hidden_level", phi=truth.phi, spread=truth.spread, sigma=SIGMA, cost=cost)
     known = solved.moments[1][0]
@@ -119,9 +121,9 @@ def best(truth: Truth, risk: float = ENV.risk_aversion, cost: float = COST) -> B
     nodes, weights = np.polynomial.legendre.leggauss(LEVELS)
     levels, weights = most * (nodes + 1) / 2, most * weights / 2  # the positive half
 
-    def unit(level: float) -> switching.Switching:
-        return switching.solve_autoregression(
-            lambda m: m - risk * level * (noise + m * m), truth.phi, moved, cost
+    def unit(level: float) -> Switching:
+        return solve(
+            autoregressive(lambda m: m - risk * level * (noise + m * m), truth.phi, moved, cost)
         )
 
     bought, sold, gain = [], [], 0.0

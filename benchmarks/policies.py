@@ -27,10 +27,10 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.config.ranges import switched
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs.trading import TradingEnv, kept
-from nca_trader.evaluate.optimum import greedy_positions, judge, pieces
-from nca_trader.evaluate.prove import prepare
 from nca_trader.evaluate.simulate import encode
 from nca_trader.learner.learner import make_learner
+from nca_trader.optimum.measure import greedy_positions, judge, pieces
+from nca_trader.optimum.prove import prepare
 
 KINDS = ("nca", "gru", "mlp", "tcn")
 DROPPED = (0.0, 0.1, 0.3, 0.5)

@@ -21,9 +21,9 @@ from nca_trader.data.bars import sample_bars
 from nca_trader.data.synthetic import task_of
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.evaluate.optimum import evaluation_bars, reached_by
-from nca_trader.evaluate.prove import prepare
 from nca_trader.learner.learner import make_learner
+from nca_trader.optimum.measure import evaluation_bars, reached_by
+from nca_trader.optimum.prove import prepare
 from nca_trader.scale.chips import matmul_flops_per_s
 
 from .timing import Peer, Timing, compared, measured_by

@@ -11,7 +11,7 @@ import dataclasses
 
 from nca_trader.agents import load_agent
 from nca_trader.config import PrecisionConfig
-from nca_trader.evaluate.prove import prepare, train_and_judge
+from nca_trader.optimum.prove import prepare, train_and_judge
 
 PRESETS = {
     "f32": PrecisionConfig(),

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from nca_trader.agents.strategy import Strategy
     from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.config.env import Limits
-    from nca_trader.data import synthetic
     from nca_trader.data.bars import align, read_bars, resample, sample_bars, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
     from nca_trader.envs import load_env
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.baseline import WithBaseline
     from nca_trader.evaluate.leakcheck import leakcheck
-    from nca_trader.evaluate.prove import prove
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.report.tables import report_folds, report_sweep
     from nca_trader.evaluate.result import Comparison, Result, compare
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
+    from nca_trader.optimum import synthetic
+    from nca_trader.optimum.prove import prove
     from nca_trader.paper.check import check_broker, check_feed
     from nca_trader.paper.session import paper_trade
     from nca_trader.parallel.mesh import make_mesh
@@ -161,7 +161,7 @@ _HOME = {
     "new_york": "data.calendar",
     "paper_trade": "paper.session",
     "plan": "scale.plan",
-    "prove": "evaluate.prove",
+    "prove": "optimum.prove",
     "read_bars": "data.bars",
     "report": "evaluate.report.page",
     "report_folds": "evaluate.report.tables",
@@ -171,7 +171,7 @@ _HOME = {
     "sample_bars": "data.bars",
     "session_ends": "data.calendar",
     "sweep": "evaluate.sweep",
-    "synthetic": "data.synthetic",
+    "synthetic": "optimum.synthetic",
     "train": "learner.train",
     "trials": "runs.trials",
     "tune": "evaluate.tune",

@@ -31,13 +31,13 @@ MAY_IMPORT = {
     "runs": AGENTS | {"parallel"},
     "learner": LEARNER,
     "evaluate": EVALUATE,
-    "evaluate.prove": EVALUATE | {"learner"},
     "evaluate.tune": EVALUATE | {"learner"},
     "evaluate.walkforward": EVALUATE | {"learner"},
     "paper": AGENTS | {"runs", "evaluate.metrics"},
+    "optimum": EVALUATE | {"learner"},
     "scale": EVALUATE | {"learner"},
     "watch": FOUNDATION | {"runs", "paper"},
-    "cli": EVALUATE | {"learner", "paper", "scale", "watch"},
+    "cli": EVALUATE | {"learner", "optimum", "paper", "scale", "watch"},
 }
 # Running code that came in a file: a bar file or a run folder may be a stranger's.
 UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -20,13 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "architecture.svg"
 PACKAGE = "nca_trader"
 BOX, TALL, GAP = (176, 44), 84, 24
-COLUMNS = (130, 430)  # of a row's first and second package
+COLUMNS = (130, 340, 550)  # of the packages of a row
 ABOUT = {
     "cli": "one file per command",
     "watch": "alerts, metrics, dashboard",
     "scale": "plan, profile, doctor",
     "paper": "feed, broker, journal",
-    "evaluate": "backtest, report, prove",
+    "optimum": "exact optima, prove",
+    "evaluate": "backtest, statistics, report",
     "learner": "update, algorithms, train",
     "runs": "manifest, checkpoints, trackers",
     "parallel": "mesh, hosts, jobs",
@@ -101,7 +102,7 @@ def picture() -> str:
             f'<text x="{x:.0f}" y="{y + 18}" class="name">{name}</text>'
             f'<text x="{x:.0f}" y="{y + 35}">{html.escape(ABOUT[name])}</text>'
         )
-    wide, tall = sum(COLUMNS), GAP * 2 + top * TALL + BOX[1]
+    wide, tall = COLUMNS[0] + COLUMNS[-1], GAP * 2 + top * TALL + BOX[1]
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {tall}" role="img"
   aria-label="Packages of nca_trader; an arrow points from a package to one that it imports">
 <defs><marker id="to" markerWidth="8" markerHeight="8" refX="6" refY="3" orient="auto">

@@ -17,7 +17,7 @@ from benchmarks.ppo import market_draws
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.envs.sb3 import SB3VecEnv
-from nca_trader.evaluate.optimum import greedy_positions, judge, pieces
+from nca_trader.optimum.measure import greedy_positions, judge, pieces
 
 LENGTH = 128
 

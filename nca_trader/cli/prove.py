@@ -46,8 +46,8 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents import load_agent
-    from nca_trader.evaluate.prove import prove
-    from nca_trader.evaluate.report.proofs import write_proofs
+    from nca_trader.optimum.curves import write_proofs
+    from nca_trader.optimum.prove import prove
 
     agent = load_agent(args.agent, args.set)
     # Drawn at each call, so that seeds cannot be chosen by their results.

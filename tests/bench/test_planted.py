@@ -8,7 +8,7 @@ import pytest
 
 import nca_trader as nca
 from benchmarks import agents, planted
-from nca_trader.data import synthetic
+from nca_trader.optimum import synthetic
 
 SMALL = planted.Truth(phi=0.95, spread=1.1e-3, train=3_000, test=2_000)
 

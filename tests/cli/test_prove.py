@@ -17,9 +17,9 @@ from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_folder
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate import prove as prove_runs
-from nca_trader.evaluate.optimum import Reached, reached_by
-from nca_trader.evaluate.prove import Point, Proof, controls_of, prepare
+from nca_trader.optimum import prove as prove_runs
+from nca_trader.optimum.measure import Reached, reached_by
+from nca_trader.optimum.prove import Point, Proof, controls_of, prepare
 
 
 @functools.cache

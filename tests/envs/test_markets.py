@@ -10,9 +10,9 @@ import pytest
 
 from nca_trader import TradingEnv
 from nca_trader.config import EnvConfig
-from nca_trader.data import synthetic
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
+from nca_trader.optimum import synthetic
 
 MARKETS = {
     "ou_log": ("ou", dict(cost=0.001)),

@@ -1,4 +1,4 @@
-"""Synthetic markets by name, whose optimum is known."""
+"""Synthetic markets by name; `nca_trader.optimum` knows the best that can be earned there."""
 
 # The first two define the markets, which `MARKETS` then holds.
 from nca_trader.data.synthetic import closed_form, switching
@@ -7,7 +7,6 @@ from nca_trader.data.synthetic.market import (
     Market,
     Path,
     Task,
-    make,
     market,
     market_of,
     seed_of,
@@ -20,7 +19,6 @@ __all__ = [
     "Path",
     "Task",
     "closed_form",
-    "make",
     "market",
     "market_of",
     "seed_of",

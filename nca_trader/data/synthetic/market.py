@@ -1,4 +1,4 @@
-"""Synthetic markets: how they are drawn, what they pay, and their best policy."""
+"""Synthetic markets: how they are drawn, and what they pay."""
 
 from __future__ import annotations
 
@@ -36,6 +36,49 @@ Policy = Callable[[Tensor, Tensor], Tensor]
 Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Mean = Callable[[Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chain:
+    """The problem of a market whose state is one of n, see `nca_trader.optimum.switching`.
+
+    Attributes:
+      chain: `[n, n]` probabilities of the next state.
+      mean: `[n]` of the next return.
+      cost: of turnover, at least 0.
+      cuts: `[n - 1]` numbers between the states, ascending.
+    """
+
+    chain: np.ndarray
+    mean: np.ndarray
+    cost: float
+    cuts: np.ndarray
+
+
+class Line(NamedTuple):
+    """The problem of a market whose state is a function of a number x.
+
+    Attributes:
+      density: `density(y, x)`, the density of the next y at x; broadcasts.
+      mean: `mean(x)`, the next return's mean.
+      low: lower end of a range that x leaves with negligible probability.
+      high: upper end of that range.
+      width: of a panel: at most 1.5 standard deviations of the next x.
+      cost: of turnover, at least 0.
+      state: `state(x)`, monotone.
+    """
+
+    density: Density
+    mean: Mean
+    low: float
+    high: float
+    width: float
+    cost: float
+    state: Mean = np.asarray
+
+
 class Path(NamedTuple):
     """One path of a market, in JAX's default float type.
 
@@ -52,7 +95,7 @@ class Path(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Market:
-    """A market of `A` assets whose optimum is known; its functions are pure and jittable.
+    """A market of `A` assets; its functions are pure and jittable.
 
     The convention everywhere: at the close of bar t an agent sees the state, sets its position
     `a_t`, a weight in each asset, and earns `pay(a_{t-1}, a_t, r_{t+1})`. For most markets that
@@ -70,6 +113,8 @@ class Market:
       moments: long-run mean and deviation of each state variable, S numbers each.
       bounds: of each asset's position, which may be inf.
       costs: the cost of turnover in an environment.
+      problem: what remains to be solved for the optimum, see `nca_trader.optimum.synthetic`; None
+        where it is a formula, or not known.
       optimum: the best long-run average reward per step, or None where it is not known.
       optimal_policy: `optimal_policy(state [..., S], position [..., A]) -> [..., A]` attains it,
         for numpy and jax arrays; `position` is the one held.
@@ -93,6 +138,7 @@ class Market:
     moments: tuple[Sequence[float], Sequence[float]] = ((), ())
     bounds: tuple[float, float] = (-1.0, 1.0)
     costs: Costs = Costs()
+    problem: Chain | Line | None = None
     optimum: float | None = None
     optimal_policy: Policy | None = None
     expected_return: Callable[[Tensor], Tensor] | None = None
@@ -134,7 +180,8 @@ class Market:
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
-        return f"{type(self).__name__}({self.name}: {given}; optimum={self.optimum})"
+        known = "" if self.optimum is None else f"; optimum={self.optimum}"
+        return f"{type(self).__name__}({self.name}: {given}{known})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -195,8 +242,7 @@ class Task(Market):
 
         Example:
           >>> import numpy as np
-          >>> from nca_trader.data import synthetic
-          >>> task = synthetic.make("ou", num_bars=4)
+          >>> task = task_of(EnvConfig(market="ou", market_bars=4))
           >>> task.rewards(np.zeros((4, 1)))
           array([0., 0., 0.])
         """
@@ -368,19 +414,7 @@ def linear_pay(cost: float) -> Pay:
 
 
 def market(name: str, **parameters: Any) -> Market:
-    """Solve the market called `name` without drawing a path.
-
-    Args:
-      name: a key of `MARKETS`.
-      **parameters: those of `MARKETS[name]`, whose docstring describes them.
-
-    Raises:
-      ConfigError: no such market or parameter, or a parameter out of range.
-
-    Example:
-      >>> market("martingale").optimum
-      0.0
-    """
+    """Return the market called `name`, see `nca_trader.optimum.synthetic.market`."""
     if name not in MARKETS:
         raise ConfigError(
             f"no synthetic market '{name}'; {nearest(str(name), MARKETS)}There are "
@@ -395,30 +429,6 @@ def market(name: str, **parameters: Any) -> Market:
     return MARKETS[name](**parameters)
 
 
-def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any) -> Task:
-    """Draw a synthetic market.
-
-    Args:
-      name: a key of `MARKETS`.
-      num_bars: N, at least 2.
-      seed: of the draw.
-      **parameters: those of `MARKETS[name]`.
-
-    Returns:
-      A `Task`: `.bars`, `.costs`, `.optimum` (the best average reward per step),
-      `.optimal_policy`, and the other attributes of `Market`.
-
-    Raises:
-      ConfigError: no such market or parameter, or a value out of range.
-
-    Example:
-      >>> task = make("ou", phi=0.95, cost=0.0, num_bars=50)
-      >>> len(task.bars), round(task.optimum, 6)
-      (50, 0.001278)
-    """
-    return draw(market(name, **parameters), num_bars, seed)
-
-
 def task_of(config: EnvConfig, seed: int = 0) -> Task:
     """Draw `config.market_bars` bars of the market that `config.market` names.
 
@@ -429,7 +439,7 @@ def task_of(config: EnvConfig, seed: int = 0) -> Task:
 
 
 def market_of(config: EnvConfig) -> Market:
-    """Solve the market that `config.market` names, e.g. "ou(phi=0.95, cost=0.005)".
+    """Return the market that `config.market` names, e.g. "ou(phi=0.95, cost=0.005)".
 
     Raises:
       ConfigError: no name, or an unknown one; a parameter is unknown or out of range.

@@ -1,28 +1,14 @@
 """Markets whose best position in {-1, 0, 1} switches at thresholds of a signal.
 
 They pay `a r - c |a - a_prev|`. Prices follow the returns, so an agent that sees bars knows the
-state, except that of `markov_drift` (see there).
-
-The optima are exact, by dynamic programming of the average reward. An agent sees a state x, takes a
-position a in {-1, 0, 1} and earns `a m(x) - c |a - a_prev|`, where `m(x)` is the next return's
-mean; its actions do not change x. The position is the sum of two units `u` in {0, 1} less one.
-Reward and cost add up over units, so one unit's problem solves all of it. With `D(x)` the value of
-holding a unit rather than not, before any cost,
-
-    D(x) = m(x) + E[ clip(D(x'), -c, c) | x ]            take the unit where D > c, drop it where
-    average reward = 2 E_pi[ max(D(x) - c, 0) ] - E_pi[m(x)]     D < -c, and else leave it alone.
-
-The second line is the unit's Bellman equation averaged over the stationary distribution pi of x.
-Sources: Puterman, Markov Decision Processes (1994), sections 8.2 and 8.6 (average reward, policy
-iteration); Atkinson, The Numerical Solution of Integral Equations (1997), chapter 4 (Nystroem).
+state, except that of `markov_drift` (see there). Each carries the problem whose solution is its
+optimum; `nca_trader.optimum.switching` solves it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +16,12 @@ import numpy as np
 from jax import Array
 
 from nca_trader.data.synthetic.market import (
+    Chain,
+    Density,
+    Line,
     Market,
+    Mean,
     Path,
-    Policy,
     autoregression,
     builder,
     linear_pay,
@@ -44,28 +33,6 @@ from nca_trader.types import Costs, Tensor
 
 NODES_PER_PANEL = 12
 MAX_NODES = 4_096
-SWEEPS = 64  # of value iteration, before policy iteration
-ROUNDS = 200  # of policy iteration
-TINY = 1e-12  # relative: rounding
-RARE = 1e-9  # probability per step that does not count
-REFINEMENTS = 16  # of the kinks
-
-Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
-Mean = Callable[[np.ndarray], Any]
-
-
-class Switching(NamedTuple):
-    """The optimal rule on a line.
-
-    Attributes:
-      gain: average reward per step.
-      cuts: `[k]` states, ascending, at which the rule changes.
-      signals: `[k + 1]` the position in each range: -1.0, 1.0, or 0.0 to keep the position held.
-    """
-
-    gain: float
-    cuts: np.ndarray
-    signals: np.ndarray
 
 
 def stationary(chain: np.ndarray) -> np.ndarray:
@@ -73,125 +40,6 @@ def stationary(chain: np.ndarray) -> np.ndarray:
     n = len(chain)
     # The added ones replace the equation that is redundant by "sums to 1".
     return np.linalg.solve(np.eye(n) - chain.T + 1.0, np.ones(n))
-
-
-def sides(value: np.ndarray, cost: float) -> np.ndarray:
-    """Return 1.0 where a unit is taken, -1.0 where it is dropped, 0.0 where it is left alone."""
-    return np.where(value > cost, 1.0, np.where(value < -cost, -1.0, 0.0))
-
-
-def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
-    """Compute `[n]` D by policy iteration, for a chain `[n, n]` and mean returns `[n]`.
-
-    A policy is the side of each state. Its D solves a linear system over the states that are left
-    alone, since D is clipped to plus or minus the cost in all others.
-    """
-    pi = stationary(chain)
-    value = mean.copy()
-    for _ in range(SWEEPS):  # damped, so that a periodic chain settles too
-        value = (value + mean + chain @ np.clip(value, -cost, cost)) / 2
-    side = sides(value, cost)
-    for _ in range(ROUNDS):
-        kept = side == 0.0
-        if cost > 0 and pi @ ~kept < RARE:
-            value, side = first_trades(chain, pi, mean, cost)
-            if side is None:
-                return value
-            kept = side == 0.0
-        held = cost * side
-        known = mean + chain @ held
-        inside = np.eye(int(kept.sum())) - chain[np.ix_(kept, kept)]
-        # Only the states left alone are unknown.
-        held[kept] = np.linalg.solve(inside, known[kept])
-        value = mean + chain @ held
-        better = sides(value, cost)
-        # A state whose D is the cost up to rounding may change sides without end: it pays nothing.
-        settled = np.abs(np.clip(value, -cost, cost) - held).max() <= TINY * np.abs(value).max()
-        if settled or (better == side).all():
-            return value
-        side = better
-    raise ArithmeticError("policy iteration did not settle; report the market's parameters.")
-
-
-def first_trades(
-    chain: np.ndarray, pi: np.ndarray, mean: np.ndarray, cost: float
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return D without trades, up to a constant, and sides `[n]` to start from.
-
-    The sides are None where trading never pays, or almost never. Without trades D solves Poisson's
-    equation `h = m - drift + P h`. It pays to trade if h spans more than two costs, or if returns
-    drift. A span that is reached once in a billion steps does not count: its system is singular to
-    rounding.
-    """
-    drift = float(pi @ mean)
-    h = np.linalg.solve(np.eye(len(chain)) - chain + pi[None, :], mean - drift)
-    h = h - (h.max() + h.min()) / 2
-    drifts = abs(drift) > TINY * np.abs(mean).max()
-    if not drifts and pi @ (np.abs(h) > cost) < RARE:
-        return h, None
-    side = np.zeros(len(chain))
-    if not drifts or drift > 0:
-        side[h.argmax()] = 1.0
-    if not drifts or drift < 0:
-        side[h.argmin()] = -1.0
-    return h, side
-
-
-def average_reward(chain: np.ndarray, mean: np.ndarray, value: np.ndarray, cost: float) -> float:
-    """Compute the optimal average reward, from D `[n]` of a chain `[n, n]`."""
-    pi = stationary(chain)
-    return float(2.0 * pi @ np.maximum(value - cost, 0.0) - pi @ mean)
-
-
-def solve_chain(chain: np.ndarray, mean: np.ndarray, cost: float) -> tuple[float, np.ndarray]:
-    """Return the optimal average reward of a finite chain, and the side `[n]` of each state."""
-    value = advantage(chain, mean, cost)
-    return average_reward(chain, mean, value, cost), sides(value, cost)
-
-
-def solve_line(
-    density: Density, mean: Mean, low: float, high: float, width: float, cost: float
-) -> Switching:
-    """Solve for the optimal rule for a state on a line.
-
-    D is smooth, but its clipped form, which is averaged, has kinks where D is plus or minus the
-    cost. So Gauss's nodes lie on panels that end at the kinks, and kinks and D are refined in
-    turn. The result has about twelve digits; an even grid gives four.
-
-    Args:
-      density: `density(y, x)`, the density of the next state y at x; broadcasts.
-      mean: `mean(x)`, the next return's mean.
-      low: lower end of a range that the state leaves with negligible probability.
-      high: upper end of that range.
-      width: of a panel: at most 1.5 standard deviations of the next state.
-      cost: c, at least 0.
-    """
-    even = np.linspace(low, high, panels(low, high, width) + 1)
-    cuts, gain = np.empty(0), np.inf
-    for _ in range(REFINEMENTS):
-        y, w = gauss_nodes(np.union1d(even, cuts))
-
-        def step(at: np.ndarray, y: np.ndarray = y, w: np.ndarray = w) -> np.ndarray:
-            return transitions(density, at, y, w)
-
-        chain = step(y)
-        value = advantage(chain, mean(y), cost)
-        held = np.clip(value, -cost, cost)
-
-        def smooth(at: np.ndarray, held: np.ndarray = held, step: Mean = step) -> np.ndarray:
-            return mean(at) + step(at) @ held
-
-        last, gain = gain, average_reward(chain, mean(y), value, cost)
-        before, cuts = cuts, crossings(smooth, y, value, cost)
-        if len(before) == len(cuts) and np.all(np.abs(cuts - before) <= 1e-11 * (high - low)):
-            break
-    else:  # a kink at the end of the range may appear and vanish without an effect on the gain
-        if abs(gain - last) > TINY * np.abs(mean(y)).max():
-            raise ArithmeticError("the kinks did not settle; report the market's parameters.")
-    # One point of each range gives its side.
-    ends = np.concatenate([[low], cuts, [high]])
-    signals = sides(smooth((ends[:-1] + ends[1:]) / 2), cost)
-    return Switching(gain, cuts, signals)
 
 
 def gauss_nodes(edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -213,21 +61,6 @@ def panels(low: float, high: float, width: float) -> int:
     return int(np.ceil((high - low) / width))
 
 
-def crossings(smooth: Mean, x: np.ndarray, value: np.ndarray, cost: float) -> np.ndarray:
-    """Return the states, ascending, where D crosses plus or minus the cost, by bisection."""
-    found = []
-    for level in (-cost, cost):
-        over = value > level
-        at = np.flatnonzero(over[1:] != over[:-1])
-        left, right, rising = x[at], x[at + 1], over[at + 1]
-        for _ in range(60 if len(at) else 0):
-            middle = (left + right) / 2
-            beyond = (smooth(middle) > level) == rising
-            left, right = np.where(beyond, left, middle), np.where(beyond, middle, right)
-        found.append((left + right) / 2)
-    return np.unique(np.concatenate(found))
-
-
 REACH = 8.0  # standard deviations; the probability of a state beyond is below 1e-15
 SLOWEST = 0.999  # a slower state needs more nodes than a dense solve takes in seconds
 
@@ -237,38 +70,19 @@ def gaussian(y: np.ndarray, mean: np.ndarray, sd: float) -> np.ndarray:
     return np.exp(-0.5 * ((y - mean) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
 
 
-def solve_autoregression(mean: Mean, phi: float, sigma: float, cost: float) -> Switching:
-    """Solve the rule for a state x' = phi x + sigma eps and expected next returns m(x)."""
+def autoregressive(mean: Mean, phi: float, sigma: float, cost: float) -> Line:
+    """Return the problem of a state x' = phi x + sigma eps and expected next returns m(x)."""
     reach = REACH * sigma / math.sqrt(1 - phi**2)
 
     def density(y: np.ndarray, x: np.ndarray) -> np.ndarray:
         return gaussian(y, phi * x, sigma)
 
-    return solve_line(density, mean, -reach, reach, 1.5 * sigma, cost)
+    return Line(density, mean, -reach, reach, 1.5 * sigma, cost)
 
 
-def threshold_policy(cuts: np.ndarray, signals: np.ndarray) -> Policy:
-    """Return the policy that holds the signal of the first state's range; 0 keeps the position."""
-
-    def policy(state: Tensor, position: Tensor) -> Tensor:
-        xp = arrays(state)
-        rank = xp.searchsorted(xp.asarray(cuts, dtype=state.dtype), state)
-        signal = xp.asarray(signals, dtype=position.dtype)[rank]
-        return xp.where(signal == 0, position, signal)
-
-    return policy
-
-
-def switching_market(rule: Switching, cost: float, **fields: Any) -> Market:
-    """Return the market with a linear pay whose optimal policy is `rule`."""
-    return Market(
-        costs=Costs(commission=cost),
-        pay=linear_pay(cost),
-        optimum=rule.gain,
-        optimal_policy=threshold_policy(rule.cuts, rule.signals),
-        details={"cuts": rule.cuts, "signals": rule.signals},
-        **fields,
-    )
+def switching_market(problem: Chain | Line | None, cost: float, **fields: Any) -> Market:
+    """Return a market with a linear pay, and the problem that its optimum solves."""
+    return Market(costs=Costs(commission=cost), pay=linear_pay(cost), problem=problem, **fields)
 
 
 @builder(
@@ -296,7 +110,7 @@ def ou(
         return Path(x[:, None], r[:, None], first[None])
 
     return switching_market(
-        solve_autoregression(mean, phi, sigma, cost),
+        autoregressive(mean, phi, sigma, cost),
         cost,
         reward=reward,
         generate=generate,
@@ -321,7 +135,7 @@ def ar1(*, phi: float = 0.3, sigma: float = 0.01, cost: float = 0.001) -> Market
         return Path(r[:, None], r[:, None], jnp.zeros(1))
 
     return switching_market(
-        solve_autoregression(mean, phi, sigma, cost),
+        autoregressive(mean, phi, sigma, cost),
         cost,
         reward="log",
         generate=generate,
@@ -345,8 +159,6 @@ def sine(
     log_price = np.log1p(amp * np.sin(2 * np.pi * phase / period))
     move = np.diff(log_price)
     move = move if reward == "log" else np.expm1(move)
-    # The phases follow each other with certainty.
-    gain, signals = solve_chain(np.roll(np.eye(period), 1, axis=1), move, cost)
 
     def generate(key: Array, num_bars: int) -> Path:
         del key  # nothing is drawn
@@ -359,9 +171,10 @@ def sine(
     def expected_return(state: Tensor) -> Tensor:
         return arrays(state).asarray(move, dtype=state.dtype)[state.astype(int)]
 
-    cuts = np.arange(period - 1) + 0.5  # a range for each phase
+    # The phases follow each other with certainty, and there is a range for each.
+    chain, cuts = np.roll(np.eye(period), 1, axis=1), np.arange(period - 1) + 0.5
     return switching_market(
-        Switching(gain, cuts, signals),
+        Chain(chain, move, cost, cuts),
         cost,
         reward=reward,
         generate=generate,
@@ -391,13 +204,12 @@ def markov_drift(
     on which the optimum is solved. No policy that sees all past returns can do better.
     """
     if hidden:
-        rule, deviation = solve_hidden(mu / sigma, sigma, stay, cost)
+        problem, deviation = hidden_drift(mu / sigma, sigma, stay, cost)
         moments = (0.5,), (deviation,)
     else:
         moments = (0.0,), (1.0,)
         chain = np.array([[stay, 1 - stay], [1 - stay, stay]])
-        gain, signals = solve_chain(chain, np.array([-mu, mu]), cost)
-        rule = Switching(gain, np.zeros(1), signals)
+        problem = Chain(chain, np.array([-mu, mu]), cost, np.zeros(1))
 
     def mean(state: Tensor) -> Tensor:
         return mu * (2 * state - 1 if hidden else state)
@@ -419,7 +231,7 @@ def markov_drift(
         return Path(states[:, None], r[:, None], jnp.zeros(1))
 
     return switching_market(
-        rule,
+        problem,
         cost,
         reward="log",
         generate=generate,
@@ -429,10 +241,10 @@ def markov_drift(
     )
 
 
-def solve_hidden(ratio: float, sigma: float, stay: float, cost: float) -> tuple[Switching, float]:
-    """Solve the rule on beliefs, and their long-run deviation, for ratio = mu / sigma.
+def hidden_drift(ratio: float, sigma: float, stay: float, cost: float) -> tuple[Line, float]:
+    """Return the problem on z, the log-odds of `post`, and the beliefs' long-run deviation.
 
-    Both are solved on z, the log-odds of `post`.
+    `ratio` is mu / sigma.
     """
     persistence = 2 * stay - 1
 
@@ -458,14 +270,11 @@ def solve_hidden(ratio: float, sigma: float, stay: float, cost: float) -> tuple[
     def mean(z: np.ndarray) -> np.ndarray:
         return ratio * sigma * (2 * belief(z) - 1)
 
-    rule = solve_line(density, mean, -reach, reach, width, cost)
-    # Where the state flips more often than it stays, the belief falls as z rises.
-    order = slice(None) if persistence > 0 else slice(None, None, -1)
-    rule = rule._replace(cuts=belief(rule.cuts)[order], signals=rule.signals[order])
     nodes, weight = gauss_nodes(np.linspace(-reach, reach, count + 1))
     # The long-run deviation, on the nodes of an even grid.
     probability = stationary(transitions(density, nodes, nodes, weight))
-    return rule, math.sqrt(probability @ (belief(nodes) - 0.5) ** 2)
+    deviation = math.sqrt(probability @ (belief(nodes) - 0.5) ** 2)
+    return Line(density, mean, -reach, reach, width, cost, belief), deviation
 
 
 @builder(
@@ -528,8 +337,9 @@ def hidden_level(
     def expected_return(state: Tensor) -> Tensor:
         return state
 
-    one = switching_market(
-        solve_autoregression(expected_return, phi, moved, cost),
+    return switching_market(
+        # No optimum is known of levels that fade.
+        None if half_life else autoregressive(expected_return, phi, moved, cost),
         cost,
         reward=reward,
         generate=generate,
@@ -538,8 +348,5 @@ def hidden_level(
         if num_assets == 1
         else tuple(f"filtered_level_{i}" for i in range(num_assets)),
         moments=((0.0,) * num_assets, (known,) * num_assets),
-        expected_return=expected_return,
+        expected_return=None if half_life else expected_return,
     )
-    if half_life:
-        return dataclasses.replace(one, optimum=None, optimal_policy=None, expected_return=None)
-    return dataclasses.replace(one, optimum=num_assets * (one.optimum or 0.0))

@@ -7,9 +7,7 @@ without pyplot: no global state, no display, the same bytes every time.
 
 from __future__ import annotations
 
-import io
 import itertools
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +22,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from nca_trader.evaluate import metrics
 
 if TYPE_CHECKING:
-    from nca_trader.evaluate.prove import Proof
     from nca_trader.evaluate.result import Result
     from nca_trader.evaluate.stress import Stress
 
@@ -285,43 +282,6 @@ def scale_equity(axes: Axes) -> None:
         axes.set_yticks([tick for tick in ticks if low <= tick <= high and tick > 0])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def draw_proofs(figure: Figure, proofs: Sequence[Proof], colours: Mapping[str, str]) -> None:
-    """Draw a small plot per market: a line per seed, and dashed lines for its controls."""
-    markets = list(dict.fromkeys(proof.market for proof in proofs))
-    across = min(3, len(markets))
-    down = math.ceil(len(markets) / across)
-    figure.set_size_inches(3.9 * across, 2.6 * down)
-    for place, market in enumerate(markets):
-        axes = figure.add_subplot(down, across, place + 1)
-        axes.set_title(market, loc="left", fontsize=10)
-        runs = [proof for proof in proofs if proof.market == market]
-        # All proofs of a market share its controls.
-        lines = [
-            (curve, BASELINES[number], DASHES[number], 1.2)
-            for number, curve in enumerate(runs[0].controls.values())
-        ]
-        lines += [(proof.curve, AGENT, "-", 1.6) for proof in runs]
-        for curve, colour, dash, width in lines:
-            x, y = [point.seconds for point in curve], [point.height for point in curve]
-            axes.plot(x, y, color=colours.get(colour, colour), linestyle=dash, linewidth=width)
-        axes.axhline(runs[0].goal, color=colours.get(MUTED, MUTED), linewidth=0.8)
-        axes.set_ylabel("of the optimum" if runs[0].earns else "turnover per step")
-        if runs[0].earns:
-            axes.set_ylim(-0.05, 1.05)
-        axes.set_xlim(left=0.0)
-        axes.set_xlabel("seconds of training")
-
-
-def proofs_picture(proofs: Sequence[Proof], kind: str) -> bytes:
-    """Draw the curves of `prove` as a picture of this kind, e.g. "png" or "svg"."""
-    out = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "prove", "axes.grid": True}):
-        figure = Figure(layout="constrained")
-        draw_proofs(figure, proofs, PRINTED)
-        figure.savefig(out, format=kind, dpi=110)
-    return out.getvalue()
 
 
 def draw_stress(figure: Figure, stress: Stress, colour: str) -> None:

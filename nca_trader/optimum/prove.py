@@ -27,10 +27,11 @@ from nca_trader.data.synthetic.market import PriceOutOfRange
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.optimum import Reached, evaluation_bars, reached_by
 from nca_trader.learner.exact import check_finite
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
+from nca_trader.optimum.measure import Reached, evaluation_bars, reached_by
+from nca_trader.optimum.synthetic import solved
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, tracked
 from nca_trader.runs.consent import own_names
@@ -225,8 +226,8 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     config = load_env(name)
     if not config.market:
         raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
-    solved = market_of(config)
-    check_account(name, config, solved)
+    market = solved(market_of(config))
+    check_account(name, config, market)
     config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
     kind = _env_of(config, 0)  # a short draw, to see the kind of account and the number of assets
     num_assets = kind.spec.num_assets
@@ -237,11 +238,11 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     steps = steps or min(agent.learner.steps, -(-2 * agent.learner.steps // num_assets))
     agent = dataclasses.replace(suited(agent, kind), num_seeds=1)
     agent = dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
-    controls = controls_of(agent, num_assets) if solved.optimum else {}
+    controls = controls_of(agent, num_assets) if market.optimum else {}
     return Trial(market=name, config=config, agent=agent, controls=controls)
 
 
-def check_account(name: str, config: EnvConfig, solved: Market) -> None:
+def check_account(name: str, config: EnvConfig, market: Market) -> None:
     """Refuse an environment whose account is not the market's, because its optimum differs.
 
     Raises:
@@ -250,7 +251,7 @@ def check_account(name: str, config: EnvConfig, solved: Market) -> None:
     given, paid = (
         {name: x for name, x in vars(c).items() if name not in (*FREE, "costs")}
         | {f"costs.{name}": x for name, x in vars(c.costs).items()}
-        for c in (config, solved.config)
+        for c in (config, market.config)
     )
     differ = [
         f"{field} = {was!r} where the market has {paid[field]!r}"

@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import linprog, minimize_scalar
 
 from nca_trader.config import env
-from nca_trader.data import synthetic
+from nca_trader.optimum import synthetic
 
 # From ../shared/expected/known_optimum.json, so that these hold without it. The grid behind the
 # table's OU, AR(1) and hidden values is off by up to 3e-4, as its own convergence study says.

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
-from nca_trader.data import synthetic
 from nca_trader.data.bars import validate
 from nca_trader.data.synthetic.market import draw
 from nca_trader.errors import ConfigError
+from nca_trader.optimum import synthetic
 
 SIMPLE = ("martingale", "kelly", "merton", "ring")  # those that pay simple returns
 CASES = [

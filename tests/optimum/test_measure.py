@@ -10,10 +10,11 @@ import pytest
 
 from nca_trader import AgentConfig, TradingEnv, make_policy
 from nca_trader.config import PolicyConfig
-from nca_trader.data import synthetic
+from nca_trader.data.synthetic import task_of as drawn
 from nca_trader.envs import load_env
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.evaluate import optimum as prove
+from nca_trader.optimum import measure as prove
+from nca_trader.optimum import synthetic
 
 KNOWN = {
     "ou": {},
@@ -111,7 +112,7 @@ TINY = AgentConfig(
 @functools.cache
 def env_of(name):
     config = dataclasses.replace(load_env(name), market_bars=9_000)
-    return TradingEnv(synthetic.task_of(config, 1), config)
+    return TradingEnv(drawn(config, 1), config)
 
 
 @pytest.mark.parametrize("name", ["ou_mid", "garleanu_pedersen"])

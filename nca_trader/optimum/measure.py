@@ -25,6 +25,7 @@ from nca_trader.envs.rewards import begun
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import encode
+from nca_trader.optimum.synthetic import solved
 
 # Bars of a piece. The account begins flat, which no account of the agent's is for long: the first
 # bars, in which that is forgotten, do not count.
@@ -93,7 +94,7 @@ def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Reached:
       ConfigError: no optimum is known for the environment's bars.
       BarError: too few bars.
     """
-    task = env.task
+    task = solved(env.task) if env.task else None
     if task is None or task.optimum is None:
         raise ConfigError(
             f"{env.bars.source or 'bars'}: no optimum is known; give an environment of a "

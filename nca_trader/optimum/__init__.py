@@ -1,0 +1,1 @@
+"""The best that can be earned on synthetic markets, and what agents reach of it."""
