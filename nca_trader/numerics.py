@@ -207,7 +207,7 @@ def as_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Otherwise each step of a scan is some fifty kernels that a scheduler starts one by one; for a
     few hundred numbers that takes longer than their arithmetic, and longer to compile as well
-    (docs/lab-notes/sweep.md). A hint and no promise: a backend that does not know it ignores it. A
+    (docs/lab-notes/speed.md). A hint and no promise: a backend that does not know it ignores it. A
     function with an operation outside `IN_ONE_KERNEL` is compiled as usual. It is for small
     arrays, because one kernel uses one core.
     """

@@ -87,7 +87,7 @@ def written(arrays: Any) -> Any:
     """Return the arrays unchanged, stored once instead of computed again by every reader.
 
     A gradient's program has no barrier, because one costs more cycles there than it saves (see
-    docs/lab-notes/tpu-cycles.md).
+    docs/lab-notes/devices.md).
     """
     return jax.lax.optimization_barrier(arrays)
 

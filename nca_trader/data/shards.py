@@ -32,7 +32,7 @@ FORMAT = 2
 UNSEALED = 1  # the format before the manifest had a checksum
 MANIFEST = "shards.json"
 AGAIN = "copy it again from the source, or write the shards again"
-# Measured on two cores (docs/lab-notes/streaming.md): a second reader takes from the computation.
+# Measured on two cores (docs/lab-notes/speed.md): a second reader takes from the computation.
 READERS = 1
 PREFETCH = 2
 

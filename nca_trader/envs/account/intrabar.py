@@ -6,7 +6,7 @@ settling each step. No digit is lost, because the fractions are small.
 
 Formulas divide where they could multiply by a known reciprocal. That is deliberate: several results
 share each quotient, and XLA's CPU backend computes a division once for all its readers, but repeats
-sums and products for each (six times the operations; docs/lab-notes/environments.md).
+sums and products for each (six times the operations; docs/lab-notes/speed.md).
 """
 
 from __future__ import annotations
