@@ -194,6 +194,19 @@ class HeldError(Exception):
     """Another process holds a lock. The text names it: pid, host and command."""
 
 
+def locked(descriptor: int, shared: bool = False) -> bool:
+    """Lock an open file, for this process alone or with others; return whether that could be done.
+
+    Raises:
+      OSError: its file system has no locks.
+    """
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def take_lock(path: pathlib.Path) -> int:
     """Lock a file, made if it is missing, and write into it who holds the lock.
 
@@ -211,7 +224,9 @@ def take_lock(path: pathlib.Path) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not locked(descriptor):
+                holder = os.pread(descriptor, 2000, 0).decode(errors="replace").strip()
+                raise HeldError(holder or "another process")
             # Between the opening and the lock its holder may have deleted it: then a new one.
             if os.fstat(descriptor).st_nlink:
                 program = pathlib.Path(sys.argv[0]).name
@@ -222,10 +237,6 @@ def take_lock(path: pathlib.Path) -> int:
                 os.pwrite(descriptor, text, 0)
                 os.ftruncate(descriptor, len(text))
                 return descriptor
-        except BlockingIOError:
-            holder = os.pread(descriptor, 2000, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise HeldError(holder or "another process") from None
         except BaseException:
             os.close(descriptor)
             raise
@@ -240,10 +251,9 @@ def scratch() -> Iterator[pathlib.Path]:
     process lives, whichever container that is in.
     """
     for left in pathlib.Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        # A lock that is held raises BlockingIOError, an OSError: that folder is in use and stays.
         with contextlib.suppress(OSError), _opened(left) as descriptor:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+            if locked(descriptor):
+                shutil.rmtree(left, ignore_errors=True)
     with contextlib.ExitStack() as stack:
         while True:
             folder = pathlib.Path(tempfile.mkdtemp(prefix=SCRATCH))

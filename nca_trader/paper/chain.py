@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import decimal
-import fcntl
 import functools
 import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nca_trader.config.records import read_json, record
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import ConfigError, StateError, printable
+from nca_trader.machine import locked
 from nca_trader.paper.clock import Clock
 
 APPLICATION_ID = 0x6E636174  # "ncat" in the SQLite header: this file is a journal and no other
@@ -51,17 +51,6 @@ class Event(NamedTuple):
     kind: str
     key: str
     body: dict[str, Any]
-
-
-class Examined(NamedTuple):
-    """What an examination found.
-
-    head: the last event up to which the chain holds. fault: what is wrong and the remedy, "" where
-    nothing is.
-    """
-
-    head: Head
-    fault: str
 
 
 def _as_string(value: Any) -> str:
@@ -119,16 +108,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     return db
 
 
-def refuse_other_tables(path: Path, db: sqlite3.Connection) -> None:
-    """Raise StateError where the database holds anything but a journal's tables."""
-    if fault := _schema(db)[1]:
-        raise StateError(f"{path}: {fault}")
-
-
 def events_of(db: sqlite3.Connection, kind: str | None = None, after: int = 0) -> Iterator[Event]:
     """Yield the events above seq `after`, of one kind or of all."""
-    if not _schema(db)[0]:  # killed before its tables were made
-        return
     # The plus keeps SQLite from an index by kind, whose rows would need a sort by seq.
     where, values = ("", (after,)) if kind is None else (" AND +kind = ?", (after, kind))
     for row in db.execute(f"{ROWS} WHERE seq > ?{where} ORDER BY seq", values):
@@ -137,50 +118,12 @@ def events_of(db: sqlite3.Connection, kind: str | None = None, after: int = 0) -
         yield Event(seq, run, ts_event, ts_recv, name, key, body)
 
 
-class Follower:
-    """Reads a journal that grows: each poll reads only what is new.
+def examine(path: Path, db: sqlite3.Connection) -> Head:
+    """Return the end of the chain, once the whole chain and the head file hold.
 
-    Args:
-      path: the journal; it need not exist yet.
+    Raises:
+      StateError: they do not; the message names the first event that does not hold.
     """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._seq, self._hash = 0, None  # of the last event that was read
-
-    def poll(self) -> tuple[list[Event], bool]:
-        """Return the events since the last poll, and whether they are those of another journal.
-
-        Where the journal was replaced, or is gone, what was read before is void, and the events are
-        all that the new one has.
-
-        Raises:
-          StateError: it is not a journal, or cannot be read.
-        """
-        if not self.path.is_file():
-            replaced, self._seq = self._seq > 0, 0
-            return [], replaced
-        with contextlib.closing(connect_reader(self.path)) as db, as_state_error(self.path):
-            refuse_other_tables(self.path, db)
-            if not _schema(db)[0]:
-                replaced, self._seq = self._seq > 0, 0
-                return [], replaced
-            db.execute("BEGIN")  # one view for all that is read
-            replaced = self._seq > 0 and self._hash_of(db, self._seq) != self._hash
-            # An inode says nothing: a file that is made in the place of another may get the same.
-            events = list(events_of(db, after=0 if replaced else self._seq))
-            self._seq = events[-1].seq if events else 0 if replaced else self._seq
-            self._hash = self._hash_of(db, self._seq) if self._seq else None
-        return events, replaced
-
-    @staticmethod
-    def _hash_of(db: sqlite3.Connection, seq: int) -> bytes | None:
-        row = db.execute("SELECT hash FROM event WHERE seq = ?", (seq,)).fetchone()
-        return row and row[0]
-
-
-def examine(path: Path, db: sqlite3.Connection) -> Examined:
-    """Walk the chain and compare its end with the head file, in one view of the database."""
     with as_state_error(path):
         for _ in range(100):
             mark = read_mark(path)
@@ -195,77 +138,88 @@ def examine(path: Path, db: sqlite3.Connection) -> Examined:
     raise StateError(f"{path}: is being written too fast to be verified; try again.")
 
 
-def refuse_fault(path: Path, found: Examined) -> None:
-    """Raise the fault of an examination as StateError."""
-    if found.fault:
-        raise StateError(f"{path}: {found.fault}")
-
-
-def _examine(path: Path, db: sqlite3.Connection, mark: Mark | None) -> Examined:
-    made, fault = _schema(db)
-    if not made and fault:
-        return Examined(Head(0, GENESIS), fault)
-    with contextlib.suppress(sqlite3.DatabaseError):  # said below, with the seq
+def _examine(path: Path, db: sqlite3.Connection, mark: Mark | None) -> Head:
+    made, fault = has_tables(path, db), ""
+    with contextlib.suppress(sqlite3.DatabaseError):  # the walk names its seq
         # The whole check: an index that misses a row would let an event be recorded twice.
         checked = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if checked != "ok":
-            fault = fault or _DAMAGED.format(f" (SQLite: {checked})")
-    done = None if mark is None else mark.done
-    head, passed, damaged, why = Head(0, GENESIS), {0: GENESIS}, False, ""
-    rows: Iterable = ()  # killed before its tables were made
-    if made:
-        rows = db.execute(f"{ROWS} ORDER BY seq")
-    # The only two ends that the head file knows; other hashes need not be kept.
-    wanted = set() if mark is None else {mark.done.seq, mark.after.seq}
-    # The fields of a walk's row, bound once: this loop is all of a verification's time.
-    encode, sha256 = _encode, hashlib.sha256
-    try:
-        count, link = 0, GENESIS
-        for seq, *fields, stored in rows:
-            found = sha256(encode([link, seq, *fields]).encode())
-            if seq != count + 1 or stored != found.digest():
-                damaged = True
-                break
-            count, link = seq, found.hexdigest()
-            if seq in wanted:
-                passed[seq] = link
-        head = Head(count, link)
-    except (sqlite3.Error, ValueError, TypeError) as error:
-        head, damaged, why = Head(count, link), True, f" ({error})"
-    if done is not None and done.seq in passed and passed[done.seq] != done.hash:
-        # A chain that was written again from its start holds in itself; only this shows it.
-        fault = (
-            f"damaged at seq {done.seq}: the head file has another hash for it; the journal or its "
-            "head file was exchanged: restore both from a copy."
-        )
-    elif damaged:
-        fault = (
-            f"damaged at seq {head.seq + 1}: the hash chain does not hold there{why}; {_RESTORE}"
-        )
-    elif done is None and head.seq > 0:
-        fault = (
-            f"holds {head.seq} events and its head file {path.name}.head is missing or empty, so a "
-            "lost end would not show; restore the head file from a copy, or name another journal."
-        )
-    elif done is not None and done.seq > head.seq:
-        fault = (
-            f"ends at seq {head.seq} and its head file says {done.seq}: seq {head.seq + 1} is "
-            "lost; restore the journal and its -wal file from a copy, or name another journal."
-        )
-    elif mark is not None and head not in (mark.done, mark.after):
-        # Of the commit under way all rows are there or none.
-        ends = [end for end in (mark.after, mark.done) if passed.get(end.seq) == end.hash]
-        fault = (
-            f"has {head.seq - ends[0].seq} rows after seq {ends[0].seq} that no commit wrote: its "
-            f"head file ends there; {_RESTORE}"
-        )
+        fault = "" if checked == "ok" else _DAMAGED.format(f" (SQLite: {checked})")
+    walk = _walked(db if made else None, mark)
+    fault = _disagreement(walk, mark, path) or fault
     if made and not fault:
         unused = db.execute(
             "SELECT count(*) FROM series WHERE id NOT IN (SELECT series FROM event)"
         )
         if spare := unused.fetchone()[0]:
             fault = f"has {spare} rows of run and kind that no event is of; {_RESTORE}"
-    return Examined(head, fault)
+    if fault:
+        raise StateError(f"{path}: {fault}")
+    return walk.head
+
+
+class _Walk(NamedTuple):
+    """A walk of the chain.
+
+    head: where it holds to. passed: the hashes at the ends that a head file knows, by seq. damaged:
+    whether there are rows beyond, and why: what SQLite or a parser said.
+    """
+
+    head: Head
+    passed: dict[int, str]
+    damaged: bool = False
+    why: str = ""
+
+
+def _walked(db: sqlite3.Connection | None, mark: Mark | None) -> _Walk:
+    """Walk the chain; None is a journal without tables."""
+    count, link, passed = 0, GENESIS, {0: GENESIS}
+    # The only two ends that the head file knows; other hashes need not be kept.
+    wanted = set() if mark is None else {mark.done.seq, mark.after.seq}
+    # The fields of a walk's row, bound once: this loop is all of a verification's time.
+    encode, sha256 = _encode, hashlib.sha256
+    try:
+        for seq, *fields, stored in db.execute(f"{ROWS} ORDER BY seq") if db else ():
+            found = sha256(encode([link, seq, *fields]).encode())
+            if seq != count + 1 or stored != found.digest():
+                return _Walk(Head(count, link), passed, True)
+            count, link = seq, found.hexdigest()
+            if seq in wanted:
+                passed[seq] = link
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        return _Walk(Head(count, link), passed, True, f" ({error})")
+    return _Walk(Head(count, link), passed)
+
+
+def _disagreement(walk: _Walk, mark: Mark | None, path: Path) -> str:
+    """Return what is wrong with a chain and its head file; "" where both hold."""
+    seq = walk.head.seq
+    # A chain that was written again from its start holds in itself; only this shows it.
+    if mark is not None and walk.passed.get(mark.done.seq, mark.done.hash) != mark.done.hash:
+        return (
+            f"damaged at seq {mark.done.seq}: the head file has another hash for it; the journal "
+            "or its head file was exchanged: restore both from a copy."
+        )
+    if walk.damaged:
+        return f"damaged at seq {seq + 1}: the hash chain does not hold there{walk.why}; {_RESTORE}"
+    if mark is None:
+        lost = (
+            f"holds {seq} events and its head file {path.name}.head is missing or empty, so a lost "
+            "end would not show; restore the head file from a copy, or name another journal."
+        )
+        return lost if seq else ""
+    if mark.done.seq > seq:
+        return (
+            f"ends at seq {seq} and its head file says {mark.done.seq}: seq {seq + 1} is lost; "
+            "restore the journal and its -wal file from a copy, or name another journal."
+        )
+    if walk.head in (mark.done, mark.after):
+        return ""
+    # Of the commit under way all rows are there or none.
+    end = next(e for e in (mark.after, mark.done) if walk.passed.get(e.seq) == e.hash)
+    return (
+        f"has {seq - end.seq} rows after seq {end.seq} that no commit wrote: its head file ends "
+        f"there; {_RESTORE}"
+    )
 
 
 _RESTORE = "restore the file from a copy, or name another journal."
@@ -284,25 +238,30 @@ def _schema_rows() -> list[tuple]:
         return db.execute(_STORED).fetchall()
 
 
-def _schema(db: sqlite3.Connection) -> tuple[bool, str]:
-    """Return whether the journal's tables are made, and what is wrong with what is there."""
+def has_tables(path: Path, db: sqlite3.Connection) -> bool:
+    """Return whether the journal's tables are made; a kill may have come before.
+
+    Raises:
+      StateError: other tables are there, or it cannot be read.
+    """
     try:
         stored = db.execute(_STORED).fetchall()
     except sqlite3.DatabaseError as error:
-        return False, _DAMAGED.format(f" (SQLite: {error})")
-    if not stored:  # killed before its tables were made
-        return False, ""
+        raise StateError(f"{path}: {_DAMAGED.format(f' (SQLite: {error})')}") from None
     ours = _schema_rows()
-    if not set(ours) <= set(stored):
-        # The hash before a row's own was a column of its own.
-        if any(name == "event" and "prev_hash TEXT" in (sql or "") for _, name, _, sql in stored):
-            return False, (
-                "is of a format that this version does not read; nca-trader 0.2.0 reads it, and "
-                "its `journal salvage` copies it into a journal that this version continues."
-            )
-        return False, f"its tables are not a journal's; {_RESTORE}"
-    extra = [f"{kind} {name}" for kind, name, *rest in stored if (kind, name, *rest) not in ours]
-    return True, f"holds what no journal has ({', '.join(extra)}); {_RESTORE}" if extra else ""
+    # The hash before a row's own was a column of its own.
+    if any(name == "event" and "prev_hash TEXT" in (sql or "") for _, name, _, sql in stored):
+        raise StateError(
+            f"{path}: is of a format that this version does not read; nca-trader 0.2.0 reads it, "
+            "and its `journal salvage` copies it into a journal that this version continues."
+        )
+    if stored and not set(ours) <= set(stored):
+        raise StateError(f"{path}: its tables are not a journal's; {_RESTORE}")
+    if extra := [
+        f"{kind} {name}" for kind, name, *rest in stored if (kind, name, *rest) not in ours
+    ]:
+        raise StateError(f"{path}: holds what no journal has ({', '.join(extra)}); {_RESTORE}")
+    return bool(stored)
 
 
 def refuse_other_files(path: Path, db: sqlite3.Connection) -> None:
@@ -373,19 +332,21 @@ def sibling(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def writing(path: Path) -> bool:
-    """Return whether a process has the journal at `path` open to write."""
+def writer_of(path: Path) -> str:
+    """Return which process has the journal at `path` open to write; "" where none has."""
+    # Whatever lies in the folder: a link is not followed, and a pipe is not waited for.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        descriptor = os.open(sibling(path, ".head"), os.O_RDONLY | os.O_CLOEXEC)
+        with open(os.open(sibling(path, ".head"), flags), "rb") as head:
+            if locked(head.fileno(), shared=True):
+                return ""
     except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
+        return ""
+    # The other lock is only read: to try it would keep a session from starting just then.
+    with contextlib.suppress(OSError):
+        with open(os.open(sibling(path, ".lock"), flags), errors="replace") as file:
+            return printable(file.read(200).partition(" (")[0])
+    return "a process without a lock file"
 
 
 def _summed(text: str) -> str:
@@ -437,14 +398,11 @@ class HeadFile:
         Raises:
           BlockingIOError: another process, or another journal of this one, has it.
         """
-        for tried in range(10):
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(10):
+            if locked(self._descriptor):
                 return
-            except BlockingIOError:  # `writing` holds it for some microseconds
-                if tried == 9:
-                    raise
-                Clock().sleep(0.02)
+            Clock().sleep(0.02)  # `writer_of` holds it for some microseconds
+        raise BlockingIOError(f"{self.path} is locked")
 
     def begin(self, path: Path, done: Head) -> None:
         """Write every slot: none of them is older than what has just been verified."""

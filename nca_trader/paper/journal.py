@@ -35,10 +35,9 @@ from nca_trader.paper.chain import (
     connect_reader,
     events_of,
     examine,
+    has_tables,
     link_of,
-    refuse_fault,
     refuse_other_files,
-    refuse_other_tables,
     sibling,
 )
 
@@ -102,9 +101,7 @@ class Journal:
                 self._db.execute("PRAGMA journal_mode = WAL")
                 self._db.execute(f"PRAGMA synchronous = {SYNCHRONOUS}")
             # Before anything is written: to go on after damage would hide it.
-            found = examine(self.path, self._db)
-            refuse_fault(self.path, found)
-            self._head = self._committed = found.head
+            self._head = self._committed = examine(self.path, self._db)
             with as_state_error(self.path):
                 if not self._db.execute("SELECT 1 FROM sqlite_schema").fetchone():
                     self._make_tables()
@@ -329,9 +326,7 @@ def verify(path: str | Path) -> Head:
     """
     path = Path(path)
     with contextlib.closing(connect_reader(path)) as db:
-        found = examine(path, db)
-        refuse_fault(path, found)
-        return found.head
+        return examine(path, db)
 
 
 def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> Iterator[Event]:
@@ -342,5 +337,5 @@ def read_events(path: str | Path, kind: str | None = None, after: int = 0) -> It
     """
     path = Path(path)
     with contextlib.closing(connect_reader(path)) as db, as_state_error(path):
-        refuse_other_tables(path, db)
-        yield from events_of(db, kind, after)
+        if has_tables(path, db):
+            yield from events_of(db, kind, after)

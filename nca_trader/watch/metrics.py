@@ -8,13 +8,14 @@ import logging
 import math
 import pathlib
 import re
+import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nca_trader.cloud import Place
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, printable
-from nca_trader.paper.chain import Follower, writing
+from nca_trader.paper.chain import as_state_error, connect_reader, events_of, has_tables, writer_of
 from nca_trader.paper.tally import NANOSECONDS, Tally
 from nca_trader.runs.folder import Lines, read_rows, rows_checked
 from nca_trader.watch.alerts import LABEL
@@ -80,58 +81,88 @@ class Rows:
 
 
 class Paper:
-    """The metrics of a paper session, from its journal."""
+    """A paper session by its journal, which grows; each poll reads only what is new.
+
+    Attributes:
+      path: of the journal, which need not exist yet.
+      tally: of its events up to the last poll. A journal that replaces another has a tally of its
+        own, and so has one that is made again.
+    """
 
     def __init__(self, path: pathlib.Path):
-        """Read nothing yet. The journal need not exist."""
-        self.path = path
-        self._follower = Follower(path)
-        self._begin()
+        self.path, self.tally = path, Tally()
+        self._hash: bytes | None = None  # of the last event that was read
 
-    def _begin(self) -> None:
-        self._tally = Tally()
-        self.why: dict[str, str] = {}  # of a halt, by metric
+    def poll(self) -> None:
+        """Read what is new.
 
-    def poll(self, now: float) -> dict[str, float]:
+        Raises:
+          StateError, ConfigError: it is not a journal, or cannot be read, e.g. as it is being made.
+        """
+        if not self.path.is_file():
+            self._follow(None)
+            return
+        with contextlib.closing(connect_reader(self.path)) as db, as_state_error(self.path):
+            self._follow(db if has_tables(self.path, db) else None)
+
+    def _follow(self, db: sqlite3.Connection | None) -> None:
+        """Take the events of a journal; None has none."""
+        if db is not None:
+            db.execute("BEGIN")  # one view for all that is read
+        # An inode says nothing: a file that is made in the place of another may get the same.
+        if self.tally.seq and self._hash != _hash_at(db, self.tally.seq):
+            self.tally = Tally()
+        if db is not None:
+            # All of them or none: a damaged one among them must not leave half a tally.
+            self.tally.add_all(list(events_of(db, after=self.tally.seq)))
+            self._hash = _hash_at(db, self.tally.seq)
+
+    def metrics(self, now: float) -> dict[str, float]:
         """Return the metrics at `now`, in seconds since 1970; {} before the first bar.
 
         paper_equity is a multiple of the capital, paper_drawdown the part that it is below its
         peak, paper_feed_age_seconds the time since the newest bar, paper_running 1 while a process
         writes the journal, paper_halted 1 while it is halted.
         """
-        try:
-            events, replaced = self._follower.poll()
-        except (StateError, ConfigError) as error:  # being made, or copied over
-            log.warning("%s: not read this time (%s)", self.path, error)
-            events, replaced = [], False
-        if replaced:
-            self._begin()
-        tally = self._tally
-        tally.add_all(events)
+        tally = self.tally
         if not tally.counts["bar"]:
             return {}
         found = {"paper_events": float(tally.seq)}
         found |= {f"paper_{k}s": float(tally.counts[k]) for k in ("bar", "fill") if tally.counts[k]}
         if tally.equity:
             found |= {"paper_equity": tally.equity[-1], "paper_drawdown": abs(tally.drawdown[-1])}
-        for event in tally.halts[-1:]:
-            found["paper_halted"] = float(event.kind == "halt")
-            self.why["paper_halted"] = _said(event.body)
+        if tally.halts:
+            found["paper_halted"] = float(tally.halted is not None)
         age = now - tally.seen / NANOSECONDS
-        running = float(writing(self.path))
+        running = float(bool(writer_of(self.path)))
         return found | {"paper_feed_age_seconds": age, "paper_running": running}
 
+    @property
+    def why(self) -> dict[str, str]:
+        """The reasons for values, by metric."""
+        halts = self.tally.halts
+        return {"paper_halted": reason_of(halts[-1].body)} if halts else {}
 
-def _said(body: dict[str, Any]) -> str:
-    """Return the reason of a halt or a resume in words, and its numbers."""
-    code = body.get("limit", body.get("code", body.get("reason", "")))
-    detail = body.get("detail", {k: v for k, v in body.items() if k not in ("code", "limit")})
-    numbers = {} if "reason" in body or not isinstance(detail, dict) else detail
-    shown = [
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in numbers.items()
-    ]
-    return printable(", ".join([str(code), *shown]))
+
+def _hash_at(db: sqlite3.Connection | None, seq: int) -> bytes | None:
+    rows = db.execute("SELECT hash FROM event WHERE seq = ?", (seq,)) if db else ()
+    return next((row[0] for row in rows), None)
+
+
+def reason_of(body: Mapping[str, Any]) -> str:
+    """Return the reason of a halt, a resume or a limit in words, with its numbers.
+
+    >>> reason_of({"code": "max-drawdown", "detail": {"loss": 0.123456}})
+    'max-drawdown, loss 0.1235'
+    """
+    parts = [str(body[k]) for k in ("code", "limit", "reason") if body.get(k)]
+    detail = body.get("detail") or ()
+    if isinstance(detail, Mapping):
+        for name, value in detail.items():
+            parts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    elif detail:
+        parts.append(str(detail))
+    return printable(", ".join(parts)) or "no reason given"
 
 
 class Watched:
@@ -193,7 +224,13 @@ class Watched:
                 # Another machine may have written the file, and its clock may be ahead.
                 "row_age_seconds": max(now - self._row_at, 0.0),
             }
-        return found | (self._paper.poll(now) if self._paper else {})
+        if self._paper is not None:
+            try:
+                self._paper.poll()
+            except (StateError, ConfigError) as error:  # being made, or copied over
+                log.warning("%s: not read this time (%s)", self._paper.path, error)
+            found |= self._paper.metrics(now)
+        return found
 
 
 def flat(row: dict[str, Any], prefix: str = "") -> dict[str, float]:

@@ -10,15 +10,17 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError
+from nca_trader.paper.chain import writer_of
 from nca_trader.paper.halting import request_halt
 from nca_trader.paper.journal import Journal
-from nca_trader.watch.dashboard.sources import Sources, holder_of
+from nca_trader.watch.dashboard.sources import Sources
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -334,12 +336,29 @@ def test_a_damaged_journal_shows_its_damage(app, journal):
     assert "Damaged" in ask(app, "/s/mine.sqlite")[2]
 
 
-def test_the_holder_of_a_lock_is_seen_without_taking_it(journal):
-    lock = journal.with_name(journal.name + ".lock")
-    assert holder_of(lock) == ""
+def test_the_process_that_writes_is_seen_and_a_session_starts_all_the_same(journal):
+    assert writer_of(journal) == ""
     with Journal(journal, lambda: 0):
-        assert holder_of(lock) == f"process {os.getpid()}"
-    assert holder_of(lock.with_name("none")) == ""
+        assert writer_of(journal).startswith(f"process {os.getpid()} on ")
+        journal.with_name(journal.name + ".lock").unlink()
+        assert writer_of(journal) == "a process without a lock file"
+    assert writer_of(journal) == writer_of(journal.with_name("none")) == ""
+    stop = threading.Event()
+    looks = [threading.Thread(target=look, args=(journal, stop)) for _ in range(4)]
+    for each in looks:
+        each.start()
+    try:
+        for _ in range(50):
+            Journal(journal, lambda: 0).close()
+    finally:
+        stop.set()
+        for each in looks:
+            each.join()
+
+
+def look(journal, stop):
+    while not stop.is_set():
+        writer_of(journal)
 
 
 def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, capsys):

@@ -12,8 +12,8 @@ import pytest
 
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import write_atomically
-from nca_trader.paper.chain import Follower
 from nca_trader.paper.journal import Journal
+from nca_trader.paper.tally import Tally
 from nca_trader.runs.folder import Lines
 from nca_trader.watch.metrics import Collector, Paper, Rows, Watched, exporter, flat
 
@@ -218,7 +218,8 @@ def test_of_many_damaged_rows_the_first_ten_are_named(path, caplog):
 def test_a_journals_figures_are_those_of_its_events(tmp_path):
     path, clock = tmp_path / "journal.sqlite", [100 * NS]
     paper = Paper(path)
-    assert paper.poll(0.0) == {}
+    paper.poll()
+    assert paper.metrics(0.0) == {}
     with Journal(path, clock=lambda: clock[0]) as journal:
         for key, equity in enumerate((1.25, 1.0, 1.5), 1):
             clock[0] = (100 + key) * NS
@@ -226,10 +227,12 @@ def test_a_journals_figures_are_those_of_its_events(tmp_path):
             journal.record("r", "snapshot", str(key), {"equity": equity}, key * NS)
             if key == 2:
                 # A look on the way: the rest is read from there on.
-                middle = paper.poll(107.0)
+                paper.poll()
+                middle = paper.metrics(107.0)
         journal.record("r", "fill", "1", {}, 3 * NS)
         journal.record("r", "halt", "1", {}, 3 * NS)
-        last = paper.poll(110.0)
+        paper.poll()
+        last = paper.metrics(110.0)
     assert middle == {
         "paper_events": 4.0,
         "paper_bars": 2.0,
@@ -258,8 +261,12 @@ def test_each_poll_reads_only_what_is_new(path, monkeypatch):
     # The file has 400 rows of some 20 bytes; a poll reads one of them and the tail.
     assert len(read) == 400 and max(read) <= 256 + 40
     journal = path.with_name("j.db")
-    follower, count = Follower(journal), write_session(journal, 1, 50)
-    assert [len(follower.poll()[0]), len(follower.poll()[0])] == [count, 0]
+    paper, added, count = Paper(journal), [], write_session(journal, 1, 50)
+    add = Tally.add
+    monkeypatch.setattr(Tally, "add", lambda self, e: (added.append(e.seq), add(self, e)))
+    paper.poll()
+    paper.poll()
+    assert added == [*range(1, count + 1)]
 
 
 def write_session(path, first, last, equity=1.0):

@@ -33,34 +33,34 @@ DRIFT_ROWS = 8  # features of the table at most
 DRIFT_FILLS = 50  # that the mean slippage is of, as in `paper.drift`
 
 
-def drift_table(book: Tally) -> dict[str, Any]:
+def drift_table(tally: Tally) -> dict[str, Any]:
     """Return what drifts: the present value where a journal tells it, and the newest warning."""
     # Read with care, as all bodies: a journal may come from another version.
-    given = book.started.get("costs")
+    given = tally.started.get("costs")
     costs = given if isinstance(given, dict) else {}
-    recent = book.slippage[-DRIFT_FILLS:]
+    recent = tally.slippage[-DRIFT_FILLS:]
     # Both are fractions of the price that a fill is worse by.
     modelled = sum(number(costs.get(name, 0.0)) for name in ("slippage", "half_spread"))
     now = {
         "drift-slippage": f"{points(mean(recent))}, modelled {points(modelled)}",
-        "drift-turnover": f"{percent(mean(list(book.turnover)), 2)} a bar",
+        "drift-turnover": f"{percent(mean(list(tally.turnover)), 2)} a bar",
     }
     note = "A warning comes once as its limit is crossed, and again only after the value came back."
-    return table(["Drift", "Now", "Last warning"], _rows(book, now), note)
+    return table(["Drift", "Now", "Last warning"], _rows(tally, now), note)
 
 
-def _rows(book: Tally, now: dict[str, str]) -> list[list[Any]]:
+def _rows(tally: Tally, now: dict[str, str]) -> list[list[Any]]:
     """Return the rows; what is not watched says why."""
     rows = []
     for code, label in DRIFTS.items():
         # `Tally` moves a repeated warning to the end.
-        newest = reversed(book.drifts.items())
+        newest = reversed(tally.drifts.items())
         found = [pair for name, pair in newest if name[0] == code]
         for ts, body in found[:DRIFT_ROWS]:
             name = f"{label} {printable(body.get('feature', ''))}".strip()
             said = f"{moment(ts)}: {_drifted(code, body)}"
             rows.append([name, now.get(code, ""), cell(said, "warn")])
-        why = printable(book.watched.get(WATCHED[code], ""))
+        why = printable(tally.watched.get(WATCHED[code], ""))
         # A silent watch and an absent one look alike, so the row says which it is.
         if not found:
             said = f"not watched: {why}" if why else "no warning"

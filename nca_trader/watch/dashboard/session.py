@@ -24,6 +24,7 @@ from nca_trader.watch.dashboard.parts import (
     table,
     tile,
 )
+from nca_trader.watch.metrics import reason_of
 
 ASSETS = 24  # rows of a table of assets
 ORDERS = 60  # rows of the table of orders
@@ -50,33 +51,33 @@ class Vitals(NamedTuple):
     checked: str = ""
 
 
-def session_view(book: Tally, vitals: Vitals) -> dict[str, Any]:
+def session_view(tally: Tally, vitals: Vitals) -> dict[str, Any]:
     """Return the view model of a session.
 
     Args:
-      book: what its journal said.
+      tally: what its journal said.
       vitals: of its file and its process.
     """
     return {
         "path": vitals.path,
-        "state": state_of(book, vitals),
-        "tiles": _tiles(book),
-        "charts": _charts(book),
+        "state": state_of(tally, vitals),
+        "tiles": _tiles(tally),
+        "charts": _charts(tally),
         "tables": {
-            "positions": _positions(book),
-            "why": _why(book),
-            "orders": _orders(book),
-            "gauges": _gauges(book),
-            "latency": _latency(book),
-            "drift": drift_table(book),
-            "quality": _quality(book, vitals),
-            "halts": _halts(book),
+            "positions": _positions(tally),
+            "why": _why(tally),
+            "orders": _orders(tally),
+            "gauges": _gauges(tally),
+            "latency": _latency(tally),
+            "drift": drift_table(tally),
+            "quality": _quality(tally, vitals),
+            "halts": _halts(tally),
         },
-        "halt": _halt(book, vitals),
+        "halt": _halt(tally, vitals),
     }
 
 
-def state_of(book: Tally, vitals: Vitals) -> dict[str, str]:
+def state_of(tally: Tally, vitals: Vitals) -> dict[str, str]:
     """Return the state in a word, its tone, and a sentence with the evidence."""
     age = ago(max(vitals.now - vitals.written, 0.0))
     since = {"now": "just now", NOTHING: NOTHING}.get(age, f"{age} ago")
@@ -84,27 +85,27 @@ def state_of(book: Tally, vitals: Vitals) -> dict[str, str]:
     # From the worst to the best: the first that is true is what a person must know.
     if vitals.fault:
         return _state("Damaged", "bad", vitals.fault)
-    halt = book.halted
+    halt = tally.halted
     if halt is not None:
-        return _state("Halted", "bad", f"{_reason(halt.body)}, at {moment(halt.ts_event)} UTC")
+        return _state("Halted", "bad", f"{reason_of(halt.body)}, at {moment(halt.ts_event)} UTC")
     if vitals.halt is not None:
         waits = "the session stops before its next order" if vitals.holder else "no session runs"
         return _state("Halt requested", "bad", f"{vitals.halt or 'no reason given'}; {waits}")
-    if not book.seq:
+    if not tally.seq:
         there = "the journal has no event yet" if vitals.holder else "there is no journal yet"
         return _state("Waiting", "idle", there)
     if not vitals.holder:
-        if book.stopped:
+        if tally.stopped:
             return _state("Stopped", "idle", f"the same command continues the session; {written}")
-        if book.ended:
+        if tally.ended:
             return _state("Ended", "idle", f"the session came to its end; {written}")
         # A process that is killed writes no last event and frees its lock.
         return _state("Gone", "warn", f"no process writes, and the session did not end; {written}")
     # The feed's own word comes first: it knows the hours of its market.
-    if book.stale:
+    if tally.stale:
         return _state("Stale", "warn", f"the feed says that it is stale; {written}")
-    bar_age = vitals.now - book.bar_ts / NANOSECONDS
-    if book.live and bar_age > book.patience:
+    bar_age = vitals.now - tally.bar_ts / NANOSECONDS
+    if tally.live and bar_age > tally.patience:
         return _state("Stale", "warn", f"a bar is overdue; the last one opened {ago(bar_age)} ago")
     return _state("Running", "good", f"{written}; {vitals.holder}")
 
@@ -113,28 +114,17 @@ def _state(word: str, tone: str, sentence: str) -> dict[str, str]:
     return {"word": word, "tone": tone, "sentence": sentence}
 
 
-def _reason(body: dict[str, Any]) -> str:
-    parts = [str(body[k]) for k in ("code", "limit", "reason") if body.get(k)]
-    detail = body.get("detail")
-    if isinstance(detail, dict):
-        for name, value in list(detail.items())[:4]:
-            parts.append(f"{name} {short(value) if isinstance(value, float) else value}")
-    elif detail:
-        parts.append(str(detail))
-    return ", ".join(parts) or "no reason given"
-
-
-def _tiles(book: Tally) -> list[dict[str, str]]:
-    equity = book.equity[-1] if book.equity else math.nan
-    gained, held = equity - 1.0, book.hold[-1] - 1.0 if book.hold else math.nan
-    fallen = book.drawdown[-1] if book.drawdown else math.nan
-    weights = _weights(book)
+def _tiles(tally: Tally) -> list[dict[str, str]]:
+    equity = tally.equity[-1] if tally.equity else math.nan
+    gained, held = equity - 1.0, tally.hold[-1] - 1.0 if tally.hold else math.nan
+    fallen = tally.drawdown[-1] if tally.drawdown else math.nan
+    weights = _weights(tally)
     gross = sum(abs(w) for w in weights.values()) if weights else math.nan
     net = sum(weights.values()) if weights else math.nan
     # Half a hundredth of a percent is what the page shows as 0.0%.
     holding = sum(1 for w in weights.values() if abs(w) > 5e-5)
-    value = number(book.snapshot.get("value"))
-    capital = number(book.started.get("capital"))
+    value = number(tally.snapshot.get("value"))
+    capital = number(tally.started.get("capital"))
     return [
         tile("equity", "Equity", amount(value), f"{amount(capital)} at the start"),
         tile(
@@ -148,83 +138,83 @@ def _tiles(book: Tally) -> list[dict[str, str]]:
             "drawdown",
             "Below its peak",
             percent(-fallen, 2),
-            f"largest {percent(-min(book.drawdown, default=math.nan), 2)}",
+            f"largest {percent(-min(tally.drawdown, default=math.nan), 2)}",
         ),
         tile(
             "position",
             "Position",
             f"{percent(gross)} gross",
-            f"{percent(net, signed=True)} net, {holding} of {len(book.symbols)} assets",
+            f"{percent(net, signed=True)} net, {holding} of {len(tally.symbols)} assets",
         ),
         tile(
             "bar",
             "Last bar",
-            moment(book.bar_ts) if book.bar_ts else NOTHING,
-            f"{book.counts['bar']:,} bars, {book.counts['decision']:,} decisions"
-            + ("" if book.live else "; replay"),
+            moment(tally.bar_ts) if tally.bar_ts else NOTHING,
+            f"{tally.counts['bar']:,} bars, {tally.counts['decision']:,} decisions"
+            + ("" if tally.live else "; replay"),
         ),
         tile(
             "trading",
             "Fills",
-            f"{book.counts['fill']:,}",
-            f"slippage {points(mean(book.slippage))} on average, fees {amount(book.commission)}",
+            f"{tally.counts['fill']:,}",
+            f"slippage {points(mean(tally.slippage))} on average, fees {amount(tally.commission)}",
         ),
     ]
 
 
-def _charts(book: Tally) -> dict[str, Any]:
+def _charts(tally: Tally) -> dict[str, Any]:
     return {
         "equity": chart(
-            book.times,
-            [("session", book.equity, "last"), ("buy and hold", book.hold, "last")],
+            tally.times,
+            [("session", tally.equity, "last"), ("buy and hold", tally.hold, "last")],
         ),
         "drawdown": chart(
-            book.times,
-            [("below its peak", book.drawdown, "low")],
+            tally.times,
+            [("below its peak", tally.drawdown, "low")],
             percent=True,
             area=True,
         ),
     }
 
 
-def _weights(book: Tally) -> dict[str, float]:
-    return dict(zip(book.symbols, numbers(book.snapshot.get("weight")), strict=False))
+def _weights(tally: Tally) -> dict[str, float]:
+    return dict(zip(tally.symbols, numbers(tally.snapshot.get("weight")), strict=False))
 
 
-def _targets(book: Tally, body: dict[str, Any]) -> dict[str, float]:
-    return dict(zip(book.symbols, numbers(body.get("target")), strict=False))
+def _targets(tally: Tally, body: dict[str, Any]) -> dict[str, float]:
+    return dict(zip(tally.symbols, numbers(body.get("target")), strict=False))
 
 
-def _shown(book: Tally) -> list[str]:
+def _shown(tally: Tally) -> list[str]:
     """Return the symbols of a table: all of a few, else those with the largest positions."""
-    if len(book.symbols) <= ASSETS:
-        return book.symbols
-    held, wanted = _weights(book), _targets(book, book.decision)
+    if len(tally.symbols) <= ASSETS:
+        return tally.symbols
+    held, wanted = _weights(tally), _targets(tally, tally.decision)
 
     def size(symbol: str) -> float:
         pair = (held.get(symbol, 0.0), wanted.get(symbol, 0.0))
         return max(abs(w) if math.isfinite(w) else 0.0 for w in pair)
 
-    return sorted(book.symbols, key=size, reverse=True)[:ASSETS]
+    return sorted(tally.symbols, key=size, reverse=True)[:ASSETS]
 
 
-def _more(book: Tally) -> str:
-    left = len(book.symbols) - ASSETS
-    return f"The largest {ASSETS} of {len(book.symbols)} assets." if left > 0 else ""
+def _more(tally: Tally) -> str:
+    left = len(tally.symbols) - ASSETS
+    return f"The largest {ASSETS} of {len(tally.symbols)} assets." if left > 0 else ""
 
 
-def _positions(book: Tally) -> dict[str, Any]:
-    held, units = _weights(book), book.snapshot.get("units")
+def _positions(tally: Tally) -> dict[str, Any]:
+    held, units = _weights(tally), tally.snapshot.get("units")
     if isinstance(units, dict):  # of a venue, which may hold other symbols too
         owned = {str(s): number(u) for s, u in units.items()}
     else:
-        owned = dict(zip(book.symbols, numbers(units), strict=False))
+        owned = dict(zip(tally.symbols, numbers(units), strict=False))
     # What somebody else holds in the same account is shown as well.
-    foreign = [s for s in owned if s not in book.symbols]
+    foreign = [s for s in owned if s not in tally.symbols]
     widest = max((abs(w) for w in held.values() if math.isfinite(w)), default=0.0)
     rows = []
-    for symbol in [*_shown(book), *foreign]:
-        weight, price = held.get(symbol, math.nan), book.closes.get(symbol, math.nan)
+    for symbol in [*_shown(tally), *foreign]:
+        weight, price = held.get(symbol, math.nan), tally.closes.get(symbol, math.nan)
         unit = owned.get(symbol, math.nan)
         if abs(unit * price) < CENT:  # what floats leave of a position that was sold
             unit = 0.0
@@ -242,32 +232,32 @@ def _positions(book: Tally) -> dict[str, Any]:
                 short(price),
             ]
         )
-    if book.snapshot:
-        cash = number(book.snapshot.get("cash"))
+    if tally.snapshot:
+        cash = number(tally.snapshot.get("cash"))
         rows.append(
-            ["Cash", percent(cash / number(book.snapshot.get("value"))), amount(cash), "", ""]
+            ["Cash", percent(cash / number(tally.snapshot.get("value"))), amount(cash), "", ""]
         )
     headers = ["Asset", "Weight", "Value", "Units", "Last close"]
-    return table(headers, rows, _more(book), "Nothing is held before the first decision.")
+    return table(headers, rows, _more(tally), "Nothing is held before the first decision.")
 
 
-def _why(book: Tally) -> dict[str, Any]:
+def _why(tally: Tally) -> dict[str, Any]:
     """Return the last decision: of each asset the probabilities that led to the target."""
-    target = _targets(book, book.decision)
-    targets, logits = numbers(book.started.get("targets")), book.decision.get("logits")
-    actions = str(book.started.get("actions", ""))
+    target = _targets(tally, tally.decision)
+    targets, logits = numbers(tally.started.get("targets")), tally.decision.get("logits")
+    actions = str(tally.started.get("actions", ""))
     empty = "No decision yet: the first bars warm up the features."
-    if not book.decision:
+    if not tally.decision:
         return table(["Asset", "Target"], [], empty=empty)
     opinions = {}
     if isinstance(logits, list):
         labels = action_labels(actions, targets)
-        for symbol, row in zip(book.symbols, logits, strict=False):
+        for symbol, row in zip(tally.symbols, logits, strict=False):
             opinions[symbol] = probabilities(numbers(row), actions, targets)
     else:
         labels = []
     rows = []
-    for symbol in _shown(book):
+    for symbol in _shown(tally):
         weight = target.get(symbol, math.nan)
         wanted = percent(weight, 1, True) if math.isfinite(weight) else "no order"
         # A rule has no logits, and so no opinion to draw.
@@ -287,7 +277,7 @@ def _why(book: Tally) -> dict[str, Any]:
         note = "The target is the mean of the agents' own, times the size that its risk allows."
     else:
         note = "The most probable action of each asset is taken; of several agents the mean."
-    return table(["Asset", "Target", *labels], rows, f"{note} {_more(book)}".strip(), empty)
+    return table(["Asset", "Target", *labels], rows, f"{note} {_more(tally)}".strip(), empty)
 
 
 def action_labels(actions: str, targets: list[float]) -> list[str]:
@@ -328,14 +318,14 @@ def probabilities(logits: list[float], actions: str, targets: list[float]) -> li
     return [round(s / len(agents), 12) for s in sums] if agents else []
 
 
-def _orders(book: Tally) -> dict[str, Any]:
-    newest = list(book.orders.values())[: -ORDERS - 1 : -1]
-    rows = [_order_row(book, order) for order in newest]
+def _orders(tally: Tally) -> dict[str, Any]:
+    newest = list(tally.orders.values())[: -ORDERS - 1 : -1]
+    rows = [_order_row(tally, order) for order in newest]
     headers = ["Time", "Asset", "Order", "Why", "State", "Filled", "Price", "Slippage"]
-    slipped = book.slippage
+    slipped = tally.slippage
     note = ""
     if slipped:
-        costs = book.started.get("costs")
+        costs = tally.started.get("costs")
         modelled = number(costs.get("slippage") if isinstance(costs, dict) else None)
         note = (
             f"Slippage against the market's price at the fill, above 0 a loss: mean "
@@ -345,7 +335,7 @@ def _orders(book: Tally) -> dict[str, Any]:
     return table(headers, rows, note, "No order yet.")
 
 
-def _order_row(book: Tally, order: Order) -> list[Any]:
+def _order_row(tally: Tally, order: Order) -> list[Any]:
     symbol = str(order.body.get("symbol", ""))
     weight, units = number(order.body.get("weight")), number(order.body.get("units"))
     # A replay orders weights, and a session at a venue units.
@@ -357,7 +347,7 @@ def _order_row(book: Tally, order: Order) -> list[Any]:
         moment(order.ts),
         symbol,
         wanted,
-        _because(book, order, symbol),
+        _because(tally, order, symbol),
         cell(order.state, tones.get(order.state, "idle")),
         _signed(order.units) if order.units else NOTHING,
         short(order.price),
@@ -369,58 +359,58 @@ def _signed(units: float) -> str:
     return f"{'buy' if units > 0 else 'sell'} {short(abs(units))}" if units == units else NOTHING
 
 
-def _because(book: Tally, order: Order, symbol: str) -> str:
+def _because(tally: Tally, order: Order, symbol: str) -> str:
     """Say why an order was sent: the decision, its probability, and what the limits made of it."""
     if order.body.get("buy_only"):
         return "the rest of an earlier buy"
     said = [f"stop at {short(stop)}"] if (stop := number(order.body.get("stop"))) == stop else []
     # An order carries the time of the decision that it came from.
-    body = book.decisions.get(order.ts)
-    if body is not None and symbol in book.symbols:
-        place = book.symbols.index(symbol)
-        weight = _targets(book, body).get(symbol, math.nan)
-        logits, actions = body.get("logits"), str(book.started.get("actions", ""))
+    body = tally.decisions.get(order.ts)
+    if body is not None and symbol in tally.symbols:
+        place = tally.symbols.index(symbol)
+        weight = _targets(tally, body).get(symbol, math.nan)
+        logits, actions = body.get("logits"), str(tally.started.get("actions", ""))
         text = f"target {percent(weight, 1, True)}"
         if isinstance(logits, list) and place < len(logits) and actions != "weights":
-            targets = numbers(book.started.get("targets"))
+            targets = numbers(tally.started.get("targets"))
             shares = probabilities(numbers(logits[place]), actions, targets)
             if shares:
                 best = shares.index(max(shares))
                 text = f"{action_labels(actions, targets)[best]}, p {max(shares):.2f}"
         said.append(text)
-    for verdict in book.verdicts.get(order.ts, []):
+    for verdict in tally.verdicts.get(order.ts, []):
         if verdict.get("symbol", symbol) == symbol:
-            said.append(f"limit: {_reason(verdict)}")
+            said.append(f"limit: {reason_of(verdict)}")
     if order.reason and order.reason != order.state:
         said.append(order.reason)
     return "; ".join(said) or NOTHING
 
 
-def _gauges(book: Tally) -> dict[str, Any]:
-    weights = [w for w in _weights(book).values() if math.isfinite(w)]
+def _gauges(tally: Tally) -> dict[str, Any]:
+    weights = [w for w in _weights(tally).values() if math.isfinite(w)]
     known = bool(weights)
-    last = list(book.orders.values())[-1:]
-    decided = [_targets(book, body) for body in list(book.decisions.values())[-2:]]
+    last = list(tally.orders.values())[-1:]
+    decided = [_targets(tally, body) for body in list(tally.decisions.values())[-2:]]
     moved = math.nan
     if last and len(decided) == 2:
         before, after = ({k: v for k, v in d.items() if math.isfinite(v)} for d in decided)
         moved = max((abs(v - before.get(k, 0.0)) for k, v in after.items()), default=math.nan)
     # Of the last order's minute, so that a replay shows one too.
-    minute = [t for t in book.sent_at if book.sent_at[-1] - t < 60 * NANOSECONDS]
-    equity = book.equity[-1] if book.equity else math.nan
+    minute = [t for t in tally.sent_at if tally.sent_at[-1] - t < 60 * NANOSECONDS]
+    equity = tally.equity[-1] if tally.equity else math.nan
     present = {
         "max_position": ("Largest position", max(map(abs, weights)) if known else math.nan),
         "max_gross": ("Gross position", sum(map(abs, weights)) if known else math.nan),
         "max_net": ("Net position", abs(sum(weights)) if known else math.nan),
         "max_order": ("Last change of a target", moved),
         "max_orders_per_minute": ("Orders in the last minute of trading", float(len(minute))),
-        "price_collar": ("Worst slippage", max(book.slippage, default=math.nan)),
-        "max_daily_loss": ("Loss today", max(1.0 - equity / book.day_start, 0.0)),
-        "max_drawdown": ("Below its peak", -book.drawdown[-1] if book.drawdown else math.nan),
+        "price_collar": ("Worst slippage", max(tally.slippage, default=math.nan)),
+        "max_daily_loss": ("Loss today", max(1.0 - equity / tally.day_start, 0.0)),
+        "max_drawdown": ("Below its peak", -tally.drawdown[-1] if tally.drawdown else math.nan),
     }
-    own, rows = book.started.get("limits"), []
+    own, rows = tally.started.get("limits"), []
     # Those of the session replace the account's of the same name.
-    limits = book.rules | (own if isinstance(own, dict) else {})
+    limits = tally.rules | (own if isinstance(own, dict) else {})
     for name, (label, value) in present.items():
         limit = number(limits.get(name))
         write = (lambda x: short(x)) if name == "max_orders_per_minute" else percent
@@ -432,11 +422,11 @@ def _gauges(book: Tally) -> dict[str, Any]:
     return table(["Risk", "Now", "Limit"], rows)
 
 
-def _latency(book: Tally) -> dict[str, Any]:
-    values = list(book.latencies)
+def _latency(tally: Tally) -> dict[str, Any]:
+    values = list(tally.latencies)
     empty = "A replay has no latency: its clock is that of its bars."
     if not values:
-        return table(["Latency", "Bars"], [], empty=empty if not book.live else "No bar yet.")
+        return table(["Latency", "Bars"], [], empty=empty if not tally.live else "No bar yet.")
     counts = histogram(values, EDGES)
     names = [f"to {_span(edge)}" for edge in EDGES] + [f"above {_span(EDGES[-1])}"]
     rows = [
@@ -455,31 +445,31 @@ def _span(seconds: float) -> str:
     return f"{short(1000.0 * seconds)} ms" if abs(seconds) < 1.0 else f"{short(seconds)} s"
 
 
-def _quality(book: Tally, vitals: Vitals) -> dict[str, Any]:
-    rejected = sum(book.rejected.values())
+def _quality(tally: Tally, vitals: Vitals) -> dict[str, Any]:
+    rejected = sum(tally.rejected.values())
     chain = cell(vitals.fault or vitals.checked or "being checked", "bad" if vitals.fault else "")
     rows: list[list[Any]] = [
         ["Hash chain", chain],
-        ["Events", f"{book.seq:,}"],
-        ["Bars used", f"{book.counts['bar']:,}"],
+        ["Events", f"{tally.seq:,}"],
+        ["Bars used", f"{tally.counts['bar']:,}"],
         ["Bars rejected", cell(f"{rejected:,}", "warn" if rejected else "good")],
-        *[[f"· {code}", f"{n:,}"] for code, n in book.rejected.most_common(6)],
-        ["Assets without a bar", f"{book.missing:,}"],
-        *[[f"Feed: {code}", cell(f"{n:,}", "warn")] for code, n in book.notices.most_common(6)],
-        *[[f"Risk: {code}", cell(f"{n:,}", "warn")] for code, n in book.risks.most_common(8)],
-        *[[f"Paid: {kind}", amount(paid)] for kind, paid in list(book.flows.items())[:6]],
+        *[[f"· {code}", f"{n:,}"] for code, n in tally.rejected.most_common(6)],
+        ["Assets without a bar", f"{tally.missing:,}"],
+        *[[f"Feed: {code}", cell(f"{n:,}", "warn")] for code, n in tally.notices.most_common(6)],
+        *[[f"Risk: {code}", cell(f"{n:,}", "warn")] for code, n in tally.risks.most_common(8)],
+        *[[f"Paid: {kind}", amount(paid)] for kind, paid in list(tally.flows.items())[:6]],
     ]
     return table(["Health", ""], rows)
 
 
-def _halts(book: Tally) -> dict[str, Any]:
+def _halts(tally: Tally) -> dict[str, Any]:
     # A comparison with the venue that found nothing has no code.
-    past = [*book.halts, *(r for r in book.recons if r.body.get("code"))]
+    past = [*tally.halts, *(r for r in tally.recons if r.body.get("code"))]
     rows = [
         [
             moment(event.ts_event),
             cell(event.kind, {"halt": "bad", "resume": "good"}.get(event.kind, "warn")),
-            _reason(event.body),
+            reason_of(event.body),
         ]
         for event in sorted(past, key=lambda event: -event.seq)[:20]
     ]
@@ -487,10 +477,10 @@ def _halts(book: Tally) -> dict[str, Any]:
     return table(headers, rows, empty="Never halted; books and venue never differed.")
 
 
-def _halt(book: Tally, vitals: Vitals) -> dict[str, Any]:
-    halt = book.halted
+def _halt(tally: Tally, vitals: Vitals) -> dict[str, Any]:
+    halt = tally.halted
     on = halt is not None or vitals.halt is not None
-    reason = _reason(halt.body) if halt is not None else (vitals.halt or "no reason given")
+    reason = reason_of(halt.body) if halt is not None else (vitals.halt or "no reason given")
     command = ["nca-trader", "resume", "--journal", vitals.path, "--reason", "WHY IT MAY GO ON"]
     return {
         "on": on,

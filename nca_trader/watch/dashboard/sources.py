@@ -19,11 +19,12 @@ from typing import Any
 
 from nca_trader.cloud import local
 from nca_trader.errors import ConfigError, NcaTraderError, StateError, printable
-from nca_trader.paper.chain import Follower, sibling
+from nca_trader.paper.chain import sibling, writer_of
 from nca_trader.paper.halting import read_halt, request_halt
 from nca_trader.paper.journal import read_events, verify
 from nca_trader.paper.tally import Tally
 from nca_trader.watch.dashboard.session import Vitals, session_view
+from nca_trader.watch.metrics import Paper
 
 JOURNALS = (".sqlite", ".sqlite3", ".db")
 MOST = 200  # sessions
@@ -49,11 +50,11 @@ class Source:
         self.path, self.label, self.name = path, label, ""
         self._pool, self._lock = pool, threading.Lock()
         self._at, self._view = -math.inf, dict[str, Any]()
-        self._follower = Follower(path)
+        self._paper = Paper(path)
         self._begin()
 
     def _begin(self) -> None:
-        self._book = Tally()
+        """Forget what was found of another journal in this one's place."""
         self._checked, self._damage = "", ""
         self._check: Future[None] | None = None
         self._next_check, self._written, self._verified = 0.0, 0.0, (-1, 0.0)
@@ -67,12 +68,11 @@ class Source:
             return self._view
 
     def _look(self) -> dict[str, Any]:
-        fault, written = "", math.nan
+        fault, written, before = "", math.nan, self._paper.tally
         try:
-            events, replaced = self._follower.poll()
-            if replaced:
+            self._paper.poll()
+            if self._paper.tally is not before:
                 self._begin()
-            self._book.add_all(events)
             with contextlib.suppress(FileNotFoundError):  # not made yet, or moved away
                 written = self._written = _written(self.path)
         except (NcaTraderError, sqlite3.Error, OSError, ValueError) as error:
@@ -83,24 +83,24 @@ class Source:
             path=str(self.path),
             now=time.time(),
             written=written,
-            holder=holder_of(sibling(self.path, ".lock")),
+            holder=writer_of(self.path),
             halt=read_halt(self.path),
             fault=printable(self._damage or fault),
             checked=self._checked,
         )
-        return session_view(self._book, vitals)
+        return session_view(self._paper.tally, vitals)
 
     def _verify_sometimes(self) -> None:
         """Walk the hash chain in another thread, if there is something new and it is time."""
+        tally = self._paper.tally
         running = self._check is not None and not self._check.done()
-        if running or time.monotonic() < self._next_check or not self._book.seq:
+        if running or time.monotonic() < self._next_check or not tally.seq:
             return
-        if (self._book.seq, self._written) == self._verified:
-            return
-        self._check = self._pool.submit(self._verify, self._book)
+        if (tally.seq, self._written) != self._verified:
+            self._check = self._pool.submit(self._verify, tally)
 
-    def _verify(self, book: Tally) -> None:
-        began, version = time.monotonic(), (book.seq, self._written)
+    def _verify(self, tally: Tally) -> None:
+        began, version = time.monotonic(), (tally.seq, self._written)
         found, damage = "", ""
         try:
             found = f"holds up to event {verify(self.path).seq:,}"
@@ -108,9 +108,8 @@ class Source:
             damage = str(error)
         except (NcaTraderError, sqlite3.Error, OSError) as error:  # e.g. moved away meanwhile
             found = f"not checked this time ({printable(error)})"
-        # A journal that was exchanged meanwhile has another book, which this finding is not
-        # about.
-        if book is self._book:
+        # A journal that was exchanged meanwhile has another tally, which this is not about.
+        if tally is self._paper.tally:
             self._checked, self._damage, self._verified = found, damage, version
         spent = time.monotonic() - began
         # A walk of a long journal takes seconds; this keeps it to a twentieth of a core.
@@ -133,23 +132,6 @@ def _written(path: pathlib.Path) -> float:
         # SQLite writes there first, and to the journal itself only now and then.
         times.append(os.stat(sibling(path, "-wal")).st_mtime)
     return max(times)
-
-
-def holder_of(lock: pathlib.Path) -> str:
-    """Return which process holds a lock file, e.g. "process 812"; "" if none does.
-
-    The lock is looked at and not tried: to try it would keep a session from starting just then.
-    """
-    try:
-        inode = os.stat(lock, follow_symlinks=False).st_ino
-        listed = pathlib.Path("/proc/locks").read_text()
-    except OSError:
-        return ""
-    for line in listed.splitlines():
-        fields = line.split()
-        if len(fields) >= 6 and fields[1] == "FLOCK" and fields[5].endswith(f":{inode}"):
-            return f"process {fields[4]}"
-    return ""
 
 
 class Sources:
