@@ -370,7 +370,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
         bars,
         time=end[rows][starts],
         note=f"{bars.note} {note}".strip(),
-        **_aggregate(bars, rows, starts),
+        **aggregate(bars, rows, starts),
     )
 
 
@@ -415,7 +415,7 @@ def _bin_ends(
     return end
 
 
-def _aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
+def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
     """Return the fields `[M, A]` of the bins that begin at `starts` of `rows`."""
     present = bars.present[rows]
     count = np.add.reduceat(present.astype(np.int64), starts, axis=0)

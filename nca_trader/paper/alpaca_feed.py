@@ -13,15 +13,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import Sessions, new_york
 from nca_trader.errors import ConfigError
 from nca_trader.paper.alpaca import SHAPES, guarded, nanoseconds, paper_keys
-from nca_trader.paper.net import TIMEOUT, GuardedSession, Keys, check_url
+from nca_trader.paper.net import SILENT, TIMEOUT, GuardedSession, Keys, check_url
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, VenueFeed
+from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, VenueFeed, pause_after, seconds_of
 
 with warnings.catch_warnings():  # it imports the old client of `websockets`
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -39,8 +36,6 @@ DATA_URL, STREAM_URL = "APCA_API_DATA_URL", "APCA_API_STREAM_URL"
 MINUTE = 60
 QUIET = 120.0  # seconds without a message after which a stream is opened again, at least
 FIRST_YEAR = 2016  # of Alpaca's bars
-_SILENT = logging.getLogger("nca_trader.paper.silent")
-_SILENT.disabled = True
 
 
 def stock_sessions() -> Sessions:
@@ -72,10 +67,9 @@ def open_source(
     Raises:
       ConfigError: no keys, or another feed. HostError: a URL of another host.
     """
-    length = parse_step(every)
+    period = seconds_of(every)
     if feed not in ("iex", "sip"):
         raise ConfigError(f"feed {feed!r} is unknown; there are iex and sip.")
-    period = int(length / np.timedelta64(1, "s")) if length is not None else 0
     if period % MINUTE or not period:
         raise ConfigError(f"bars of {every}: Alpaca's shortest bar is 1min; give a multiple.")
     keys = paper_keys()
@@ -107,9 +101,7 @@ def open_feed(
       **options: those of `open_source`.
     """
     source = open_source(symbols, every, **options)
-    length = parse_step(every)
-    assert length is not None
-    grid = Grid(int(length / np.timedelta64(1, "s")), sessions or stock_sessions())
+    grid = Grid(seconds_of(every), sessions or stock_sessions())
     return VenueFeed(source, grid, seed=options.get("seed", 0))
 
 
@@ -201,16 +193,12 @@ class _Streaming:
             raw_data=True,
             feed=DataFeed(source._feed),
             # At level DEBUG the client of `websockets` logs each frame, and so the keys.
-            websocket_params={"ping_interval": 10, "ping_timeout": 30, "logger": _SILENT},
+            websocket_params={"ping_interval": 10, "ping_timeout": 30, "logger": SILENT},
             url_override=source._stream_url,
             data_timeout=max(QUIET, 2.0 * source.step),
         )
 
-        def delay(retries: int) -> float:
-            longest = min(30.0, 2.0 ** min(retries, 10))
-            return max(1.0, longest * (0.5 + 0.5 * jitter.random()))
-
-        self._stream._reconnect_delay = delay
+        self._stream._reconnect_delay = lambda retries: pause_after(retries, jitter)
 
         async def take(bar: Any) -> None:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):

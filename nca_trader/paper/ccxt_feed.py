@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
-from nca_trader.config.reading import parse_step
 from nca_trader.errors import ConfigError
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import Grid, Row, VenueFeed
+from nca_trader.paper.venue_feed import Grid, Row, VenueFeed, seconds_of
 
 try:
     import ccxt
     from requests import RequestException
 
-    from nca_trader.paper.net import TIMEOUT, GuardedSession, check_url, is_loopback
+    from nca_trader.paper.net import SILENT, TIMEOUT, GuardedSession, check_url, is_loopback
 except ImportError:
     raise ConfigError("ccxt is not installed; pip install ccxt.") from None
 
@@ -28,8 +24,6 @@ HOUR = 3600
 PAGE = 1000  # bars of one answer
 SKIPPED = 100  # bars to go on by after an empty answer
 FAULTS = (ccxt.BaseError, RequestException, ValueError, KeyError, TypeError, AttributeError)
-_SILENT = logging.getLogger("nca_trader.paper.silent")
-_SILENT.disabled = True
 
 
 def check_symbols(exchange: str, markets: dict[str, Any], symbols: Iterable[str]) -> None:
@@ -84,7 +78,7 @@ def open_client(
     session.trust_env = False  # as ccxt sets its own
     client.session.close()
     client.session = session
-    client.logger = _SILENT  # at level DEBUG it writes every answer
+    client.logger = SILENT  # at level DEBUG it writes every answer
     return client, session
 
 
@@ -104,25 +98,14 @@ def loaded(call: Callable[[], Any], session: GuardedSession) -> Any:
     try:
         answer = call()
     except FAULTS as error:
-        raise Unreachable(reason_of(error, session), said(session)) from None
+        limited = isinstance(error, ccxt.DDoSProtection | ccxt.RateLimitExceeded)
+        reason = "rate-limit" if limited and not session.fault else session.reason()
+        # What the exchange says, where it says it as JSON.
+        json = session.body.lstrip()[:1] == "{" and session.status != 200
+        raise Unreachable(reason, session.body[:200] if json else "") from None
     if answer is None:
         raise Unreachable("unreadable-body")
     return answer
-
-
-def reason_of(error: Exception, session: GuardedSession) -> str:
-    """Return the stable code of a failed call."""
-    if session.fault:
-        return session.fault
-    if isinstance(error, ccxt.DDoSProtection | ccxt.RateLimitExceeded):
-        return "rate-limit"
-    return session.reason()
-
-
-def said(session: GuardedSession) -> str:
-    """Return what the exchange says, where it says it as JSON; at most 200 characters."""
-    text = session.body if session.body.lstrip()[:1] == "{" and session.status != 200 else ""
-    return text[:200]
 
 
 def open_source(
@@ -145,8 +128,7 @@ def open_source(
     Raises:
       ConfigError: an unknown exchange, symbol or length. Unreachable: no list of markets.
     """
-    length = parse_step(every)
-    period = int(length / np.timedelta64(1, "s")) if length is not None else 0
+    period = seconds_of(every)
     client, session = open_client(exchange, url=url, timeout=timeout)
     if not client.has.get("fetchOHLCV"):
         raise ConfigError(f"{exchange} has no bars; choose another exchange.")
@@ -172,9 +154,7 @@ def open_feed(exchange: str, symbols: Sequence[str], every: str, **options: Any)
       **options: those of `open_source`.
     """
     source = open_source(exchange, symbols, every, **options)
-    length = parse_step(every)
-    assert length is not None
-    return VenueFeed(source, Grid(int(length / np.timedelta64(1, "s"))))
+    return VenueFeed(source, Grid(seconds_of(every)))
 
 
 class CcxtSource:

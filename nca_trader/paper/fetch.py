@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nca_trader.config.ranges import moment
-from nca_trader.config.reading import parse_step
 from nca_trader.config.records import loads
 from nca_trader.data.bars import write_bars
-from nca_trader.data.calendar import EVERY_DAY
 from nca_trader.errors import BarError, ConfigError, StateError, argument
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, Source, bars_of
+from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, Source, bars_of, pause_after
 from nca_trader.progress import Progress
 from nca_trader.types import Bars
 
 CHUNK = 10_000  # rows of a chunk, about
 ATTEMPTS = 8  # of a chunk
-LONGEST = 60.0  # seconds between two attempts, at most
 DONE = "done"  # the line after a chunk
 
 
@@ -133,8 +130,7 @@ def _patient(
                 raise Unreachable(
                     error.reason, f"{error}; the same command resumes where this one stopped."
                 ) from None
-            # Jittered, so that clients that failed together do not return together.
-            sleep(max(1.0, min(LONGEST, 2.0**attempt) * (0.5 + 0.5 * jitter.random())))
+            sleep(pause_after(attempt, jitter))
     return []
 
 
@@ -216,7 +212,7 @@ def fetch(
       stop: bars close by then; None: now.
       every: length of a bar, e.g. "1d", "1h", "1min".
       out: ends in .parquet, .feather or .csv.
-      **options: of the venue's `open_source`.
+      **options: of the venue's `open_feed`.
 
     Raises:
       ConfigError: an argument is wrong. Unreachable: the venue does not answer.
@@ -226,18 +222,14 @@ def fetch(
         known = ", ".join(suffixes)
         raise ConfigError(f"{argument('out', str(out))}: bars are written as {known}.")
     kind, _, exchange = venue.partition(":")
-    length = parse_step(every)
-    period = 0 if length is None else int(length.astype("timedelta64[s]").astype(int))
     if kind == "alpaca":
         from nca_trader.paper import alpaca_feed
 
-        source = alpaca_feed.open_source(symbols, every, **options)
-        sessions = alpaca_feed.stock_sessions()
+        feed = alpaca_feed.open_feed(symbols, every, **options)
     elif kind == "ccxt" and exchange:
         from nca_trader.paper import ccxt_feed
 
-        source = ccxt_feed.open_source(exchange, symbols, every, **options)
-        sessions = EVERY_DAY
+        feed = ccxt_feed.open_feed(exchange, symbols, every, **options)
     else:
         raise ConfigError(f"{venue!r} has no history; give alpaca or ccxt:EXCHANGE.")
     about = {"venue": venue, "symbols": list(symbols), "every": every}
@@ -247,6 +239,6 @@ def fetch(
     )
     assert begin is not None
     try:
-        return fetch_bars(source, Grid(period, sessions), begin, end, out, about)
+        return fetch_bars(feed.source, feed.grid, begin, end, out, about)
     finally:
-        source.close()
+        feed.close()

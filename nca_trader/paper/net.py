@@ -10,6 +10,7 @@ import contextlib
 import functools
 import ipaddress
 import json
+import logging
 import math
 import os
 import pathlib
@@ -29,6 +30,9 @@ from nca_trader.paper.clock import Caller
 TIMEOUT = 10.0  # seconds of a call, from its first byte out to its last byte in
 REFUSED = (400, 401, 403, 422)  # answers that refuse a request, if a look-up agrees
 LIMITED = (418, 429)  # answers that ask to wait; Binance bans an address with the first
+# For clients that log whole requests or answers at level DEBUG.
+SILENT = logging.getLogger("nca_trader.paper.silent")
+SILENT.disabled = True
 KEY_FILE = "NCA_TRADER_KEYS"  # the environment variable that names a file of keys
 
 

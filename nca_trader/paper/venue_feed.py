@@ -6,16 +6,18 @@ symbol. A stream that drops or falls silent therefore loses nothing: the bar is 
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-import pandas as pd
 
+from nca_trader.config.reading import parse_step
+from nca_trader.data.bars import aggregate
 from nca_trader.data.calendar import EVERY_DAY, Sessions
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import Notice
@@ -50,7 +52,7 @@ class VenueFeed:
         get: Callable[[float], Row | None] | None = None,
     ):
         self.symbols, self.period = source.symbols, grid.period
-        self._source, self._grid, self._clock = source, grid, clock or Clock()
+        self.source, self.grid, self._clock = source, grid, clock or Clock()
         self._jitter = random.Random(seed)
         self._messages: queue.Queue[Row | None] = queue.Queue()
         self._get = get or self._wait
@@ -72,13 +74,13 @@ class VenueFeed:
           Unreachable: the venue does not answer.
         """
         # The newest row may still be open, and is left out.
-        stop = self._seconds() // self._source.step * self._source.step
+        stop = self._seconds() // self.source.step * self.source.step
         span, before = count * self.period, -1
         while True:
             span *= 2
             # From midnight on, so that bars which count from it are whole.
             start = max(stop - span, 0) // DAY_SECONDS * DAY_SECONDS
-            rows = self._source.fetch(start, stop)
+            rows = self.source.fetch(start, stop)
             closed = self._closed_by(rows, start, stop)
             if len(closed) >= count or start == 0 or len(rows) == before:
                 break
@@ -94,11 +96,11 @@ class VenueFeed:
         """Yield each bar after it closes, and notices between bars, until `close`."""
         if self._last is None:
             # Without history, the feed begins with the bar after the last one that has closed.
-            past = self._grid.expected(self._seconds() - 14 * DAY_SECONDS, self._seconds())
+            past = self.grid.expected(self._seconds() - 14 * DAY_SECONDS, self._seconds())
             self._last = int(past[-1]) if len(past) else self._seconds() - self.period
-        whole = self._source.step == self.period
+        whole = self.source.step == self.period
         if whole:  # parts of a bar would not show what a dropped stream lost of it
-            self._source.stream(self._messages.put)
+            self.source.stream(self._messages.put)
         due = self.due(self._last)
         while not self._closed:
             wait = due - self._now()
@@ -119,7 +121,7 @@ class VenueFeed:
         """End connections and threads."""
         self._closed = True
         self._messages.put(None)
-        self._source.close()
+        self.source.close()
 
     def _wait(self, seconds: float) -> Row | None:
         try:
@@ -137,26 +139,22 @@ class VenueFeed:
         """Return when the bar after the one that opens at `opened` is asked for."""
         last, following = self._following
         if last != opened:  # found once for each, since calendars are slow
-            following = self._grid.following(opened)
+            following = self.grid.following(opened)
             self._following = (opened, following)
-        return following + self.period + self._source.delay
+        return following + self.period + self.source.delay
 
     def _pause(self) -> float:
-        """Return the seconds until the next attempt: longer after each failure, never in step."""
-        if not self._failures:
-            return self._source.delay
-        # The exponent is capped too, as a venue may be down for days.
-        longest = min(LONGEST, 2.0 ** min(self._failures, 10))
-        return max(1.0, longest * (0.5 + 0.5 * self._jitter.random()))
+        """Return the seconds until the next attempt."""
+        return pause_after(self._failures, self._jitter) if self._failures else self.source.delay
 
     def _ask(self) -> Iterator[Notice]:
         """Ask for every bar since the last one that was given."""
         assert self._last is not None
         asked = self._seconds()
-        stop = asked // self._source.step * self._source.step
+        stop = asked // self.source.step * self.source.step
         try:
             # The last bar as well: it may have been corrected.
-            rows = self._source.fetch(self._last, stop)
+            rows = self.source.fetch(self._last, stop)
         except Unreachable as error:
             self._failures += 1
             # Once per outage: a notice for each attempt would fill the journal.
@@ -165,7 +163,7 @@ class VenueFeed:
             return
         self._failures = 0
         # A bar that is not in the answer by then will not come.
-        self._settled = max(self._settled, asked - min(self._source.settle, self.period))
+        self._settled = max(self._settled, asked - min(self.source.settle, self.period))
         yield from self._take(rows)
 
     def _take(self, rows: list[Row]) -> Iterator[Notice]:
@@ -173,14 +171,14 @@ class VenueFeed:
         assert self._last is not None
         if not rows:
             return
-        opens = self._grid.opens(np.array([row.time for row in rows], np.int64)).tolist()
+        opens = self.grid.opens(np.array([row.time for row in rows], np.int64)).tolist()
         limit = self._now() + EARLY
         for row, at in zip(rows, opens, strict=True):
             # Rows outside of the sessions, e.g. before the market opens, belong to no bar.
             if at < 0 or row.symbol not in self.symbols:
                 continue
             name = f"{row.symbol} {_stamp(row.time)}"
-            if row.time + self._source.step > limit:
+            if row.time + self.source.step > limit:
                 yield Notice("unfinished", f"{name} is not over")
             elif at > self._last:
                 self._rows.setdefault(at, {})[row.symbol, row.time] = row
@@ -202,16 +200,16 @@ class VenueFeed:
         """Yield the bars that are complete, in order."""
         assert self._last is not None
         now = self._seconds()
-        if now < self.due(self._last) - self._source.delay:
+        if now < self.due(self._last) - self.source.delay:
             return
-        ahead = self._grid.expected(self._last, now).tolist()
+        ahead = self.grid.expected(self._last, now).tolist()
         if len(ahead) >= STALE and not self._stale:
             self._stale = True
             yield Notice("stale", f"no bar since {_stamp(self._last)}")
         for i, at in enumerate(ahead):
             rows = self._rows.get(at, {})
             # With the last part of every symbol the bar is whole, and nothing needs to settle.
-            end = at + self.period - self._source.step
+            end = at + self.period - self.source.step
             every = {symbol for symbol, time in rows if time == end} == set(self.symbols)
             if not every and at + self.period > self._settled:
                 return
@@ -230,17 +228,34 @@ class VenueFeed:
                     del self._rows[old]
 
     def _bar(self, rows: list[Row]) -> Bar:
-        bars = bars_of(rows, self._grid, self.symbols, before=self._closes)
+        bars = bars_of(rows, self.grid, self.symbols, before=self._closes)
         self._closes = bars.close[-1]
         return bar_of(bars, 0)
 
     def _closed_by(self, rows: list[Row], start: int, stop: int) -> Bars:
         """Return the bars of rows from `start` on that are over by `stop`."""
-        bars = bars_of(rows, self._grid, self.symbols, "history")
+        bars = bars_of(rows, self.grid, self.symbols, "history")
         opens = bars.time.astype("datetime64[s]").astype(np.int64)
         # The rows may begin within a bar of a session that began before them.
         first, last = np.searchsorted(opens, [start, stop - self.period + 1])
         return bars[int(first) : int(last)]
+
+
+def pause_after(failures: int, jitter: random.Random) -> float:
+    """Return the seconds until the next attempt: longer after each failure, and never in step."""
+    # The exponent is capped too, as a venue may be down for days.
+    return max(1.0, min(LONGEST, 2.0 ** min(failures, 10)) * (0.5 + 0.5 * jitter.random()))
+
+
+def seconds_of(every: str) -> int:
+    """Return the whole seconds of a bar's length, e.g. 300 of "5min".
+
+    Raises:
+      BarError: it is not a length that divides a day.
+    """
+    length = parse_step(every)
+    assert length is not None  # as a text is never
+    return int(length / np.timedelta64(1, "s"))
 
 
 def _stamp(seconds: int) -> str:
@@ -317,7 +332,7 @@ class Grid:
         """
         if not self._sessions.weekly or self.period >= DAY_SECONDS:
             return time // self.period * self.period
-        stamps = time.astype("datetime64[s]").astype("datetime64[ns]")
+        stamps = _times(time)
         opened, _ = self._sessions.spans(stamps, np.timedelta64(1, "s"))
         known = ~np.isnat(opened)
         begin = opened.astype("datetime64[s]").astype(np.int64)
@@ -338,7 +353,7 @@ class Grid:
         stop = last + self.period if self.period >= DAY_SECONDS else last + 1
         time = np.arange(after // unit * unit, stop, unit)
         if self.period >= DAY_SECONDS:
-            stamps = time.astype("datetime64[s]").astype("datetime64[ns]")
+            stamps = _times(time)
             opened, _ = self._sessions.spans(stamps, np.timedelta64(unit, "s"))
             time = time[~np.isnat(opened)]
         found = np.unique(self.opens(time))
@@ -350,27 +365,6 @@ class Grid:
             return int(after // self.period * self.period + self.period)
         found = self.expected(after, after + AHEAD + self.period)
         return int(found[0]) if len(found) else after + AHEAD
-
-
-def aggregated(rows: Iterable[Row], grid: Grid) -> pd.DataFrame:
-    """Return one line for each bar and symbol: open, symbol and the five values, in order of time.
-
-    A value that is not a number makes the whole bar one, and so a fault that a gate sees.
-    """
-    frame = pd.DataFrame(list(rows), columns=list(Row._fields))
-    frame["time"] = grid.opens(frame["time"].to_numpy(np.int64))
-    frame = frame[frame["time"] >= 0]
-    groups = frame.groupby(["time", "symbol"], sort=True)
-    first, last = groups.nth(0), groups.nth(-1)
-    keys = ["time", "symbol"]
-    out = first.set_index(keys)[["open"]].sort_index()
-    out["high"], out["low"] = groups["high"].max(), groups["low"].min()
-    out["close"] = last.set_index(keys)["close"].sort_index()
-    out["volume"] = groups["volume"].sum()
-    # Minimum and maximum pass over NaN, and would hide it.
-    bad = frame[list(PRICES)].isna().any(axis=1).groupby([frame["time"], frame["symbol"]]).any()
-    out.loc[bad.reindex(out.index).to_numpy(bool), list(PRICES)] = np.nan
-    return out.reset_index()
 
 
 def bars_of(
@@ -390,29 +384,42 @@ def bars_of(
       before: `[A]` the closes before the first bar, which a missing bar repeats; None: NaN.
     """
     # A stream and an answer may both have a row; the later one is the corrected one.
-    unique = {(row.symbol, row.time): row for row in sorted(rows, key=lambda r: r.time)}
-    frame = aggregated(unique.values(), grid)
-    time, at = np.unique(frame["time"].to_numpy(np.int64), return_inverse=True)
-    column = frame["symbol"].map({name: i for i, name in enumerate(symbols)}).to_numpy(np.int64)
-    shape = (len(time), len(symbols))
-    present = np.zeros(shape, bool)
-    present[at, column] = True
-    fields = {}
-    for name in (*PRICES, "volume"):
-        fields[name] = np.full(shape, np.nan)
-        fields[name][at, column] = frame[name].to_numpy(np.float64)
-    earlier = np.full(len(symbols), np.nan) if before is None else before
-    close = pd.DataFrame(np.vstack([earlier, fields["close"]])).ffill().to_numpy()[1:]
-    for name in PRICES:
-        fields[name] = np.where(present, fields[name], close)
-    fields["volume"] = np.where(present, fields["volume"], 0.0)
-    return Bars(
-        time=time.astype("datetime64[s]").astype("datetime64[ns]"),
-        symbols=tuple(symbols),
-        present=present,
-        source=source,
-        **fields,
+    kept = [*{(row.symbol, row.time): row for row in rows}.values()]
+    time, at = np.unique(np.array([row.time for row in kept], np.int64), return_inverse=True)
+    column = np.array([symbols.index(row.symbol) for row in kept], np.int64)
+    numbers = np.array([row[2:] for row in kept], np.float64).reshape(
+        len(kept), len(Row._fields) - 2
     )
+    values = np.full((numbers.shape[1], len(time), len(symbols)), np.nan)
+    values[:, at, column] = numbers.T
+    present = np.zeros(values.shape[1:], bool)
+    present[at, column] = True
+    *prices, volume = values
+    # Of a value that is not a number the whole row becomes one, so that a gate sees the fault in a
+    # longer bar, whose open and close are of other rows.
+    broken = np.isnan(prices).any(0)
+    earlier = np.full(len(symbols), np.nan) if before is None else before
+    known = np.vstack([earlier, np.where(broken, np.nan, prices[-1])])
+    # `[N + 1, A]` the row of the last close up to each: that of a missing bar.
+    last = np.where(np.isnan(known), 0, np.arange(len(known))[:, None])
+    close = np.take_along_axis(known, np.maximum.accumulate(last), 0)[1:]
+    fields: dict[str, Any] = {
+        name: np.where(present, np.where(broken, np.nan, price), close)
+        for name, price in zip(PRICES, prices, strict=True)
+    }
+    fields |= {"volume": np.where(present, volume, 0.0), "present": present}
+    parts = Bars(time=_times(time), symbols=tuple(symbols), source=source, **fields)
+    opens = grid.opens(time)
+    inside = np.flatnonzero(opens >= 0)
+    if not len(inside):
+        return parts[:0]
+    starts = np.flatnonzero(np.diff(opens[inside], prepend=-1))
+    longer = aggregate(parts, inside, starts)
+    return dataclasses.replace(parts, time=_times(opens[inside][starts]), **longer)
+
+
+def _times(seconds: np.ndarray) -> np.ndarray:
+    return seconds.astype("datetime64[s]").astype("datetime64[ns]")
 
 
 def bar_of(bars: Bars, row: int) -> Bar:

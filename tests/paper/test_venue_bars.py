@@ -372,7 +372,7 @@ def test_days_that_begin_elsewhere_are_made_of_shorter_bars(okx, hong_kong, step
     """A day of Hong Kong named by UTC's date would close eight hours after its name says."""
     okx.only_hong_kong = hong_kong
     feed = ccxt_feed.open_feed("okx", ["BTC/USDT"], "1d")
-    assert feed._source.step == step
+    assert feed.source.step == step
     feed._clock = type("Made", (), {"now": lambda self: int(okx.clock() * 1e9)})()
     past = feed.history(3)
     feed.close()

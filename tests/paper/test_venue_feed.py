@@ -1,5 +1,6 @@
 """Live bars: closed ones only, in order, with gaps, corrections, drops, silence and stale data."""
 
+import itertools
 import time
 
 import numpy as np
@@ -9,7 +10,7 @@ from nca_trader.data.calendar import new_york
 from nca_trader.paper import venue_feed
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import Grid, Row, VenueFeed, aggregated, bars_of
+from nca_trader.paper.venue_feed import Grid, Row, VenueFeed, bars_of
 
 START = 1_750_000_020  # seconds, a whole minute
 NEW_YORK = new_york(2024, 2025)
@@ -230,10 +231,24 @@ def test_minutes_make_longer_bars_live_as_in_history():
 def test_a_five_minute_bar_by_hand():
     rows = [Row("A", 600 + 60 * i, o, h, low, c, v) for i, (o, h, low, c, v) in enumerate(
         [(10, 12, 9, 11, 1), (11, 11, 8, 9, 2), (9, 15, 9, 14, 4)])]  # fmt: skip
-    (line,) = aggregated(rows, Grid(300)).itertuples(index=False)
-    assert tuple(line) == (600, "A", 10, 15, 8, 14, 7)
-    broken = [*rows[:2], rows[2]._replace(high=float("nan"))]
-    assert np.isnan(aggregated(broken, Grid(300))[["open", "high", "low", "close"]]).all(axis=None)
+    bars = bars_of(rows, Grid(300), ("A",))
+    assert bars.time.astype("datetime64[s]").astype(int).tolist() == [600]
+    found = [getattr(bars, name).item() for name in ("open", "high", "low", "close", "volume")]
+    assert found == [10, 15, 8, 14, 7]
+    for place, field in itertools.product(range(3), ("open", "high", "low", "close")):
+        broken = [*rows]
+        broken[place] = rows[place]._replace(**{field: float("nan")})
+        assert np.isnan(bars_of(broken, Grid(300), ("A",)).high).all()
+
+
+def test_a_missing_bar_repeats_the_close_before_it():
+    rows = [Row("A", t, 1, 1, 1, c, 2) for t, c in ((300, 5), (360, 6), (900, 7))]
+    rows += [Row("B", t, 1, 1, 1, 9, 2) for t in (600, 1200)]
+    bars = bars_of(rows[::-1], Grid(300), ("A", "B"), before=np.array([3.0, 4.0]))
+    assert bars.close.tolist() == [[6, 4], [6, 9], [7, 9], [7, 9]]
+    assert bars.present.tolist() == [[True, False], [False, True], [True, False], [False, True]]
+    assert bars.volume.tolist() == [[4, 0], [0, 2], [2, 0], [0, 2]]
+    assert len(bars_of([], Grid(300), ("A", "B"))) == 0
 
 
 def utc(text):
