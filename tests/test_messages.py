@@ -209,7 +209,7 @@ def test_what_a_message_says_to_install_is_what_the_project_needs(root):
         for word in words.split()
         if word != "-U"
     ]
-    assert {"starlette", "obstore", "optuna", "skfolio", "libtpu==0.0.51"} <= {*said}
+    assert {"starlette", "obstore", "optuna", "libtpu==0.0.51"} <= {*said}
     for word in said:
         name, pinned, _ = re.match(r"([\w-]+)(?:\[\w*\]?)?(==)?(.*)", word).groups()
         assert name in needs, word

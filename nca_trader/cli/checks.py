@@ -171,10 +171,6 @@ def _check_jobs(command: str, given: dict[str, Any]) -> None:
             raise ConfigError(f"{argument('grid')}: an agent has no grid; try `nca-trader tune`.")
         if "env" not in given:
             raise ConfigError(f"{argument('env')} is missing; an agent needs an environment.")
-        if given["scheme"] == "combinatorial":
-            raise ConfigError(
-                f"{argument('scheme', 'combinatorial')}: an agent trains on one span; take rolling."
-            )
         return
     for name in ("warm_start", "steps"):
         if given.get(name):

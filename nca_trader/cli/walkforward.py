@@ -57,9 +57,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("test", "BARS", int, None, "of each test span"),
         ("purge", "BARS", int, 0, "left out at the end of the train span (default 0)"),
         ("embargo", "BARS", int, 0, "left out in addition (default 0)"),
-        ("scheme", "NAME", str, "rolling", "rolling, expanding or combinatorial (default rolling)"),
-        ("num-folds", "N", int, 10, "combinatorial: equal parts of the bars (default 10)"),
-        ("num-test", "N", int, 2, "combinatorial: parts that each split tests on (default 2)"),
+        ("scheme", "NAME", str, "rolling", "rolling or expanding (default rolling)"),
         ("metric", "NAME", str, "sharpe", "that the train span chooses by (default sharpe)"),
         ("seeds", "N", int, None, "agents that each fold trains (its num_seeds, or 3)"),
         ("steps", "N", int, None, "environment steps of each agent in each fold"),
@@ -126,7 +124,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         if params := params_of(args):  # those that the grid does not give
             # The wrapper keeps the rule's name and source, by which folds and trials know it.
             subject = functools.update_wrapper(functools.partial(subject, **params), subject)
-    names = ("train", "test", "purge", "embargo", "scheme", "num_folds", "num_test", "metric")
+    names = ("train", "test", "purge", "embargo", "scheme", "metric")
     more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
     more["trials"] = args.trials or (None if args.folder else "runs")
     walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)

@@ -16,7 +16,7 @@ from nca_trader.config.records import loads
 from nca_trader.config.toml import read_preset
 from nca_trader.errors import ConfigError, argument
 
-SCHEMES = ("rolling", "expanding", "combinatorial")
+SCHEMES = ("rolling", "expanding")
 # By which a train span may choose: a larger value is better.
 METRICS = ("sharpe", "sortino", "calmar", "cagr", "total_return", "hit_rate", "max_drawdown")
 LARGEST_GRID = 1_000_000  # combinations: more are a search for luck, and hours of work
@@ -27,18 +27,14 @@ class Spans:
     """How bars are cut into folds; the sizes are numbers of bars.
 
     Attributes:
-      train: of each train span; of the first one where it expands. Combinatorial folds have none.
-      test: of each test span. Combinatorial folds have none.
+      train: of each train span; of the first one where it expands.
+      test: of each test span.
       purge: bars left out of the train span next to a test span, e.g. the horizon of a label, whose
         outcome lies in the test span.
-      embargo: further bars that are left out, so that serial correlation has died down. A
-        walk-forward leaves `purge + embargo` bars between the train span and its test span; for
-        combinatorial folds they are those of Lopez de Prado 2018, section 7.4: `purge` on both
-        sides of a test span, `embargo` after it.
+      embargo: further bars that are left out, so that serial correlation has died down: there are
+        `purge + embargo` bars between the train span and its test span.
       scheme: "rolling": each train span has `train` bars. "expanding": each begins at the first
-        bar. "combinatorial": purged cross-validation, which also trains on bars after the test.
-      num_folds: of combinatorial folds, the equal parts that the bars are cut into.
-      num_test: of combinatorial folds, the parts that each split tests on.
+        bar.
     """
 
     train: int | None = None
@@ -46,8 +42,6 @@ class Spans:
     purge: int = 0
     embargo: int = 0
     scheme: str = "rolling"
-    num_folds: int = 10
-    num_test: int = 2
 
 
 def check_spans(spans: Spans) -> None:
@@ -55,25 +49,11 @@ def check_spans(spans: Spans) -> None:
 
     Raises:
       ConfigError: a size that is not a whole number or out of range, an unknown scheme, a purge and
-        embargo that leave nothing of the train span; sizes that the scheme does not take.
+        embargo that leave nothing of the train span.
     """
     _refuse_unknown("scheme", spans.scheme, SCHEMES)
-    for name, least in (("purge", 0), ("embargo", 0), ("num_folds", 2), ("num_test", 1)):
-        _refuse_size(name, getattr(spans, name), least)
-    if spans.scheme == "combinatorial":
-        for name in ("train", "test"):
-            if getattr(spans, name) is not None:
-                raise ConfigError(
-                    f"{argument(name)}: combinatorial folds are equal parts of the bars; leave it "
-                    f"out, and give {argument('num_folds')}."
-                )
-        # One part is left to train on.
-        if spans.num_test >= spans.num_folds:
-            raise ConfigError(
-                f"{argument('num_test', spans.num_test)} of {argument('num_folds')} "
-                f"{spans.num_folds} leaves no part to train on; test on fewer."
-            )
-        return
+    for name in ("purge", "embargo"):
+        _refuse_size(name, getattr(spans, name), 0)
     for name in ("train", "test"):
         if getattr(spans, name) is None:
             raise ConfigError(f"{argument(name)} is missing; give its number of bars.")

@@ -30,12 +30,10 @@ class WalkForward:
     """The result of a walk-forward.
 
     Attributes:
-      result: one account over the stitched test spans; of several paths the one of
-        median Sharpe ratio.
+      result: one account over the stitched test spans.
       folds: one row per fold: its spans, the SHA-256 of its bars, what was chosen on the train
         span, and the stitched account's metrics in its test span.
       baselines: results of the baselines on the same bars, costs and fills, by name.
-      paths: results of all paths; a walk-forward has one, combinatorial folds several.
       difference: mean return per year of `result` less that of the best constant weight.
       interval: its 95% interval.
       gate: whether `result` was shown to be better than the best baseline that could be deployed.
@@ -57,7 +55,6 @@ class WalkForward:
     result: Result
     folds: pd.DataFrame
     baselines: dict[str, Result]
-    paths: tuple[Result, ...]
     difference: float
     interval: Interval
     gate: Gate
@@ -112,16 +109,16 @@ def table_of(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame
     # From the one account, so that a fold's first bar pays for the change of strategy.
     returns = pd.Series(metrics.simple_returns(result.equity), result.equity.index)
     for fold, one in zip(setup.folds, fitted, strict=True):
-        inside = np.concatenate([np.arange(first, last) for first, last in fold.test])
-        own = returns.reindex(index[inside]).to_numpy()
+        (begin, end), (first, last) = fold.train, fold.test
+        own = returns.reindex(index[first:last]).to_numpy()
         rows.append(
             {
-                "train_start": index[fold.train[0][0]],
-                "train_stop": index[fold.train[-1][1] - 1],
-                "train_bars": sum(last - first for first, last in fold.train),
-                "test_start": index[fold.test[0][0]],
-                "test_stop": index[fold.test[-1][1] - 1],
-                "test_bars": len(inside),
+                "train_start": index[begin],
+                "train_stop": index[end - 1],
+                "train_bars": end - begin,
+                "test_start": index[first],
+                "test_stop": index[last - 1],
+                "test_bars": last - first,
                 **one.chosen,
                 "tried": one.tried,
                 "train_score": one.score,
@@ -138,28 +135,20 @@ def table_of(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame
 STEPS = 10  # between no position and the largest, of the weights that the baseline is chosen from
 
 
-def targets_by_path(setup: Setup, fitted: list[Fitted]) -> list[np.ndarray]:
-    """Return for each path the targets `[N, A]` of all rows, NaN outside of its test spans."""
-    shape = (len(setup.bars), setup.bars.num_assets)
-    found: dict[int, np.ndarray] = {}
-    for fold, one in zip(setup.folds, fitted, strict=True):
-        row = 0
-        for (first, last), path in zip(fold.test, fold.paths, strict=True):
-            targets = found.setdefault(path, np.full(shape, np.nan))
-            # A fold's targets follow each other span by span.
-            targets[first:last] = one.targets[row : row + last - first]
-            row += last - first
-    return [found[path] for path in sorted(found)]
+def joined(setup: Setup, fitted: list[Fitted]) -> np.ndarray | Strategy:
+    """Return what the folds decided one after the other.
 
-
-def switching_by_path(setup: Setup, fitted: list[Fitted]) -> list[Strategy]:
-    """Return for each path the strategy that acts as each fold's own in its test span."""
-    found: dict[int, list[tuple[int, Strategy]]] = {}
-    for fold, one in zip(setup.folds, fitted, strict=True):
-        for (first, _), path in zip(fold.test, fold.paths, strict=True):
-            strategy = candidate(setup.subject, one.chosen)
-            found.setdefault(path, []).append((first, strategy))
-    return [switching(sorted(found[path], key=lambda part: part[0])) for path in sorted(found)]
+    Targets `[N, A]` of all rows, NaN outside of the test spans; or, where they depend on the
+    account, the strategy that acts as each fold's own in its test span.
+    """
+    folds = list(zip(setup.folds, fitted, strict=True))
+    if fitted[0].with_account:
+        chosen = [(fold.test[0], candidate(setup.subject, one.chosen)) for fold, one in folds]
+        return switching(chosen)
+    targets = np.full((len(setup.bars), setup.bars.num_assets), np.nan)
+    for fold, one in folds:
+        targets[slice(*fold.test)] = one.targets
+    return targets
 
 
 def switching(parts: list[tuple[int, Strategy]]) -> Strategy:

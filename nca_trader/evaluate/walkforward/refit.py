@@ -66,7 +66,7 @@ class Fitted:
     """What one fold found and decided.
 
     Attributes:
-      targets: `[n, A]` float64 weights for the n rows of the test spans; NaN for no order.
+      targets: `[n, A]` float64 weights for the n rows of the test span; NaN for no order.
       chosen: the parameters that the train span chose.
       score: of the choice, on the train span; NaN where nothing was chosen.
       tried: how many combinations it was chosen from; of agents, the seeds that act together.
@@ -88,11 +88,6 @@ class Fitted:
     test_sha256: str
     seconds: float
     leaves: tuple[dict[str, np.ndarray], ...] = ()
-
-
-def digest_of(bars: Bars, spans: Sequence[Span]) -> str:
-    """Return the SHA-256 of the bars of some spans; of one span it is `Bars.digest`."""
-    return " ".join(bars[first:last].digest() for first, last in spans)
 
 
 def is_agent(subject: Any) -> bool:
@@ -148,38 +143,29 @@ def with_account(subject: Any, bars: Bars) -> bool:
     return isinstance(subject, Strategy) and needs_account(bars, subject)
 
 
-def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str, Any], float, int]:
-    """Fit the subject on the bars of `spans` alone.
+def fit(setup: Setup, bars: Bars, span: Span) -> tuple[Any, dict[str, Any], float, int]:
+    """Fit the subject on the bars of `span` alone.
 
     Returns:
       The strategy or function of bars that acts, the parameters that were chosen, their score, and
       how many were tried.
     """
     tried = combinations_of(setup.subject, setup.grid) if setup.grid else [{}]
-    pieces = [bars[first:last] for first, last in spans]
+    own = bars[slice(*span)]
     if setup.grid:
-        sizes = np.array([len(piece) for piece in pieces], np.float64)
-        # The mean over spans by their length; a walk-forward has one.
-        found = np.stack([scores(setup, piece, tried) for piece in pieces])
-        mean = (found * (sizes / sizes.sum())[:, None]).sum(0)
-        if np.isnan(mean).all():
-            first, last = spans[0][0], spans[-1][1] - 1
+        found = scores(setup, own, tried)
+        if np.isnan(found).all():
             raise BarError(
-                f"{setup.metric} of every combination is undefined on {bars.index[first]} to "
-                f"{bars.index[last]}: none traded; give a longer train span or other values."
+                f"{setup.metric} of every combination is undefined on {own.index[0]} to "
+                f"{own.index[-1]}: none traded; give a longer train span or other values."
             )
-        best = int(np.nanargmax(mean))
-        return candidate(setup.subject, tried[best]), tried[best], float(mean[best]), len(tried)
+        best = int(np.nanargmax(found))
+        return candidate(setup.subject, tried[best]), tried[best], float(found[best]), len(tried)
     if isinstance(setup.subject, Strategy) or not takes_bars(setup.subject, ()):
         # Nothing is fitted: a strategy without a grid.
         return candidate(setup.subject, {}), {}, float("nan"), 1
-    if len(pieces) > 1:
-        raise ConfigError(
-            "combinatorial folds train on several spans, and a function that fits takes one; give "
-            "a rule with a grid, or take rolling folds."
-        )
     # Only the train span is in its reach: later bars are not hidden but absent.
-    fitted = setup.subject(pieces[0])
+    fitted = setup.subject(own)
     # What it returns says what it is: a model that was fitted, or weights that need no fit.
     if isinstance(fitted, Strategy) or callable(fitted):
         return fitted, {}, float("nan"), 1
@@ -187,26 +173,23 @@ def fit(setup: Setup, bars: Bars, spans: Sequence[Span]) -> tuple[Any, dict[str,
 
 
 def act(subject: Any, bars: Bars, fold: Fold) -> np.ndarray:
-    """Return the targets of the rows of the fold's test spans, `[n, A]`.
+    """Return the targets of the rows of the fold's test span, `[n, A]`.
 
-    The history begins where the fold does. The order in force before a test span is repeated at
+    The history begins where the fold does. The order in force before the test span is repeated at
     its first row, where the fold takes over.
     """
     # Nothing older than the fold, so that a fold is the same whatever comes before it.
-    begin = min(first for first, _ in (*fold.train, *fold.test))
-    last = max(last for _, last in fold.test)
+    begin, (first, last) = fold.train[0], fold.test
     own = bars[begin:last]
     if isinstance(subject, Strategy):
         targets = strategy_targets(own, subject)
     else:
         targets = as_targets(subject(own), own)
-    return np.concatenate(
-        [in_force(targets, first - begin)[first - begin : end - begin] for first, end in fold.test]
-    )
+    return in_force(targets, first - begin)[first - begin :]
 
 
 def fit_fold(setup: Setup, number: int) -> Fitted:
-    """Fit one fold, and let it act on its test spans: the job of everything but agents."""
+    """Fit one fold, and let it act on its test span: the job of everything but agents."""
     began, fold = time.perf_counter(), setup.folds[number]
     subject, chosen, score, tried = fit(setup, setup.bars, fold.train)
     # Its orders depend on fills, which only the account of all folds has.
@@ -217,7 +200,7 @@ def fit_fold(setup: Setup, number: int) -> Fitted:
                 f"strategy {subject.name!r}: sees its portfolio or orders exits, and a function "
                 "fitted it, so that a file cannot hold it; give a rule with a grid."
             )
-        rows = sum(last - first for first, last in fold.test)
+        rows = fold.test[1] - fold.test[0]
         targets = np.full((rows, setup.bars.num_assets), np.nan)
     else:
         targets = act(subject, setup.bars, fold)
@@ -228,8 +211,8 @@ def fit_fold(setup: Setup, number: int) -> Fitted:
         tried=tried,
         order=order_of(setup, subject),
         with_account=needs,
-        train_sha256=digest_of(setup.bars, fold.train),
-        test_sha256=digest_of(setup.bars, fold.test),
+        train_sha256=setup.bars[slice(*fold.train)].digest(),
+        test_sha256=setup.bars[slice(*fold.test)].digest(),
         seconds=time.perf_counter() - began,
     )
 
@@ -239,16 +222,13 @@ def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
 
     1. Every bar that is not of the train span is replaced. The fit must come to the same choice and
        decisions. It also finds a function that remembers what it was given in another fold.
-    2. The bars of the last test span's second half are replaced. Earlier decisions must stay.
+    2. The bars of the test span's second half are replaced. Earlier decisions must stay.
     """
     fold, bars = setup.folds[number], setup.bars
-    own = np.zeros(len(bars), bool)
-    for first, last in fold.train:
-        own[first:last] = True
-    begin, end = fold.test[-1]
+    rows = np.arange(len(bars))
+    own = (rows >= fold.train[0]) & (rows < fold.train[1])
+    begin, end = fold.test
     middle = (begin + end) // 2
-    # Rows before the middle of the last test span, whose bars stay as they are.
-    kept = len(fitted.targets) - (end - middle)
 
     def altered(rows: np.ndarray, factor: float) -> Bars:
         # The same noise at each call: a check that is repeated must find the same.
@@ -272,8 +252,8 @@ def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
             break  # fits of a grid are this package's own, and take longer
     # A `Strategy` gets one bar after the other, so only a function can look ahead.
     for factor in () if isinstance(subject, Strategy) else FACTORS:
-        again = act(subject, altered(np.arange(len(bars)) >= middle, factor), fold)
-        if compare(fitted.targets, again, kept - 1, tolerance=0.0):
+        again = act(subject, altered(rows >= middle, factor), fold)
+        if compare(fitted.targets, again, middle - begin - 1, tolerance=0.0):
             return "its decisions depend on later bars"
     return ""
 
@@ -308,8 +288,7 @@ def train_seed(
     assert env is not None  # `walk_forward` gives every agent an environment
     if (devices := int(np.prod(agent.mesh.axes))) > 1:
         use_cores(min(devices, cores()))
-    # `walk_forward` refuses combinatorial folds of agents, so each has one span.
-    (first, last), (start, stop) = fold.train[0], fold.test[0]
+    (first, last), (start, stop) = fold.train, fold.test
     params = None if begin is None else params_of(begin)
     bars = setup.bars
     with scratch() as folder:
@@ -345,8 +324,8 @@ def mean_of(setup: Setup, number: int, seeds: Sequence[Trained]) -> Fitted:
         tried=len(seeds),
         order=setup.limits.get("order", setup.env.order if setup.env else "on_change"),
         with_account=False,
-        train_sha256=digest_of(setup.bars, fold.train),
-        test_sha256=digest_of(setup.bars, fold.test),
+        train_sha256=setup.bars[slice(*fold.train)].digest(),
+        test_sha256=setup.bars[slice(*fold.test)].digest(),
         seconds=sum(seed.seconds[1] for seed in seeds),
         leaves=tuple(seed.leaves for seed in seeds),
     )

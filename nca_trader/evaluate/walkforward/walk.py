@@ -35,6 +35,7 @@ from nca_trader.evaluate.combinations import (
 )
 from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other
 from nca_trader.evaluate.inference import mean_difference_interval
+from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.verdict import count, walk_verdict
 from nca_trader.evaluate.walkforward import stored
 from nca_trader.evaluate.walkforward.folds import Fold, make_folds
@@ -42,10 +43,9 @@ from nca_trader.evaluate.walkforward.outcome import (
     CONSTANT,
     WalkForward,
     best_constant,
+    joined,
     matched_hold,
-    switching_by_path,
     table_of,
-    targets_by_path,
 )
 from nca_trader.evaluate.walkforward.refit import (
     Fitted,
@@ -83,8 +83,6 @@ def walk_forward(
     purge: int = 0,
     embargo: int = 0,
     scheme: str = "rolling",
-    num_folds: int = 10,
-    num_test: int = 2,
     grid: Grid | None = None,
     metric: str = "sharpe",
     env: EnvConfig | str | os.PathLike[str] | None = None,
@@ -124,12 +122,7 @@ def walk_forward(
       test: bars of the test span; those of all folds follow each other without a gap.
       purge: bars left out at the end of the train span, e.g. the horizon of a label.
       embargo: further bars left out; see `Spans`.
-      scheme: "rolling", "expanding" (each train span begins at the first bar) or "combinatorial"
-        (purged cross-validation through skfolio, which gives several paths; extra
-        `combinatorial`). It trains on bars after its test as well, so it estimates how results
-        spread, and is not a simulation of the past.
-      num_folds: of combinatorial folds, the number of equal parts.
-      num_test: of combinatorial folds, the parts that each split tests on.
+      scheme: "rolling", or "expanding": each train span begins at the first bar.
       grid: values of each parameter, e.g. `{"fast": (5, 10), "slow": (50, 100)}`.
       metric: of `Result.metrics`, by which the train span chooses a combination; more is better.
       env: of an agent, a config, a preset's name or a path.
@@ -169,10 +162,7 @@ def walk_forward(
     """
     expect("bars", bars, Bars | Task, "Bars, e.g. of nca.read_bars", subject=subject)
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
-    spans = Spans(
-        train=train, test=test, purge=purge, embargo=embargo, scheme=scheme, num_folds=num_folds,
-        num_test=num_test,
-    )  # fmt: skip
+    spans = Spans(train=train, test=test, purge=purge, embargo=embargo, scheme=scheme)
     check_spans(spans)
     parse_workers(workers)
     check_metric(metric)
@@ -185,7 +175,7 @@ def walk_forward(
         config = dataclasses.replace(config, costs=costs)
     # Tuples, because a generator would be used up by the first fold.
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
-    _refuse_subject(subject, grid, scheme, seeds, warm_start)
+    _refuse_subject(subject, grid, seeds, warm_start)
     name = name or _name_of(subject)
     subject = load_agent(subject) if agent else subject
     own: int = subject.num_seeds if agent else 1
@@ -202,7 +192,7 @@ def walk_forward(
         env=config,
         steps=steps,
     )
-    tested = min(span[0] for fold in setup.folds for span in fold.test)
+    tested = setup.folds[0].test[0]
     judged = subject
     if grid and not takes_bars(subject, grid):
         judged = built(subject, valid(subject, combinations_of(subject, grid))[0][0])
@@ -211,10 +201,10 @@ def walk_forward(
         # A job trains one seed, so that workers share the seeds of a fold.
         setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
     if deploy is not None:
-        last = max(span[1] for fold in setup.folds for span in fold.test) - 1
+        last = setup.folds[-1].test[1] - 1
         recipe = None if config is None else (config, setup.subject)
         refuse_other(deploy, recipe, seeds, bars, last)
-    walk = _Walk(setup, spans, seeds, seed, warm_start, folder, trials, workers, check, done, name)
+    walk = _Walk(setup, seeds, seed, warm_start, folder, trials, workers, check, done, name)
     each, unit = (seeds, "agents") if agent else (1, "folds")
     with Progress(each * len(setup.folds), "walk forward", unit) as shown:
         fitted = walk.fitted(shown)
@@ -234,9 +224,7 @@ def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
     return env if isinstance(env, EnvConfig) else load_env(env)
 
 
-def _refuse_subject(
-    subject: Any, grid: Grid, scheme: str, seeds: int | None, warm_start: bool
-) -> None:
+def _refuse_subject(subject: Any, grid: Grid, seeds: int | None, warm_start: bool) -> None:
     """Refuse a subject that is none of those that can be walked, and settings without effect."""
     agent = is_agent(subject)
     if not (agent or isinstance(subject, Strategy) or callable(subject)):
@@ -252,11 +240,6 @@ def _refuse_subject(
         )
     if grid and callable(subject):
         combinations_of(subject, grid)  # refuses what is not a grid of it
-    if agent and scheme == "combinatorial":
-        raise ConfigError(
-            f"{argument('scheme', scheme)}: an agent trains on one span of bars; take rolling or "
-            "expanding."
-        )
     if seeds is not None and (seeds < 1 or isinstance(seeds, bool)):
         raise ConfigError(f"{argument('seeds', seeds)}: give a whole number of at least 1.")
     if warm_start and not agent:
@@ -276,7 +259,6 @@ class _Walk:
     """The arguments of one call, and its two halves."""
 
     setup: Setup
-    spans: Spans
     seeds: int
     seed: int
     warm_start: bool
@@ -405,68 +387,28 @@ class _Walk:
     def stitched(self, fitted: list[Fitted]) -> WalkForward:
         """Fill the decisions of all folds with one account, next to the baselines."""
         setup, folds = self.setup, self.setup.folds
-        first = min(span[0] for fold in folds for span in fold.test)
-        last = max(span[1] for fold in folds for span in fold.test)
+        first, last = folds[0].test[0], folds[-1].test[1]
         # None at the end, where no later bar could name the date to stop before.
         stop = str(setup.bars.index[last]) if last < len(setup.bars) else None
         common: dict[str, Any] = {"start": str(setup.bars.index[first]), "stop": stop}
         common |= (rules_of(setup.env)._asdict() if setup.env else {}) | dict(setup.limits)
-        own: dict[str, Any] = common | {"order": fitted[0].order}
-        if self._agent:  # its targets are weights, which its own sizes have scaled
-            own["sizing"] = "fixed"
-        paths = targets_by_path(setup, fitted)
-        if fitted[0].with_account:
-            paths = switching_by_path(setup, fitted)
-        accounts = [backtest(setup.bars, one, setup.costs, name=self.name, **own) for one in paths]
-        # A path that never traded ranks last; `argsort` would put NaN first in no fixed way.
-        sharpes = [np.nan_to_num(account.metrics["sharpe"], nan=-9e9) for account in accounts]
-        # The lower of the two in the middle where their number is even.
-        result = accounts[int(np.argsort(sharpes)[(len(accounts) - 1) // 2])]
-        if self._log is not None:
-            # One trial: the combinations inside were judged on train spans, and none saw a test
-            # span. It is what the folds ordered, so the same walk again is not another trial.
-            result, tried = counted(result, setup.bars, first, self._log, "walk-forward")
-            if tried.new:
-                one, data = f"walk-forward {self.name}", data_record(setup.bars)
-                trial_log.record(self._log, entry_of("test", one, data, time=now()))
-        year = year_of(setup.bars.bars_per_year, first)
-        sized = common.get("sizing") == "volatility"
-        baselines = {
-            name: backtest(setup.bars, rule, setup.costs, **common)
-            for name, rule in baseline_rules(year, sized).items()
-        }
-        # Weights as they were held, which no size changes any more.
-        rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
-        constant = best_constant(setup.bars, result.targets)
-        if self._agent:  # as a run would trade it
-            assert setup.env is not None
-            matched: Any = constant_exposure(mean_exposure(result, rules_of(setup.env)))
-        else:
-            matched = matched_hold(setup.bars, result.weights)
-        for name_, what, how in ((CONSTANT, constant, rebalanced), (MATCHED, matched, None)):
-            how = how or (common if self._agent else rebalanced)
-            baselines[name_] = backtest(setup.bars, what, setup.costs, name=name_, **how)
-        ours, theirs = (metrics.simple_returns(r.equity) for r in (result, baselines[CONSTANT]))
-        per_year = setup.bars.bars_per_year
+        result, per_year = self._account(fitted, first, common), setup.bars.bars_per_year
+        year = year_of(per_year, first)
+        known, controls = self._baselines(result, year, common)
+        ours, theirs = (metrics.simple_returns(r.equity) for r in (result, controls[CONSTANT]))
         difference = float(np.mean(ours - theirs) * per_year)
         interval = mean_difference_interval(ours, theirs, per_year)
-        # Known in hindsight only: they are controls, and not among those to deploy.
-        controls = (CONSTANT, MATCHED)
-        others = {n: r.judged_returns for n, r in baselines.items() if n not in controls}
+        others = {name: each.judged_returns for name, each in known.items()}
         found = gate({result.name: result.judged_returns}, others, per_year)
         where = f"Out of sample over {count(len(folds), 'fold')}"
-        if self.spans.scheme == "combinatorial":
-            where = f"On the median of {count(len(accounts), 'path')} of purged cross-validation"
-        verdict = walk_verdict(
-            where, result, baselines, found, difference, interval, self._log and self._log.name
-        )
+        log = self._log and self._log.name
+        verdict = walk_verdict(where, result, known, found, difference, interval, log)
         table = table_of(setup, fitted, result)
         table.attrs["verdict"] = f"{verdict} {found.numbers}"  # which a page shows above the folds
         return WalkForward(
             result=result,
             folds=table,
-            baselines=baselines,
-            paths=tuple(accounts),
+            baselines=known | controls,
             difference=difference,
             interval=interval,
             gate=found,
@@ -476,3 +418,38 @@ class _Walk:
             seeds=self.seeds,
             year=year,
         )
+
+    def _account(self, fitted: list[Fitted], first: int, common: dict[str, Any]) -> Result:
+        """Backtest what the folds decided, and count it."""
+        bars = self.setup.bars
+        own: dict[str, Any] = common | {"order": fitted[0].order}
+        if self._agent:  # its targets are weights, which its own sizes have scaled
+            own["sizing"] = "fixed"
+        decided = joined(self.setup, fitted)
+        result = backtest(bars, decided, self.setup.costs, name=self.name, **own)
+        if self._log is None:
+            return result
+        # One trial: the combinations inside were judged on train spans, and none saw a test
+        # span. It is what the folds ordered, so the same walk again is not another trial.
+        result, tried = counted(result, bars, first, self._log, "walk-forward")
+        if tried.new:
+            entry = entry_of("test", f"walk-forward {self.name}", data_record(bars), time=now())
+            trial_log.record(self._log, entry)
+        return result
+
+    def _baselines(
+        self, result: Result, year: int, common: dict[str, Any]
+    ) -> tuple[dict[str, Result], dict[str, Result]]:
+        """Backtest the baselines, and the controls, which are known in hindsight only."""
+        bars, costs, env = self.setup.bars, self.setup.costs, self.setup.env
+        rules = baseline_rules(year, common.get("sizing") == "volatility")
+        known = {name: backtest(bars, rule, costs, **common) for name, rule in rules.items()}
+        # Weights as they were held, which no size changes any more.
+        rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
+        constant = best_constant(bars, result.targets)
+        controls = {CONSTANT: backtest(bars, constant, costs, name=CONSTANT, **rebalanced)}
+        matched, how = matched_hold(bars, result.weights), rebalanced
+        if env is not None:  # as a run would trade it
+            matched, how = constant_exposure(mean_exposure(result, rules_of(env))), common
+        controls[MATCHED] = backtest(bars, matched, costs, name=MATCHED, **how)
+        return known, controls
