@@ -154,7 +154,7 @@ def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
 
 
 def report_of(
-    checks: Sequence[Callable[[Any], str | Check]], run: Any, only: Collection[str] | None
+    checks: Sequence[Callable[[Any], str | Check | None]], run: Any, only: Collection[str] | None
 ) -> Report:
     """Run the checks of these names on `run`, or all of them where `only` is None."""
     chosen = (check for check in checks if only is None or name_of(check) in only)
@@ -166,14 +166,16 @@ def name_of(check: Callable) -> str:
     return check.__name__.replace("_", " ")
 
 
-def checked(check: Callable[[Any], str | Check], run: Any) -> Check:
-    """Run a check, which returns a fault, "" or a `Check` without a name."""
+def checked(check: Callable[[Any], str | Check | None], run: Any) -> Check:
+    """Run a check, which returns or raises a fault, or returns "" or a `Check` without a name."""
     name = name_of(check)
     try:
         found = check(run)
+    except CheckFailed as error:
+        return Check(name, str(error))
     except Exception as error:  # an environment that raises has failed the check
         return Check(name, f"{type(error).__name__}: {str(error).splitlines()[0]}")
-    return found._replace(name=name) if isinstance(found, Check) else Check(name, found)
+    return found._replace(name=name) if isinstance(found, Check) else Check(name, found or "")
 
 
 def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from nca_trader.envs.check import Check, Report
-from nca_trader.errors import NcaTraderError
+from nca_trader.envs.check import Report, report_of
+from nca_trader.errors import CheckFailed
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import LiveFeed, Notice
 from nca_trader.paper.gate import Gate
@@ -22,10 +22,6 @@ FILLING = 30.0  # seconds for a market order to fill
 STATES = ("working", "filled", "cancelled", "rejected", "expired")
 NOTICES = ("stale", "reconnected", "correction", "late", "gap")
 NEAR = 1e-9  # relative
-
-
-class _Failed(Exception):
-    """A property that does not hold; the text is what was seen."""
 
 
 def check_broker(
@@ -66,8 +62,8 @@ def check_broker(
       ok       an order that was never sent is not found
       ok       an order is found by its id
       ok       the same id twice is one order
-      ok       a fill has the order's id, sign and size
-      ok       fills are listed again, with the same ids
+      ok       a fill has the id sign and size of its order
+      ok       fills are listed again with the same ids
       ok       nothing is listed from the future
       ok       positions and cash are what fills and payments say
       ok       an order that ended does not work
@@ -75,11 +71,17 @@ def check_broker(
       ok       a wrong order is refused and not kept
       ok       the clock does not go back
     """
-    return _report(_Orders(venue, symbol, units, advance, clock or Clock()).checks())
+    orders = _Orders(venue, symbol, units, advance, clock or Clock())
+    return report_of(_checks_of(_Orders), orders, None)
+
+
+def _checks_of(suite: type) -> list[Callable[[Any], Any]]:
+    """Return the checks of a suite: its public methods, whose names say what holds."""
+    return [check for name, check in vars(suite).items() if not name.startswith("_")]
 
 
 class _Orders:
-    """The checks of a venue, in the order in which they build on each other."""
+    """The checks of a venue; each builds on those before it."""
 
     def __init__(
         self, venue: Venue, symbol: str, units: float, advance: Callable[[], None], clock: Clock
@@ -97,31 +99,18 @@ class _Orders:
         """Round towards zero to what can be sold."""
         return in_lots(units, self.venue.instrument(self.symbol).lot)
 
-    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        yield "an order that was never sent is not found", self.unknown
-        yield "an order is found by its id", self.found
-        yield "the same id twice is one order", self.duplicate
-        yield "a fill has the order's id, sign and size", self.filled
-        yield "fills are listed again, with the same ids", self.repeated
-        yield "nothing is listed from the future", self.later
-        yield "positions and cash are what fills and payments say", self.books
-        yield "an order that ended does not work", self.ended
-        yield "a cancelled order keeps what it filled", self.cancelled
-        yield "a wrong order is refused and not kept", self.refused
-        yield "the clock does not go back", self.time
-
-    def unknown(self) -> None:
+    def an_order_that_was_never_sent_is_not_found(self) -> None:
         name = next(self.names)
         _same("look_up of an id that was never sent", self.venue.look_up(name), None)
 
-    def found(self) -> None:
+    def an_order_is_found_by_its_id(self) -> None:
         self.name = next(self.names)
         _true(len(self.name) <= MAX_CLIENT_ID, "the check's own id is too long")
         answer = self.venue.submit(Ticket(self.name, self.symbol, self.units))
         _same("the answer to a market order", answer.outcome, Outcome.ACCEPTED)
         state = self.venue.look_up(self.name)
         if state is None:
-            raise _Failed("look_up does not find an order that was accepted")
+            raise CheckFailed("look_up does not find an order that was accepted")
         _same("its client_id", state.client_id, self.name)
         _same("its symbol", state.symbol, self.symbol)
         _near("its units", state.units, self.units)
@@ -129,7 +118,7 @@ class _Orders:
             state.status in STATES, f"its status is {state.status!r}, none of {', '.join(STATES)}"
         )
 
-    def duplicate(self) -> None:
+    def the_same_id_twice_is_one_order(self) -> None:
         answer = self.venue.submit(Ticket(self.name, self.symbol, self.units))
         # Either answer will do, as long as there is one order.
         allowed = (Outcome.ACCEPTED, Outcome.REJECTED)
@@ -137,18 +126,18 @@ class _Orders:
         same = [state for state in self.venue.working() if state.client_id == self.name]
         _true(len(same) <= 1, f"{len(same)} orders work under one id")
 
-    def wait(self) -> list[Any]:
+    def _wait(self) -> list[Any]:
         """Return the fills of the last order, once it has ended."""
         # Longer and longer pauses, as venues count requests.
         end, pause = self.clock.monotonic() + FILLING, 0.05
         while True:
             state = self.venue.look_up(self.name)
-            fills = self.fills()
+            fills = self._fills()
             got = sum(fill.units for fill in fills)
             if state is not None and state.status != "working" and _is_near(got, state.filled):
                 return fills
             if self.clock.monotonic() > end:
-                raise _Failed(
+                raise CheckFailed(
                     f"after {FILLING:g} s the order is {state.status if state else 'gone'} and its "
                     f"fills add up to {got:g} of {self.units:g}"
                 )
@@ -156,7 +145,7 @@ class _Orders:
             self.clock.sleep(pause)
             pause = min(2.0 * pause, 2.0)
 
-    def fills(self) -> list[Any]:
+    def _fills(self) -> list[Any]:
         """Return the fills of the last order, each id once."""
         found = {}
         for fill in self.venue.activity(self.begun).fills:
@@ -164,8 +153,8 @@ class _Orders:
             _true(known == fill, f"execution {fill.execution_id} is listed with two contents")
         return [fill for fill in found.values() if fill.client_id == self.name]
 
-    def filled(self) -> None:
-        fills = self.wait()
+    def a_fill_has_the_id_sign_and_size_of_its_order(self) -> None:
+        fills = self._wait()
         got = sum(fill.units for fill in fills)
         # A fee in the traded coin: fewer arrive, and the commission is the price of those missing.
         kept = sum(fill.commission / fill.price for fill in fills if fill.price > 0.0)
@@ -183,15 +172,15 @@ class _Orders:
             _true(np.isfinite(fill.commission), f"a fill's commission is {fill.commission}")
             _true(fill.ts >= self.begun, "a fill is dated before its order")
 
-    def repeated(self) -> None:
-        _same("a second look at the fills", sorted(self.fills()), sorted(self.fills()))
+    def fills_are_listed_again_with_the_same_ids(self) -> None:
+        _same("a second look at the fills", sorted(self._fills()), sorted(self._fills()))
 
-    def later(self) -> None:
+    def nothing_is_listed_from_the_future(self) -> None:
         found = self.venue.activity(self.venue.now() + 3600 * NANOSECONDS)
         _same("the fills of an hour from now on", found.fills, [])
         _same("the payments of an hour from now on", found.flows, [])
 
-    def books(self) -> None:
+    def positions_and_cash_are_what_fills_and_payments_say(self) -> None:
         activity, now = self.venue.activity(self.begun), self.venue.holdings()
         fills = {fill.execution_id: fill for fill in activity.fills}.values()
         flows = {flow.id: flow for flow in activity.flows}.values()
@@ -204,31 +193,31 @@ class _Orders:
         off = abs(now.cash - cash)
         _true(off <= 0.02 + 1e-6 * abs(cash), f"cash is {now.cash}, and fills say {cash}")
 
-    def ended(self) -> None:
+    def an_order_that_ended_does_not_work(self) -> None:
         working = [state.client_id for state in self.venue.working()]
         _true(self.name not in working, "an order that is filled is listed as working")
 
-    def cancelled(self) -> None:
+    def a_cancelled_order_keeps_what_it_filled(self) -> None:
         self.name = next(self.names)
         self.venue.submit(Ticket(self.name, self.symbol, -self.received))
         # It may fill first: then the cancellation is too late, which is allowed.
         self.venue.cancel(self.name)
-        state, fills = self.venue.look_up(self.name), self.wait()
+        state, fills = self.venue.look_up(self.name), self._wait()
         if state is None:
-            raise _Failed("look_up does not find an order that was cancelled")
-        _near("its filled units", sum(fill.units for fill in fills), self.filled_units())
-        rest = -self.received - self.filled_units()
+            raise CheckFailed("look_up does not find an order that was cancelled")
+        _near("its filled units", sum(fill.units for fill in fills), self._filled_units())
+        rest = -self.received - self._filled_units()
         if abs(rest) > NEAR * abs(self.units):
             # What was bought is sold again.
             self.name = next(self.names)
             self.venue.submit(Ticket(self.name, self.symbol, rest))
-            self.wait()
+            self._wait()
 
-    def filled_units(self) -> float:
+    def _filled_units(self) -> float:
         state = self.venue.look_up(self.name)
         return 0.0 if state is None else state.filled
 
-    def refused(self) -> None:
+    def a_wrong_order_is_refused_and_not_kept(self) -> None:
         name = next(self.names)
         answer = self.venue.submit(Ticket(name, "NO-SUCH-SYMBOL", self.units))
         _same("the answer to an unknown symbol", answer.outcome, Outcome.REJECTED)
@@ -237,7 +226,7 @@ class _Orders:
         kept = state is not None and state.status != "rejected"
         _true(not kept, "an order that was refused is kept")
 
-    def time(self) -> None:
+    def the_clock_does_not_go_back(self) -> None:
         _true(self.venue.now() >= self.begun, "now() went back")
 
 
@@ -260,7 +249,7 @@ def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> Report:
       >>> nca.check_feed(open_feed("binance", ["BTC/USDT"], "1min")).passed  # doctest: +SKIP
       True
     """
-    return _report(_Bars(feed, count, history).checks())
+    return report_of(_checks_of(_Bars), _Bars(feed, count, history), None)
 
 
 class _Bars:
@@ -272,15 +261,7 @@ class _Bars:
         self.gate = Gate(tuple(feed.symbols))
         self.first = feed.now()
 
-    def checks(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        yield "it has symbols and a period", self.named
-        yield "history gives closed bars in order", self.history
-        yield "live bars are closed, in order and of the symbols", self.live
-        yield "bars are on one grid with history", self.grid
-        yield "the clock does not go back", self.time
-        yield "it can be closed twice", self.closed
-
-    def named(self) -> None:
+    def it_has_symbols_and_a_period(self) -> None:
         symbols = self.feed.symbols
         _true(bool(symbols) and len(set(symbols)) == len(symbols), f"symbols are {symbols}")
         _true(
@@ -288,7 +269,7 @@ class _Bars:
             "period is not a whole number of seconds",
         )
 
-    def history(self) -> None:
+    def history_gives_closed_bars_in_order(self) -> None:
         bars = self.feed.history(self.wanted)
         _same("history's symbols", tuple(bars.symbols), tuple(self.feed.symbols))
         _true(0 < len(bars) <= self.wanted, f"history({self.wanted}) gave {len(bars)} bars")
@@ -298,25 +279,25 @@ class _Bars:
         _true(close <= self.feed.now() + 2 * NANOSECONDS, "history's last bar is not closed yet")
         rows = bars.as_bar()
         for row in range(len(bars)):
-            self.take(jax.tree.map(lambda field, row=row: np.array(field[row]), rows))
+            self._take(jax.tree.map(lambda field, row=row: np.array(field[row]), rows))
         few = self.feed.history(1)
         _same("the bars of history(1)", len(few), 1)
 
-    def take(self, bar: Bar) -> None:
+    def _take(self, bar: Bar) -> None:
         passed, refusal = self.gate.admit(bar)
         when = np.datetime64(int(np.asarray(bar.time).flat[0]), "s")
         reason = "it repeats the bar before" if refusal is None else refusal.say
         _true(bool(passed), f"the bar of {when} is refused: {reason}")
         self.last = int(bar.time[0])
 
-    def live(self) -> None:
+    def live_bars_are_closed_in_order_and_of_the_symbols(self) -> None:
         before, seen = self.last, []
         for item in self.feed:
             if isinstance(item, Notice):
                 _true(item.code in NOTICES, f"a notice has the code {item.code!r}")
                 continue
             _same("the number of assets of a bar", len(item.close), len(self.feed.symbols))
-            self.take(item)
+            self._take(item)
             now, seen = self.feed.now(), [*seen, self.last]
             close = (seen[-1] + self.feed.period) * NANOSECONDS
             _true(now >= close - 2 * NANOSECONDS, "a bar was given before it was closed")
@@ -325,7 +306,7 @@ class _Bars:
                 return
         _true(len(seen) == self.count, f"it ended after {len(seen)} of {self.count} bars")
 
-    def grid(self) -> None:
+    def bars_are_on_one_grid_with_history(self) -> None:
         bars = self.feed.history(self.wanted)
         times = bars.time.astype("datetime64[s]").astype(np.int64)
         steps = np.diff(times)
@@ -334,34 +315,17 @@ class _Bars:
         )
         _true(self.last in times, "the last live bar is not in the history that follows")
 
-    def time(self) -> None:
+    def the_clock_does_not_go_back(self) -> None:
         _true(self.feed.now() >= self.first, "now() went back")
 
-    def closed(self) -> None:
+    def it_can_be_closed_twice(self) -> None:
         self.feed.close()
         self.feed.close()
-
-
-def _report(checks: Iterator[tuple[str, Callable[[], None]]]) -> Report:
-    """Run the checks; what follows the first fault may depend on it, and is run all the same."""
-    found = []
-    for name, check in checks:
-        fault = ""
-        try:
-            check()
-        except _Failed as error:
-            fault = str(error)
-        except NcaTraderError as error:
-            fault = f"raises {type(error).__name__}: {error}"
-        except Exception as error:  # of the user's code
-            fault = f"raises {type(error).__name__}: {error}".splitlines()[0]
-        found.append(Check(name, fault))
-    return Report(tuple(found))
 
 
 def _true(holds: bool, fault: str) -> None:
     if not holds:
-        raise _Failed(fault)
+        raise CheckFailed(fault)
 
 
 def _same(what: str, found: object, expected: object) -> None:
