@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from nca_trader.config.extensions import known
@@ -337,16 +337,12 @@ RANGED = {
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PopulationConfig:
-    """How the `num_seeds` agents of a run differ, and how the worst follow the best.
+    """How the `num_seeds` agents of a run differ.
 
     Attributes:
       learning_rate, entropy_coef, clip_epsilon, gae_lambda, discount: (low, high) from which each
         agent draws its own, evenly in its log (gae_lambda, discount: in the log of 1 - x); "none"
         takes the agent's.
-      every: updates between two exploits, when copies of the best agents replace the worst; 0
-        trains every agent on its own.
-      share: of the agents that are replaced. perturb: factor by which a copy's hyper-parameters
-        are multiplied or divided, within their ranges.
     """
 
     learning_rate: tuple[float, ...] | None = None
@@ -354,17 +350,12 @@ class PopulationConfig:
     clip_epsilon: tuple[float, ...] | None = None
     gae_lambda: tuple[float, ...] | None = None
     discount: tuple[float, ...] | None = None
-    every: int = 0
-    share: float = 0.25
-    perturb: float = 1.2
+
+    # Keys that runs of earlier versions recorded, and the value without effect; None: any.
+    GONE: ClassVar[Mapping[str, Any]] = {"every": 0, "share": None, "perturb": None}
 
     def __post_init__(self):
-        problems = [
-            *whole(self, 0, "every"),
-            # At most half: no agent may be among the worst that are replaced and the best as well.
-            *between(self, "(0, 0.5]", "share"),
-            *between(self, "(1, inf)", "perturb"),
-        ]
+        problems = []
         # Ends are above 0 and below `most`, because values are drawn in the log of x or of 1 - x.
         for name, most in RANGED.items():
             ends = getattr(self, name)
@@ -373,14 +364,7 @@ class PopulationConfig:
                     f"{name}={ends} is not a range of numbers between 0 and {most}; give "
                     "(low, high)."
                 )
-        refuse(problems, without_effect(self))
-
-    @staticmethod
-    def idle(given: Any) -> Iterator[tuple[str, str]]:
-        """Yield each field without effect given the values `given`, and what it needs."""
-        if given.every == 0:
-            yield "share", "every of at least 1"
-            yield "perturb", "every of at least 1"
+        refuse(problems)
 
     @property
     def ranged(self) -> bool:
@@ -566,7 +550,7 @@ class AgentConfig:
 
     def __post_init__(self):
         refuse(whole(self, 1, "num_seeds", most=MAX_AGENTS), one_of(self, "ensemble", ENSEMBLES))
-        if (self.population.ranged or self.population.every) and self.num_seeds < 2:
+        if self.population.ranged and self.num_seeds < 2:
             refuse("population is of several agents; give num_seeds, e.g. 8.")
         # A rule of two tables, so neither can check it by itself.
         if self.learner.replay_slots and not self.optimizer.ema_decay:

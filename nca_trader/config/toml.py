@@ -266,6 +266,11 @@ class _Reader:
                     )
                 key = now
             here = (*path, key)
+            gone = getattr(cls, "GONE", {})
+            if self.recorded and key in gone:
+                if gone[key] not in (None, value):
+                    self.report(here, f"{key} = {shown(value)} is of an earlier version; use that.")
+                continue
             if key not in known:
                 # A key in the wrong table is a usual mistake, so the message names the right one.
                 homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]

@@ -40,7 +40,7 @@ from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.learner import Learner, make_learner, own_part, shard_updates
 from nca_trader.learner.optimizer import AverageState
 from nca_trader.learner.pathwise import refuse_bankrupt
-from nca_trader.learner.population import Fitness, exploited, fitness_of, number_or_null
+from nca_trader.learner.population import number_or_null
 from nca_trader.learner.programs import Compilations
 from nca_trader.learner.stopping import Scoring, Stopping
 from nca_trader.learner.update import LearnerState
@@ -65,7 +65,6 @@ def train(
     seed: int = 0,
     report: Report = lambda row: None,
     stop: Callable[[], bool] = lambda: False,
-    fitness: Fitness | None = None,
     params: Params | None = None,
     select: Scoring | None = None,
     track: str | Tracker | None = None,
@@ -83,8 +82,6 @@ def train(
       seed: seed of all random numbers.
       report: called with each row of metrics.jsonl.
       stop: called after each update; True in any process saves a checkpoint and returns.
-      fitness: `(state) -> [M]` fitness of a population's agents, more is better, e.g. on a
-        selection span. None is the mean training reward since the last exploit.
       params: that a new run of one agent begins with (a warm start), e.g. `run.params()` of
         another; None draws them. A run that is resumed keeps its own.
       select: a `nca_trader.Selector`: scores the mean agent on a selection span as training goes
@@ -183,9 +180,6 @@ def train(
                 state = health.roll_back(fault, state, done)
                 stopping.resume(done)
                 continue
-            if agent.population.every and done % agent.population.every == 0:
-                score = fitness_of(agent.population, run, row, state, fitness)
-                state = exploited(agent.population, state, score, seed, row)
             if scored := stopping.due(done):
                 stopping.score(state, done, row)
             if hosts.first():

@@ -55,7 +55,6 @@ ROW = {
     "update": int,
     "steps": int,
     "seeds": dict[str, list[float | None]],
-    "fitness_correlation": dict[str, float | None],
 }
 NAMED = 10  # damaged rows that warnings name one by one
 log = logging.getLogger(__name__)

@@ -17,7 +17,6 @@ from nca_trader.config import (
     MeshConfig,
     OptimizerConfig,
     PolicyConfig,
-    PopulationConfig,
 )
 from nca_trader.config.toml import from_toml_text, preset_folder, preset_names, to_toml
 from nca_trader.envs import load_env
@@ -35,7 +34,6 @@ OTHER_KINDS = {
 # Modes whose fields have an effect.
 NEAREST = functools.partial(PolicyConfig, neighbours="nearest")
 MLP = functools.partial(PolicyConfig, kind="mlp")
-EXPLOITS = functools.partial(PopulationConfig, every=1)
 SGDR = functools.partial(OptimizerConfig, schedule="sgdr")
 
 
@@ -321,9 +319,6 @@ def test_a_mesh_is_given_by_all_its_devices_or_axis_by_axis():
         (LearnerConfig, "replay_slots", (0,), (-1, 1, 2.0)),
         (CheckpointConfig, "max_skips", (1, 5), (0, 1.5)),
         (CheckpointConfig, "max_rollbacks", (0, 3), (-1, 1.5)),
-        (EXPLOITS, "share", (0.1, 0.5), (0.0, 0.6)),
-        (EXPLOITS, "perturb", (1.1, 2.0), (1.0, 0.8)),
-        (PopulationConfig, "every", (0, 10), (-1, 0.5)),
         (OptimizerConfig, "b2", (0.0, 0.999), (1.0, -0.1)),
         (OptimizerConfig, "warmup_updates", (0, 10), (-1, 0.5)),
         (SGDR, "first_period", (1, 1000), (0, 1.5)),
@@ -338,3 +333,13 @@ def test_the_ends_of_each_range(cls, name, good, bad):
     for value in bad:
         with pytest.raises(ConfigError, match=name):
             cls(**{name: value})
+
+
+def test_a_run_of_an_earlier_version_is_read_where_what_is_gone_had_no_effect():
+    table = "num_seeds = 2\n[population]\nevery = {}\nshare = 0.25\nperturb = 1.2\n"
+    read = functools.partial(from_toml_text, AgentConfig, source="agent.toml", recorded=True)
+    assert read(text=table.format(0)) == AgentConfig(num_seeds=2)
+    with pytest.raises(ConfigError, match=r"\[population\] every = 2 is of an earlier version"):
+        read(text=table.format(2))
+    with pytest.raises(ConfigError, match="every is not a known key"):  # of a user's own file
+        from_toml_text(AgentConfig, table.format(0), "agent.toml")

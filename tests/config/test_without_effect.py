@@ -165,8 +165,6 @@ def test_a_curriculum_that_is_off_takes_no_share(name, of, start):
 @pytest.mark.parametrize(
     ("config", "name", "value"),
     [
-        (PopulationConfig(), "share", 0.1),
-        (PopulationConfig(), "perturb", 1.5),
         (EnvConfig(), "delist_haircut", 0.1),
         (EnvConfig(), "market_bars", 500),
     ],
