@@ -25,7 +25,7 @@ def measured(num_seeds, agent="nano", env="index_daily"):
     import nca_trader as nca
     from nca_trader.envs.account.state import rules_of
     from nca_trader.paper.agents import run_agent
-    from nca_trader.paper.broker import SimulatedBroker
+    from nca_trader.paper.exchange import Exchange
     from nca_trader.paper.feed import parse_feed
     from nca_trader.paper.journal import Journal
     from nca_trader.paper.loop import Session
@@ -51,8 +51,8 @@ def measured(num_seeds, agent="nano", env="index_daily"):
         nca.write_bars(bars[: acting.first_decision + WARM + BARS], f"{folder}/bars.parquet")
         source = parse_feed(f"replay:{folder}/bars.parquet", acting.symbols)
         journal = Journal(pathlib.Path(folder) / "paper.db", clock=source.now)
-        broker = SimulatedBroker(1e6, costs, acting.symbols, rules)
-        session = Session(acting._replace(act=act), broker, journal, 1e6)
+        exchange = Exchange(None, 1e6, costs, acting.symbols, rules)
+        session = Session(acting._replace(act=act), source, exchange, journal, 1e6)
         spent, clock = [], []
         for bar in source:
             began, wall = time.process_time(), time.perf_counter()

@@ -45,12 +45,10 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner.programs import Compilations
 from nca_trader.paper import journal as journals
 from nca_trader.paper.agents import run_agent
-from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal
-from nca_trader.paper.live import LiveSession
 from nca_trader.paper.loop import Session
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
@@ -70,10 +68,8 @@ class State(NamedTuple):
     params: Any
 
 
-class Venue(SimulatedBroker):
-    """Outlives the process, as a venue does; so each bar is committed before its orders."""
-
-    remembers = True
+class Venue(Exchange):
+    """An exchange in memory that notes when it is sent orders."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -113,14 +109,14 @@ class Split:
         return run
 
     @contextlib.contextmanager
-    def watching(self, session, journal, broker):
+    def watching(self, session, journal, venue):
         """Time the parts of a session inside the block."""
         core, wait = session._core, os.fdatasync
         core.step = self.timed("policy", core.step)
         journal.record = self.timed("journal", journal.record)
         # Of a commit SQLite's wait is all but the head file's writes and the look at the files.
         journal.commit = self.timed("fsync", journal.commit)
-        broker.work = self.timed("send", broker.work)
+        venue.work = self.timed("send", venue.work)
         os.fdatasync = self.timed("fsync", wait)
         try:
             yield
@@ -185,30 +181,29 @@ def session(agent, bars, path, batch, each=lambda row: None, split=None):
 
     `split` gets a list of the seconds of each order by part, under the key of the part.
     """
-    broker, feed = Venue(1e5, agent.costs, agent.symbols, agent.rules), ReplayFeed(bars)
-    broker.remembers = not batch
+    venue, feed = Venue(None, 1e5, agent.costs, agent.symbols, agent.rules), ReplayFeed(bars)
     sent, all_bars, parts = [], [], Split()
     with Journal(path, feed.now, batch) as journal, contextlib.ExitStack() as stack:
-        trading = Session(agent, broker, journal, 1e5)
+        trading = Session(agent, feed, venue, journal, 1e5)
         if split is not None:
-            stack.enter_context(parts.watching(trading, journal, broker))
-            take = broker.work
+            stack.enter_context(parts.watching(trading, journal, venue))
+            take = venue.work
 
             def work(orders):  # what comes after the orders is not on their way
                 found = take(orders)
                 at_send.update(parts.seconds)
                 return found
 
-            at_send, broker.work = {}, work
+            at_send, venue.work = {}, work
         for row, bar in enumerate(feed):
-            before = trading._counts["orders"]
+            before = trading.counts["orders"]
             parts.begin()
             began = time.perf_counter()
             trading.on_bar(bar)
             if row >= WARM:
                 all_bars.append(time.perf_counter() - began)
-                if trading._counts["orders"] > before:
-                    sent.append(broker.sent_at - began)
+                if trading.counts["orders"] > before:
+                    sent.append(venue.sent_at - began)
                     if split is not None:
                         rest = sent[-1] - sum(at_send.values())
                         for part, taken in (at_send | {"rest": rest}).items():
@@ -272,7 +267,7 @@ def live(agent, bars, folder):
         Exchange(f"{path}.books", 1e5, agent.costs, agent.symbols, agent.rules), feed
     )
     with contextlib.closing(venue), Journal(path, feed.now) as journal:
-        LiveSession(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
+        Session(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
     # The first orders wait for what is compiled.
     return tuple(
         np.array(list(taken.values())[WARM_ORDERS:]) for taken in (venue.sent, venue.answered)

@@ -10,7 +10,7 @@ import numpy as np
 
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.live import LiveSession
+from nca_trader.paper.loop import Session
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -205,7 +205,7 @@ class Room:
             row = min(tape.place + bars, len(self.bars)) - 1
             last = self.bars.time[row].astype("datetime64[s]").astype(int)
         with Journal(self.path, tape.now) as journal:
-            session = LiveSession(
+            session = Session(
                 self.agent, tape, self.desk, journal, 1e5, warmup=10, clock=self.clock
             )
             return session.trade(lambda: (session._state.last or 0) >= last)

@@ -146,7 +146,7 @@ def serve():
     import nca_trader.cli
     import nca_trader.evaluate.subjects
     import nca_trader.evaluate.verdict
-    import nca_trader.paper.live
+    import nca_trader.paper.loop
     import nca_trader.runs.exported  # noqa: F401
 
     for line in sys.stdin:

@@ -1,7 +1,7 @@
-"""The interface of a broker, and the simulated one.
+"""The cash, units and fills of the simulated exchange.
 
-The simulated broker keeps cash and units in float64 and does not use the scale-free account. A
-session compares the two after every bar, so that each checks the other's arithmetic.
+They are float64 and do not use the scale-free account. A replay compares the two at every bar, so
+that each checks the other's arithmetic.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,40 +64,6 @@ def valued(units: np.ndarray, price: np.ndarray) -> np.ndarray:
     return np.where(units == 0.0, 0.0, units * price)
 
 
-class Broker(Protocol):
-    """A venue. The session says which orders should be working; the venue does the rest.
-
-    remembers: True where orders and positions outlive this process. The journal commits the
-    answers of such a venue at once; those of a simulation repeat when its bars do.
-    """
-
-    remembers: bool
-
-    def work(self, orders: Sequence[Order]) -> list[str]:
-        """Make `orders` the whole set that works: new ids are sent, absent ones withdrawn.
-
-        Returns:
-          The client ids that were new and are accepted. Calling it twice changes nothing.
-        """
-        ...
-
-    def open(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Return the fills and payments up to a bar's open, at the market's price `[A]`."""
-        ...
-
-    def close(self, price: np.ndarray, legs: Legs, ts: int) -> Activity:
-        """Return the fills and payments up to a bar's close, without orders sent on seeing it."""
-        ...
-
-    def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
-        """Return the executions of the working orders at the present price `[A]`."""
-        ...
-
-    def position(self) -> Position:
-        """Return cash and units as the venue has them."""
-        ...
-
-
 class SimulatedBroker:
     """Fills market orders at a given price, less what a venue takes.
 
@@ -119,8 +85,6 @@ class SimulatedBroker:
     >>> fill.units, fill.commission
     (50.0, 5.0)
     """
-
-    remembers = False
 
     def __init__(
         self, capital: float, costs: Costs, symbols: Sequence[str], rules: Rules = Rules()

@@ -104,7 +104,7 @@ class Waits(Clock):
 
     def __init__(self, clock: Clock, heard: Callable[[], None]):
         self._clock, self._heard = clock, heard
-        self._caller = Caller("venue")
+        self._caller: Caller | None = None  # from the first call on
 
     def now(self) -> int:
         """Return nanoseconds since 1970 UTC."""
@@ -127,6 +127,7 @@ class Waits(Clock):
         The call itself goes on then, and `close` awaits it.
         """
         self._heard()
+        self._caller = self._caller or Caller("venue")
         self._caller.start(functools.partial(function, *args))
         while not self._caller.done(TICK):
             self._heard()
@@ -134,8 +135,9 @@ class Waits(Clock):
 
     def close(self) -> None:
         """Await the call under way, if there is one."""
-        self._caller.done(EXIT)
-        self._caller.close()
+        if self._caller is not None:
+            self._caller.done(EXIT)
+            self._caller.close()
 
 
 class Patience(NamedTuple):

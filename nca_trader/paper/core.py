@@ -1,7 +1,7 @@
 """One bar of a paper session as a pure function: bar in, decision and orders out.
 
-No file, no broker, no clock: `Core.step` gives the same outcome for the same state and bar, in
-the live loop and when a session is rebuilt from its journal.
+No file, no venue, no clock: the same state, bar and view of the account give the same outcome, in
+a session and when it is repeated from its journal.
 """
 
 from __future__ import annotations
@@ -159,6 +159,18 @@ class State(NamedTuple):
     sizes: Seen
 
 
+class View(NamedTuple):
+    """The account that an agent sees at a close; `Core.modelled` or `Core.reported` makes it.
+
+    account: None where nothing is decided. book: of the account, where the agent sees it. owed:
+    `[A]` earlier targets that are ordered where the agent gives none, NaN for none.
+    """
+
+    account: Account | None = None
+    book: Book | None = None
+    owed: np.ndarray | None = None
+
+
 class Observed(NamedTuple):
     """An account as its venue has it at a close.
 
@@ -244,44 +256,22 @@ class Core:
         gone = ~present & np.isfinite(state.close)
         return np.where(gone, state.missing + 1, 0)
 
-    def step(self, state: State, bar: Bar, legs: Legs) -> tuple[State, Outcome]:
-        """Move the account through `bar` (fields `[A]`, usable) and decide at its close.
-
-        Args:
-          state: after the bar before.
-          bar: the closed bar.
-          legs: of this bar, from `self.legs(state, bar)`.
-
-        Returns:
-          The state after the bar, and what follows from it.
-        """
-        account, book = state.account, state.book
-        if account is not None:
-            account, book = self._moved(account, book, bar, legs)
-        # The agent sees the bars before `start` in any case, and decides at none of them.
-        elif self.ready(state, bar):
-            account, book = self._opened(bar)
-        return self._decide(state, bar, legs, account, book)
-
-    def follow(
-        self, state: State, bar: Bar, legs: Legs, seen: Observed | None
-    ) -> tuple[State, Outcome]:
-        """Decide at the close of `bar` on an account that a venue keeps.
-
-        Args:
-          state: after the bar before.
-          bar: the closed bar.
-          legs: of this bar, from `self.legs(state, bar)`.
-          seen: the account at this close; None learns the bar and decides nothing.
-
-        Returns:
-          As `step`.
-        """
-        if seen is None:
-            return self._decide(state, bar, legs, None, None)
+    def modelled(self, state: State, bar: Bar, legs: Legs) -> View:
+        """Return the account at the close of `bar` by the arithmetic of a backtest."""
         account, book = state.account, state.book
         if account is None:
-            account, book = self._opened(bar)
+            # The agent sees the bars before `start` in any case, and decides at none of them.
+            return self._opened() if self.ready(state, bar) else View()
+        if book is None:
+            return View(self._run_account(on_bar, account, legs))
+        return View(*self._run_account(_on_bar_of_book, account, book, bar, legs))
+
+    def reported(self, state: State, bar: Bar, legs: Legs, seen: Observed) -> View:
+        """Return the account at the close of `bar` as a venue has it."""
+        account, book, _ = (
+            self._opened() if state.account is None else View(state.account, state.book)
+        )
+        assert account is not None
         # An order that was never tried is forgotten, so that the same target is sent again; also
         # where the agent has nothing new to say, as its target is owed until it is filled.
         owed = np.where(seen.undone, account.ordered, np.nan)
@@ -303,32 +293,33 @@ class Core:
                 book = _entered(book, account.held, Fill(*effects), seen.price)
                 book = _aged(book, account, bar, np.zeros(len(seen.weight), bool))
                 book = jax.tree.map(np.asarray, book)
-        return self._decide(state, bar, legs, account, book, owed)
+        return View(account, book, owed)
 
     def ready(self, state: State, bar: Bar) -> bool:
         """Whether `bar` may be decided at: the agent has seen enough, and `start` is reached."""
         return state.rows >= self.agent.first_decision and int(bar.time[0]) >= self._start
 
-    def _opened(self, bar: Bar) -> tuple[Account, Book | None]:
+    def _opened(self) -> View:
         account, book = self.agent.open(), None
         if self.agent.sees_book:
             with float64_on_cpu():
-                book = jax.tree.map(np.asarray, exits.open_book(len(bar.close), np.float64))
-        return account, book
+                opened = exits.open_book(len(self.agent.symbols), np.float64)
+                book = jax.tree.map(np.asarray, opened)
+        return View(account, book)
 
-    def _decide(
-        self,
-        state: State,
-        bar: Bar,
-        legs: Legs,
-        account: Account | None,
-        book: Book | None,
-        owed: np.ndarray | None = None,
-    ) -> tuple[State, Outcome]:
-        """Let the agent see `bar`, and decide where there is an account.
+    def step(self, state: State, bar: Bar, legs: Legs, view: View) -> tuple[State, Outcome]:
+        """Let the agent see `bar` (fields `[A]`, usable), and decide at its close.
 
-        `owed` `[A]` are earlier targets that are ordered where the agent gives none, NaN for none.
+        Args:
+          state: after the bar before.
+          bar: the closed bar.
+          legs: of this bar, from `self.legs(state, bar)`.
+          view: the account at this close. Of an empty one the bar is learnt, and nothing decided.
+
+        Returns:
+          The state after the bar, and what follows from it.
         """
+        account, book, owed = view
         first, unseen = state.account is None, account is None
         memory, account, decision = self.agent.act(state.memory, bar, account, book, first)
         after = state._replace(
@@ -351,14 +342,6 @@ class Core:
             target = np.where(np.isnan(decision.target), owed, decision.target)
             decision = decision._replace(target=target)
         return self._place(after, account, decision, quote._replace(size=None))
-
-    def _moved(
-        self, account: Account, book: Book | None, bar: Bar, legs: Legs
-    ) -> tuple[Account, Book | None]:
-        """Return the account, and its book if it has one, at the close of `bar`."""
-        if book is None:
-            return self._run_account(on_bar, account, legs), None
-        return self._run_account(_on_bar_of_book, account, book, bar, legs)
 
     def _place(
         self, state: State, account: Account, decision: Decision, quote: Quote

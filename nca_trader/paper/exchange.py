@@ -1,8 +1,11 @@
-"""A simulated exchange: a venue of this process whose books are a SQLite file.
+"""A simulated exchange: a venue of this process, whose books are a SQLite file or in memory.
 
 It fills as `SimulatedBroker` does, whose code it runs: at the next bar's open, or at the close
 that it has seen last. As at any venue, what it has answered is on disk before the session's
 journal hears of it; a session that is killed in between finds it there.
+
+A live session sends it units, as to any venue. A replay sends target weights, which are sized
+where they fill, as a backtest does.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import numpy as np
 from nca_trader.config.records import loads
 from nca_trader.envs.account.state import Quote, Rules, next_legs
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.broker import Order, Position, SimulatedBroker
+from nca_trader.paper.gate import bar_of, completed
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -59,8 +63,8 @@ class _Books(SimulatedBroker):
         self._exchange = exchange
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
-        """Fill the open orders at `price` `[A]`."""
-        return self._exchange.match(price, quote, ts)
+        """Fill the orders in weights and those in units at `price` `[A]`."""
+        return super().advance(price, quote, ts) + self._exchange.match(price, quote, ts)
 
     def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
         fills = super()._margin_call(price, quote, ts, moment)
@@ -73,7 +77,8 @@ class Exchange:
     """A `SimulatedVenue`. Whatever it has answered is in its file.
 
     Args:
-      path: the SQLite file, made with mode 0600 where it does not exist.
+      path: the SQLite file, made with mode 0600 where it does not exist. None keeps the books in
+        memory, for a replay.
       capital: cash at the start.
       costs: what trading and holding cost.
       symbols: `A` names.
@@ -88,7 +93,7 @@ class Exchange:
 
     def __init__(
         self,
-        path: str | Path,
+        path: str | Path | None,
         capital: float,
         costs: Costs,
         symbols: Sequence[str],
@@ -96,7 +101,8 @@ class Exchange:
     ):
         self._symbols, self._costs, self._rules = tuple(symbols), costs, rules
         self._books = _Books(self, capital, costs, self._symbols, rules)
-        self.path = Path(path)
+        self.path = None if path is None else Path(path)
+        self._at_close: Quote | None = None  # what an order at the last close can fill at
         none = [None] * len(self._symbols)
         about = {"symbols": list(self._symbols), "capital": float(capital)}
         self._state: dict[str, Any] = {
@@ -104,10 +110,11 @@ class Exchange:
             "time": None, "missing": [0] * len(none), "close": none, "rows": None,
         }  # fmt: skip
         try:
-            # Made here, because SQLite would give it the mode of the user's umask.
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            self._db = sqlite3.connect(self.path, isolation_level=None)
+            if self.path is not None:
+                # Made here, because SQLite would give it the mode of the user's umask.
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            self._db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
             # A dashboard may read the books while they are written.
             self._db.execute("PRAGMA journal_mode = WAL")
             # As at a real venue, what was accepted is still there after a power cut.
@@ -125,6 +132,7 @@ class Exchange:
                 raise ValueError("entries are missing")
             close = np.array(kept["close"], float)
             cash, units = float(kept["cash"]), np.array(kept["units"], float)
+            self._missing = np.array(kept["missing"], int)
             if not (np.isfinite(cash) and np.isfinite(units).all()):
                 raise ValueError("cash or units are not finite")
         except (TypeError, ValueError) as error:
@@ -139,6 +147,8 @@ class Exchange:
             )
         self._state, self._close = kept, close
         self._books.restore(cash, units, close)
+        if kept["rows"] is not None:
+            self._at_close = self._quoted(self._bar_of(kept["time"], kept["rows"]))
         with self._transaction():
             pass
 
@@ -151,38 +161,56 @@ class Exchange:
         """Return the lots and the least order of the account's rules."""
         return Instrument(symbol, self._rules.lot, self._rules.tick, self._rules.min_notional)
 
-    def quote(self, time: int, now: int, rows: Mapping[str, Sequence[float | None] | None]) -> None:
-        """Fill at the open of a bar that is newer than the last, and charge what holding costs."""
+    def quote(
+        self, time: int, now: int, rows: Mapping[str, Sequence[float | None] | None]
+    ) -> Activity:
+        """Fill at the open of a bar that is newer than the last, and charge what holding costs.
+
+        Returns:
+          The fills and payments of this bar.
+        """
         # A session that was restarted sends bars again; of those only the time counts.
         last = self._state["time"]
         if last is not None and time <= last:
             if now > self._state["clock"]:
                 self._state["clock"] = now
-            return
-        bar = self._bar_of(time, rows)
-        present = np.asarray(bar.present)
+            return Activity([], [])
+        bar: Any = self._bar_of(time, rows)
         seconds = 0 if last is None else time - last
-        gone = ~present & np.isfinite(self._close)
-        missing = np.where(gone, np.array(self._state["missing"]) + 1, 0)
+        gone = ~bar.present & np.isfinite(self._close)
+        missing = np.where(gone, self._missing + 1, 0)
         # The account's own returns and charges, so that both sides charge alike.
         legs = next_legs(self._close, bar, seconds, missing, self._costs, self._rules)
-        opened = np.where(present, bar.open, self._close)
-        closed = np.where(present, bar.close, self._close)
         with self._transaction():
             self._state |= {"clock": max(now, self._state["clock"]), "time": time}
             # The clock of a venue never goes back, whatever the feed says.
             now = self._state["clock"]
-            at_open = self._books.open(opened, legs, now)
-            at_close = self._books.close(closed, legs, now)
-            for moment, activity in (("open", at_open), ("close", at_close)):
-                self._list_fills(activity.fills)
-                if activity.cash:
-                    self._pay_out(f"{moment}@{time}", activity.cash, now)
-            self._close = closed
+            at_open = self._books.open(bar.open, legs, now)
+            at_close = self._books.close(bar.close, legs, now)
+            fills, flows = at_open.fills + at_close.fills, []
+            for moment, paid in (("open", at_open.cash), ("close", at_close.cash)):
+                if paid:
+                    flows.append(CashFlow(f"{moment}@{time}", "other", paid, now))
+            self._close, self._at_close = bar.close, legs.at_close
             if self._rules.fill == "close":  # an order that met a missing bar waits for this one
-                self._list_fills(self.match(closed, legs.at_close, now))
+                fills += self.match(bar.close, legs.at_close, now)
+            self._list(fills, flows)
             # An order at this close comes after the bar, and fills by what is kept here.
-            self._state |= {"missing": missing.tolist(), "rows": dict(rows)}
+            self._missing, self._state["rows"] = missing, rows
+        return Activity(fills, flows)
+
+    def work(self, orders: Sequence[Order]) -> tuple[list[str], list[Fill]]:
+        """Make target weights the whole set of such orders, each sized where it fills.
+
+        Returns:
+          The client ids that are new, and the fills at this close where orders fill there.
+        """
+        accepted, fills = self._books.work(orders), []
+        if self._rules.fill == "close" and self._at_close is not None:
+            with self._transaction():
+                fills = self._books.advance(self._close, self._at_close, self._state["clock"])
+                self._list(fills)
+        return accepted, fills
 
     def submit(self, ticket: Ticket) -> Answer:
         """Accept an order; the same id twice is refused."""
@@ -196,13 +224,8 @@ class Exchange:
                 "VALUES (?, ?, ?, 0.0, 'working')",
                 (ticket.client_id, ticket.symbol, ticket.units),
             )
-            rows = self._state["rows"]
-            if self._rules.fill == "close" and rows is not None:
-                bar = self._bar_of(self._state["time"], rows)
-                needed = self._rules.capital is not None or self._costs.own
-                volume = np.nan_to_num(bar.volume) if needed else None
-                quote = Quote(np.asarray(bar.present), self._close, volume)
-                self._list_fills(self.match(self._close, quote, self._state["clock"]))
+            if self._rules.fill == "close" and self._at_close is not None:
+                self._list(self.match(self._close, self._at_close, self._state["clock"]))
         return Answer(Outcome.ACCEPTED)
 
     def cancel(self, client_id: str) -> Answer:
@@ -237,6 +260,10 @@ class Exchange:
         cash, units = self._books.position()
         held = zip(self._symbols, units.tolist(), strict=True)
         return Holdings(cash, {symbol: n for symbol, n in held if n})
+
+    def position(self) -> Position:
+        """Return cash and units `[A]`."""
+        return self._books.position()
 
     def now(self) -> int:
         """Return the time of the last quote."""
@@ -289,17 +316,14 @@ class Exchange:
             return "bad-size"
         return "" if ticket.stop is None else "stop-orders-are-not-supported"
 
-    def _list_fills(self, fills: Sequence[Fill]) -> None:
+    def _list(self, fills: Sequence[Fill], flows: Sequence[CashFlow] = ()) -> None:
         self._db.executemany(
             "INSERT INTO fills(client_id, execution_id, symbol, units, price, commission, ts) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             fills,
         )
-
-    def _pay_out(self, name: str, amount: float, ts: int) -> None:
-        self._db.execute(
-            "INSERT INTO flows(id, kind, amount, ts, symbol) VALUES (?, 'other', ?, ?, '')",
-            (name, amount, ts),
+        self._db.executemany(
+            "INSERT INTO flows(id, kind, amount, ts, symbol) VALUES (?, ?, ?, ?, ?)", flows
         )
 
     def _orders(self, where: str, value: str) -> list[OrderState]:
@@ -311,10 +335,13 @@ class Exchange:
         return [OrderState(*row[:5], venue_id=str(row[5])) for row in rows]
 
     def _bar_of(self, time: int, rows: Mapping[str, Sequence[float | None] | None]) -> Bar:
-        given = [rows.get(symbol) for symbol in self._symbols]
-        present = np.array([row is not None for row in given])
-        fields: Any = np.array([[None] * 5 if row is None else list(row) for row in given], float).T
-        return Bar(np.full(len(given), time), *fields, present=present)
+        given = {symbol: rows.get(symbol) for symbol in self._symbols}
+        return completed(bar_of(given, self._symbols, time), self._close)
+
+    def _quoted(self, bar: Bar) -> Quote:
+        """Return what an order can fill at after `bar`; its returns are not known any more."""
+        none = np.zeros(len(self._symbols), int)
+        return next_legs(self._close, bar, 0, none, self._costs, self._rules).at_close
 
     @contextlib.contextmanager
     def _transaction(self):
@@ -322,17 +349,23 @@ class Exchange:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
-            cash, units = self._books.position()
-            self._state |= {
-                "cash": cash,
-                "units": units.tolist(),
-                "close": [None if np.isnan(x) else x for x in self._close.tolist()],
-            }
-            self._db.execute(
-                "INSERT OR REPLACE INTO state VALUES ('books', ?)", (json.dumps(self._state),)
-            )
+            if self.path is not None:
+                self._save()
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
+
+    def _save(self) -> None:
+        cash, units = self._books.position()
+        self._state |= {
+            "cash": cash,
+            "units": units.tolist(),
+            "missing": self._missing.tolist(),
+            "close": [None if np.isnan(x) else x for x in self._close.tolist()],
+            "rows": None if self._state["rows"] is None else dict(self._state["rows"]),
+        }
+        self._db.execute(
+            "INSERT OR REPLACE INTO state VALUES ('books', ?)", (json.dumps(self._state),)
+        )

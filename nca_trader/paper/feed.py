@@ -129,15 +129,19 @@ def parse_feed(
 
 
 class Pump:
-    """Reads a feed in a thread of its own, one item at a time and only when asked for one.
+    """Reads a feed one item at a time, and only when asked for one.
 
-    The session's thread is never stuck in the feed, so that signals are heard between two bars.
+    Args:
+      feed: what it reads.
+      waits: whether the feed waits for its bars. It is read in a thread of its own then, so that
+        the session's is never stuck, and signals are heard between two bars.
     """
 
     END = object()
 
-    def __init__(self, feed: LiveFeed):
-        self._feed, self._items, self._caller = feed, None, Caller("feed")
+    def __init__(self, feed: Feed | LiveFeed, waits: bool = True):
+        self._feed, self._items = feed, None
+        self._caller = Caller("feed") if waits else None
 
     def get(self, seconds: float) -> Any:
         """Return the next item, `END` after the last, or None if `seconds` pass without one.
@@ -145,6 +149,8 @@ class Pump:
         Raises:
           Exception: what the feed raised.
         """
+        if self._caller is None:
+            return self._next()
         # Only when asked: a feed that is read ahead would give bars before they are wanted.
         if not self._caller.busy:
             self._caller.start(self._next)
@@ -152,7 +158,8 @@ class Pump:
 
     def close(self) -> None:
         """End the thread, once the feed has ended or given its item."""
-        self._caller.close()
+        if self._caller is not None:
+            self._caller.close()
 
     def _next(self) -> Any:
         if self._items is None:

@@ -27,7 +27,7 @@ import numpy as np
 from nca_trader.data.reading.detect import extra_faults, value_faults
 from nca_trader.data.reading.faults import Code, Fault, Table
 from nca_trader.data.reading.forensic import is_far
-from nca_trader.types import PRICES, Bar
+from nca_trader.types import PRICES, Bar, Tensor
 
 MOVES = 250  # bars: the median move of so many is a usual one
 OUTSIDE, OUTSIDE_MOVES = 0.05, 10  # of a fill, as a logarithm, and in usual moves of the symbol
@@ -301,7 +301,7 @@ def bar_of(body: Mapping[str, Any], symbols: tuple[str, ...], seconds: int) -> B
     return Bar(time=np.full(len(rows), seconds), present=present, **named)
 
 
-def completed(bar: Bar, close: np.ndarray) -> Bar:
+def completed(bar: Bar, close: Tensor) -> Bar:
     """Give assets without a bar their last close `[A]` and volume 0, as bar files do."""
     present = np.asarray(bar.present)
     prices = {name: np.where(present, getattr(bar, name), close) for name in PRICES}

@@ -53,6 +53,17 @@ SYNCHRONOUS = "FULL"  # a commit survives a power cut; NORMAL survives a kill on
 LONGEST = 2**63  # nanoseconds, of a signed integer of 64 bits: the years 1677 to 2262
 
 
+class Diverged(StateError):
+    """A session does not repeat its journal. difference: the event and its place, in words."""
+
+    def __init__(self, path: Path, difference: str):
+        super().__init__(
+            f"{path}: diverged at {difference}; the bars or the run folder are not those it was "
+            "written with: restore them or name another journal."
+        )
+        self.difference = difference
+
+
 class Journal:
     """An open journal whose only writer is this process. Use it as a context manager.
 
@@ -206,8 +217,9 @@ class Journal:
           True if the event was added, False if it was there with the same body and time.
 
         Raises:
-          StateError: (run, kind, key) is there with another body: this run does not repeat what
-            the journal says happened. Or a time is outside the years 1677 to 2262.
+          Diverged: (run, kind, key) is there with another body: this run does not repeat what
+            the journal says happened.
+          StateError: a time is outside the years 1677 to 2262.
         """
         if kind not in KINDS:
             raise ValueError(f"journal kind {kind!r} is none of {', '.join(sorted(KINDS))}.")
@@ -243,10 +255,10 @@ class Journal:
         if (known_ts, known_text) != (ts_event, text):
             there = read_json(known_text, f"{self.path} seq {seq}")
             differs = difference(there, json.loads(text)) or ("", known_ts, ts_event)
-            raise StateError(
-                f"{self.path}: diverged at seq {seq}, {kind} {key}: {differs[0] or 'its time'} is "
-                f"{differs[1]!r} there and {differs[2]!r} now; the bars or the run folder are not "
-                "those it was written with: restore them or name another journal."
+            raise Diverged(
+                self.path,
+                f"seq {seq}, {kind} {key}: {differs[0] or 'its time'} is {differs[1]!r} there and "
+                f"{differs[2]!r} now",
             )
         return False
 

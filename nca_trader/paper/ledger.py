@@ -19,6 +19,7 @@ from nca_trader.paper.venue import Fill, Holdings, Instrument, Ticket
 from nca_trader.types import Costs
 
 KEPT = 4096  # orders and fills that ended; older ones are in the journal alone
+REFUSED = ("no-price", "not-shortable", "too-small")  # why `tickets` makes no order of a target
 UNITS = 1e-9  # relative, of a position: what floats add up to
 CASH = 1e-6  # relative, of cash: venues round money to cents
 
@@ -58,7 +59,7 @@ class Ledger:
         self.since: int | None = None  # the venue's clock when its books were taken over
         self.last = 0  # the newest fill or payment, on the venue's clock
         self.moves = 0  # fills and payments since then
-        self.count = 0  # fills, of all time
+        self.orders = self.count = 0  # orders and fills, of all time
         self.fills: dict[str, list[Any]] = {}
         self.traded: dict[str, list[float]] = {}  # units and money since the last `flush`
         self.adopted: frozenset[str] = frozenset()  # payments that were in the books taken over
@@ -72,17 +73,18 @@ class Ledger:
         order = self.order(name)
         if kind == "order_intent":
             ticket = Ticket(name, body["symbol"], body["units"])
-            self.open[name] = Sent(ticket, body["bar"])
+            self.open[name], self.orders = Sent(ticket, body["bar"]), self.orders + 1
         elif kind in ("order_sent", "order_ack", "order_ambiguous") and order:
             order.state = {"order_sent": "sent", "order_ack": "working"}.get(kind, "ambiguous")
             # Sendings and not answers: each one has a key of its own in the journal.
             order.attempts += kind == "order_sent"
         elif kind == "order_terminal" and order:
             order.state, order.reason = "done", body["reason"]
-            self.ended[name] = self.open.pop(name)
-            if len(self.ended) > KEPT:
-                # The oldest, so that a session of months keeps a bounded memory.
-                self.ended.pop(next(iter(self.ended)))
+            self._end(name, self.open.pop(name))
+        elif kind == "risk" and body["code"] in REFUSED:
+            # A target that is neither ordered nor refused was not written: the process ended.
+            ticket = Ticket(name, body["symbol"], 0.0)
+            self._end(name, Sent(ticket, 0, "done", reason=body["code"]))
         elif kind == "fill":
             self._fill(Fill(**body), order)
         elif kind == "cash":
@@ -127,6 +129,12 @@ class Ledger:
     def order(self, name: str) -> Sent | None:
         """Return an order that is open, or ended not long ago."""
         return self.open.get(name) or self.ended.get(name)
+
+    def _end(self, name: str, order: Sent) -> None:
+        self.ended[name] = order
+        if len(self.ended) > KEPT:
+            # The oldest, so that a session of months keeps a bounded memory.
+            self.ended.pop(next(iter(self.ended)))
 
     def _fill(self, fill: Fill, order: Sent | None) -> None:
         self.cash -= fill.units * fill.price + fill.commission

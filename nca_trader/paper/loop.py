@@ -1,30 +1,33 @@
 """The loop of a paper session: bars in, orders out, each step in the journal before its effect.
 
-A session that resumes on its journal processes the same bars again. Every event that the journal
-holds must repeat exactly and is not written twice; then the session goes on.
+A bar is observed at the venue, decided on, journalled and then ordered. A replay and a live session
+are the same loop on two feeds and two views of the account, see `paper.account`.
+
+A session that resumes repeats what its journal holds. A replay gets the same bars from its file; a
+live session takes them from the journal, on the positions and cash that it had at each of them.
+Every event must repeat exactly, and is not written twice. Then a live session compares its books
+with the venue's, learns the bars that closed in between without trading on them, and goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from nca_trader.config.env import SIZES
-from nca_trader.config.records import plain
-from nca_trader.envs.account.state import Quote, Rules
-from nca_trader.errors import ConfigError, HaltError
-from nca_trader.paper.broker import Broker, Fill, valued
-from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.core import Agent, Core, Decision, Outcome
+from nca_trader.envs.account.state import Legs
+from nca_trader.errors import HaltError
+from nca_trader.paper.account import MAX_IN_A_ROW, Modelled, Reported, Seen, equity_of
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, TICK, Clock, Patience, Waits
+from nca_trader.paper.core import Agent, Core, Decision, Outcome, State, View
 from nca_trader.paper.drift import DriftWatch
-from nca_trader.paper.feed import Feed
-from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, in_json
-from nca_trader.paper.journal import Journal, canonical
+from nca_trader.paper.feed import Feed, LiveFeed, Notice, Pump, ReplayFeed
+from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, bar_of, completed, in_json
+from nca_trader.paper.journal import Event, Journal, canonical
+from nca_trader.paper.ledger import Ledger
 from nca_trader.paper.risk import (
     Halt,
     KillSwitch,
@@ -36,24 +39,33 @@ from nca_trader.paper.risk import (
     remedy,
     said,
 )
-from nca_trader.runs.consent import codes_of
+from nca_trader.paper.router import VenueBroker
+from nca_trader.paper.subjects import refuse_other_session, started_body
+from nca_trader.paper.venue import Awaited, Venue
+from nca_trader.progress import Progress, duration
 from nca_trader.types import Bar
 
-TOLERANCE = 1e-9  # relative, between the account and the broker
-MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
+WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
+
+
+class Stopped(Exception):
+    """The session was asked to end while it waited."""
 
 
 class Session:
-    """Trades one account with one broker, and keeps one journal.
+    """Trades one account at one venue, and keeps one journal.
 
     Args:
       agent: what trades.
-      broker: it starts with `capital` in cash and no positions; None where a venue keeps the books.
+      feed: of the agent's symbols. One with a `history` is live.
+      venue: the account; of a replay the simulated exchange, in memory.
       journal: an open one.
-      capital: money at the start.
+      capital: money at the start, of a simulated venue; others have their own.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
-      live: what else makes a live session this one.
-      lifts: halts that people lifted; None are those in the journal.
+      warmup: least number of bars of a live feed's history to begin with.
+      patience: how long it waits for answers, and how old a decision may be.
+      clock: for waits.
+      lifts: halts that people lifted; None are those in the journal, which must not end halted.
 
     Raises:
       ConfigError: the journal is another session's; names what differs.
@@ -63,146 +75,294 @@ class Session:
     def __init__(
         self,
         agent: Agent,
-        broker: Broker | None,
+        feed: Feed | LiveFeed,
+        venue: Venue,
         journal: Journal,
         capital: float,
         start: int | None = None,
-        live: Mapping[str, Any] | None = None,
+        warmup: int = WARMUP,
+        patience: Patience = PATIENCE,
+        clock: Clock | None = None,
         lifts: Lifts | None = None,
     ):
-        self._agent, self._journal = agent, journal
-        self._broker: Any = broker  # a live session has a venue instead
-        self._capital = capital
+        self._agent, self._journal, self._capital = agent, journal, capital
+        self._feed: Any = feed
+        self._live, self._warmup = hasattr(feed, "history"), warmup
+        names = {}
+        if self._live:
+            # Two sessions of one agent must not share client ids: the time of the first start is
+            # part of the hash that they carry.
+            known = next((e.body.get("opened") for e in journal.events("run_started")), None)
+            opened = self._feed.now() if known is None else known
+            names = {"venue": venue.name, "period": self._feed.period, "opened": opened}
         # All that makes a session this one and no other: a journal belongs to one session.
-        self._started = started_body(agent, capital, start, live or {})
+        self._started = started_body(agent, capital, start, names)
         self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
         refuse_other_session(journal, self._started)
-        refuse_halted(journal)
-        # A session that resumes comes to these again, and goes on.
+        if lifts is None:
+            refuse_halted(journal)
+        # A replay that resumes comes to these again, and goes on.
         stops = sorted([*journal.events("halt"), *journal.events("resume")], key=lambda e: e.seq)
         self._lifts = lifts_of(stops) if lifts is None else lifts
         self.switch = KillSwitch(journal.path)
+        self._stop: Callable[[], bool] = lambda: False
+        self._stopped = False
+        self._clock = Waits(clock or Clock(), self._heard)
         self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
-        self._refuse()
-        self._gate = Gate(agent.symbols)
         self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
         self._watched = False  # whether this process has said what is watched
-        self._moved = 0.0  # money traded since the last decision
         self._failures = 0
-        self._counts = {"bars": 0, "rejected": 0, "decisions": 0, "orders": 0, "fills": 0}
+        self._counts = {"bars": 0, "rejected": 0, "decisions": 0}
+        if self._live:
+            self._gate = Gate(
+                agent.symbols, True, self._feed.period, self._feed.now, self._body_of_passed
+            )
+            self._account: Any = self._reported(venue, patience)
+        else:
+            self._gate = Gate(agent.symbols)
+            self._account = Modelled(self._core, venue, journal, self.run, capital)  # pyright: ignore
+        try:
+            self._refuse()
+        except Halt as halt:
+            raise self._halted(halt) from None
 
-    def trade(self, feed: Feed, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
-        """Process every bar of `feed`, or until `stop()` after one; return `result()`.
+    def _reported(self, venue: Venue, patience: Patience) -> Reported:
+        # The simulated exchange, which gets the bars, is in this process and answers at once.
+        here = hasattr(venue, "quote")
+        router = VenueBroker(
+            venue if here else Awaited(venue, self._clock.call),  # pyright: ignore
+            self._journal,
+            self.run,
+            self._agent.symbols,
+            self._newest_for,
+            self._clock,
+            patience,
+            self._refuse,
+            Ledger(),  # which the journal's events fill
+        )
+        now, monotonic = self._feed.now, self._clock.monotonic
+        return Reported(self._core, router, self._gate, now, self._newest_for, monotonic)
+
+    def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """Trade until the feed ends or `stop()` is true; return `result()`.
+
+        Args:
+          stop: called after each bar, and while the session waits for a bar or an answer.
 
         Raises:
-          HaltError: account and broker disagree, the account is bankrupt, or several bars or
-            decisions in a row are unusable.
+          HaltError: books that differ, an account that is bankrupt, a venue that does not answer,
+            several unusable bars or decisions in a row, or somebody asked for it.
           StateError: the journal cannot be written, or says that something else happened.
+          Unreachable: the venue did not answer at the start.
         """
-        stopped = False
-        for bar in feed:
-            self.on_bar(bar)
-            # After a bar and not before: each bar is processed whole.
-            if stopped := stop():
-                break
-        if self._state.last is not None:
-            ts = self._state.last * NANOSECONDS
-            self._record("run_ended", str(self._state.last), self._ending(stopped), ts)
+        self._stop = stop
+        try:
+            with contextlib.suppress(Stopped):
+                self._begin()
+                self._follow_feed()
+            if self._state.last is not None:
+                # A live session may end several times at one bar, with more fills each time.
+                ending = f":{self._journal.head.seq}" if self._live else ""
+                body = self.counts | ({"stopped": True} if self._stopped else {})
+                ts = self._state.last * NANOSECONDS
+                self._record("run_ended", f"{self._state.last}{ending}", body, ts)
+        except Halt as halt:
+            raise self._halted(halt) from None
+        finally:
+            if self._live:
+                self._feed.close()
+            self._clock.close()
         return self.result()
 
-    def on_bar(self, bar: Bar) -> None:
-        """Check one closed bar, and process those that the gate lets through."""
-        self._refuse()
-        passed, refusal = self._gate.admit(bar)
-        if refusal is not None:
-            self._reject(bar, refusal, int(bar.time[0]) * NANOSECONDS)
-        for each in passed:
-            self._process(each)
-
-    def _process(self, passed: Passed) -> None:
-        """Process one good bar: fills, features, decision, orders, reconciliation."""
-        bar = passed.bar
-        ts = int(bar.time[0]) * NANOSECONDS
-        at_close = self._agent.rules.fill == "close"
-        present, legs = np.asarray(bar.present), self._core.legs(self._state, bar)
-        # A missing asset is worth its last close; the quote says that it does not trade.
-        opened = np.where(present, bar.open, self._state.close)
-        fills, paid = [], 0.0
-        # Before trading starts the broker has neither orders nor positions, and is not asked.
-        if self._state.account is not None:
-            closed = np.where(present, bar.close, self._state.close)
-            # The broker moves first: what it fills at the open was ordered at the last close.
-            at_open = self._broker.open(opened, legs, ts)
-            after = self._broker.close(closed, legs, ts)
-            fills, paid = at_open.fills + after.fills, at_open.cash + after.cash
-        self._state, outcome = self._core.step(self._state, bar, legs)
-        # Where nothing is sent, the bar is complete: one transaction holds all of it.
-        settled = not (at_close or outcome.sent)
-        halt = None
-        # Without a decision nothing is ordered, and a resumed session repeats the bar.
-        with self._journal.transaction(durable=outcome.decision is not None):
-            self._record_bar(bar, fills, outcome, ts)
-            if paid:
-                self._record("cash", str(ts // NANOSECONDS), {"amount": paid}, ts)
-            self._watch(fills, opened, legs.at_open, ts, outcome.decision, present)
-            if settled:
-                halt = self._settle(outcome, ts)
-        self._refuse()
-        # Before this line nothing is sent: a decision counts once it is on disk.
-        accepted = self._broker.work(outcome.working)
-        if not settled:
-            closed = self._state.close
-            fills = self._broker.advance(closed, legs.at_close, ts) if at_close else []
-            with self._journal.transaction(durable=self._broker.remembers):
-                for name in accepted:
-                    self._record("order_ack", name, {}, ts)
-                self._record_fills(fills, ts)
-                halt = self._settle(outcome, ts)
-                self._watch(fills, closed, legs.at_close, ts)
-        if halt is not None:
-            self._stop_or_go_on(halt, f"{ts // NANOSECONDS}:{halt.code}")
-        if ts in self._lifts.refused:
-            self._begin_again()
-
-    def _ending(self, stopped: bool) -> dict[str, Any]:
-        """Return the body of `run_ended`: counts, and `stopped` where the feed had more bars."""
-        return dict(self._counts) | ({"stopped": True} if stopped else {})
+    @property
+    def counts(self) -> dict[str, int]:
+        """Bars, refused bars, decisions, orders and fills so far."""
+        return self._counts | {"orders": self._account.orders, "fills": self._account.fills}
 
     def result(self) -> dict[str, Any]:
         """Return counts so far, `equity` in units of the capital, `value` in money, the head."""
         account = self._state.account
         head = self._journal.head
         return {
-            **self._counts,
-            "equity": 1.0 if account is None else _equity(account),
+            **self.counts,
+            "equity": 1.0 if account is None else equity_of(account),
             "value": self._capital if account is None else self._value(),
             "events": head.seq,
             "head": head.hash,
             "run": self.run,
         }
 
-    def _watch(
-        self,
-        fills: Sequence[Fill],
-        price: np.ndarray,
-        quote: Quote,
-        ts: int,
-        decision: Decision | None = None,
-        present: np.ndarray | None = None,
-    ) -> None:
-        """Record what drifts: of the fills at market prices `price` `[A]`, and of a decision."""
-        found, value = [], self._value()
-        for fill in fills:
-            if fill.client_id.startswith("nca-"):  # not of a margin call or a delisting
-                asset = self._agent.symbols.index(fill.symbol)
-                quoted = quote._replace(price=price)
-                found += self._drift.filled(asset, fill.units, fill.price, quoted, value)
-        if decision is not None and present is not None:
-            found += self._drift.decided(decision.features, present)
-            found += self._drift.turned(self._moved / value)
-            self._moved = 0.0
-        self._record_risks(found, ts)
+    def on_bar(self, bar: Bar) -> None:
+        """Check one closed bar, and process those that the gate lets through."""
+        self._refuse()
+        if not np.asarray(bar.present).all():
+            bar = completed(bar, self._state.close)
+        passed, refusal = self._gate.admit(bar)
+        if refusal is not None and refusal.code == "correction":
+            self.on_notice(Notice(refusal.code, refusal.say))
+        elif refusal is not None:
+            self._reject(bar, refusal, int(bar.time[0]) * NANOSECONDS)
+        for each in passed:
+            self._process(each)
+
+    def on_notice(self, notice: Notice) -> None:
+        """Journal what the feed says. While it is stale no bar comes, and so no order goes."""
+        now = self._feed.now()
+        digest = hashlib.sha256(notice.detail.encode()).hexdigest()[:8]
+        self._record("feed", f"{now}:{notice.code}:{digest}", notice._asdict(), now)
+
+    def _follow_feed(self) -> None:
+        """Process bars and notices until the feed ends or the session is stopped."""
+        seen, gap_known = -1, False
+        # A live feed waits in a thread of its own, so that the kill switch is seen between bars.
+        with contextlib.closing(Pump(self._feed, self._live)) as pump, self._progress() as shown:
+            while True:
+                if self._live:
+                    shown.note(self._line(), news=seen != self._counts["bars"])
+                    seen = self._counts["bars"]
+                item = pump.get(TICK)
+                if item is pump.END:
+                    break
+                if item is None:
+                    self._refuse()
+                    self._account.idle()
+                elif isinstance(item, Notice):
+                    gap_known = gap_known or item.code == "gap"
+                    self.on_notice(item)
+                else:
+                    if self._live and not gap_known:
+                        self._note_gap(int(item.time[0]))
+                    gap_known = False
+                    self.on_bar(item)
+                if not self._live:
+                    shown.update()
+                # After a bar and not before: each bar is processed whole.
+                if self._is_stopped():
+                    break
+
+    def _process(self, passed: Passed) -> None:
+        """Process one good bar: observe, decide, record, send."""
+        bar, given = passed.bar, self._clock.monotonic()
+        ts = int(bar.time[0]) * NANOSECONDS
+        before, legs = self._state, self._core.legs(self._state, bar)
+        seen = self._account.observe(before, bar, legs, passed.late, ts)
+        outcome = self._decided(bar, legs, seen)
+        halt, late = None, self._account.settles_late
+        # Without a decision nothing is ordered, and a resumed session repeats the bar.
+        with self._journal.transaction(durable=outcome.decision is not None):
+            self._record_bar(bar, seen, ts)
+            if outcome.decision is not None:
+                self._record_decision(outcome.decision, ts)
+                self._account.intend(outcome, self._state.close, ts, given)
+            drifts = self._drifts(before, bar, legs, seen, outcome)
+            gated = passed.said(self._agent.symbols)
+            self._record_risks(gated + drifts + self._limited(outcome), ts)
+            if not late:
+                # With its bar: after a kill in between, the next session would trade on.
+                halt = self._settle(outcome, seen, ts)
+        self._stop_or_go_on(halt)
+        self._refuse()
+        # Before this line nothing is sent: a decision counts once it is on disk.
+        filled = self._account.send(outcome, self._state, ts, given)
+        if late and filled is not None:
+            quote = legs.at_close._replace(price=self._state.close)
+            with self._journal.transaction(durable=False):
+                self._record_risks(self._filled(filled, quote), ts)
+                halt = self._settle(outcome, filled, ts)
+            self._stop_or_go_on(halt)
+        if ts in self._lifts.refused:
+            self._begin_again()
+
+    def _decided(self, bar: Bar, legs: Legs, seen: Seen | None) -> Outcome:
+        view = View() if seen is None else seen.view
+        try:
+            self._state, outcome = self._core.step(self._state, bar, legs, view)
+        except Exception as error:  # of the agent: no further order, and a person looks
+            if not self._live:
+                raise
+            raise Halt("policy-error", error=f"{type(error).__name__}: {error}") from error
+        return outcome
+
+    def _begin(self) -> None:
+        """Repeat a live journal, compare books, and learn what closed in between."""
+        if not self._live:  # the feed gives the bars of the journal again
+            return
+        self.repeat()
+        last, now = self._state.last, self._feed.now()
+        # More than the agent needs: features with a long memory come nearer to training's.
+        count = max(self._agent.first_decision + 1, self._agent.history, self._warmup)
+        if last is not None:
+            # A journal's bars are repeated, so only those since then are asked for.
+            missed = (now // NANOSECONDS - last) // self._feed.period
+            count = max(missed + 1, 2)
+        self._refuse()
+        self._account.start(now)
+        history = self._clock.call(self._feed.history, count)
+        first = history.time[:1].astype("datetime64[s]").astype(np.int64)
+        if last is not None and len(first) and first[0] > last + self._feed.period:
+            self.on_notice(Notice("gap", f"no bars from {last} to {first[0]}"))
+        for bar in ReplayFeed(history):
+            if self._state.last is None or int(bar.time[0]) > self._state.last:
+                self.on_bar(bar)
+            self._heard()
+        self._heard()
+
+    def repeat(self) -> None:
+        """Process a live journal's bars again, on the books that it had at each of them.
+
+        Raises:
+          StateError: a decision is another one than in the journal.
+        """
+        # A bar that was learnt and not traded on is repeated so: its age then is not known now.
+        decided = {event.key for event in self._journal.events("decision")}
+        with self._journal.transaction(durable=False):
+            for event in self._journal.events():
+                if event.kind == "bar":
+                    self._repeat_bar(event, event.key in decided)
+                self._account.router.ledger.apply(event.kind, event.key, event.body)
+                self._counts["rejected"] += event.kind == "bar_rejected"
+
+    def _repeat_bar(self, event: Event, decided: bool) -> None:
+        bar = bar_of(event.body, self._agent.symbols, event.ts_event // NANOSECONDS)
+        bar = completed(bar, self._state.close)
+        before, legs = self._state, self._core.legs(self._state, bar)
+        seen = self._account.seen(before, bar, legs) if decided else None
+        view = View() if seen is None else seen.view
+        self._state, outcome = self._core.step(before, bar, legs, view)
+        # It passed once, and may only pass again by the same rules.
+        self._gate.learn(bar)
+        self._drifts(before, bar, legs, seen, outcome)  # in the journal already
+        self._counts["bars"] += 1
+        if outcome.decision is not None:
+            self._record_decision(outcome.decision, event.ts_event)
+            self._failures = 0 if outcome.decision.usable else self._failures + 1
+        account = self._state.account
+        if account is not None and broken(account):  # trading goes on only after `resume`
+            self._begin_again()
+
+    def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
+        self._journal.record(self.run, kind, key, body, ts)
+
+    def _record_bar(self, bar: Bar, seen: Seen | None, ts: int) -> None:
+        """Record a bar, and what the session is at its first one."""
+        if self._counts["bars"] == 0:
+            self._record("run_started", "", self._started, ts)
+        if not self._watched:
+            self._watched, status = True, self._drift.status
+            before = list(self._journal.events("watched"))
+            # Again only where it changed, e.g. after somebody saved a backtest in the run folder.
+            if not before or before[-1].body != status:
+                self._record("watched", f"{ts // NANOSECONDS}:{len(before)}", status, ts)
+        self._counts["bars"] += 1
+        self._record("bar", str(ts // NANOSECONDS), bar_body(bar, self._agent.symbols), ts)
+        if seen is not None:
+            self._account.record(seen, ts)
+
+    def _record_decision(self, decision: Decision, ts: int) -> None:
+        self._counts["decisions"] += 1
+        body = {name: in_json(value) for name, value in decision.body.items()}
+        self._record("decision", str(ts // NANOSECONDS), body, ts)
 
     def _record_risks(self, found: Sequence[dict[str, Any]], ts: int) -> None:
         """Record what the gate, the limits or the drift watch say of a bar, one event each."""
@@ -217,92 +377,50 @@ class Session:
             return []
         return said(self._state.account, outcome.decision.target, self._agent.symbols)
 
-    def _record_started(self, ts: int) -> None:
-        """Record what the session is at its first bar, and what its drift watch watches."""
-        if self._counts["bars"] == 0:
-            self._record("run_started", "", self._started, ts)
-        if self._watched:
-            return
-        self._watched, status = True, self._drift.status
-        before = list(self._journal.events("watched"))
-        # Again only where it changed, e.g. after somebody saved a backtest in the run folder.
-        if not before or before[-1].body != status:
-            key = f"{ts // NANOSECONDS}:{len(before)}"
-            self._record("watched", key, status, ts)
+    def _drifts(
+        self, before: State, bar: Bar, legs: Legs, seen: Seen | None, outcome: Outcome
+    ) -> list[dict[str, Any]]:
+        """Return what drifts at a bar. An order fills at the open after the close that it saw."""
+        if outcome.decision is None or seen is None:
+            return []
+        present = np.asarray(bar.present)
+        quote = legs.at_open._replace(price=np.where(present, bar.open, before.close))
+        found = self._filled(seen, quote)
+        found += self._drift.decided(outcome.decision.features, present)
+        return found + self._drift.turned(seen.moved / seen.value)
 
-    def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
-        self._journal.record(self.run, kind, key, body, ts)
+    def _filled(self, seen: Seen, quote: Any) -> list[dict[str, Any]]:
+        """Return what drifts in fills, against the market's price in `quote`."""
+        found = []
+        for asset, units, price in seen.trades:
+            found += self._drift.filled(asset, units, price, quote, seen.value)
+        return found
 
-    def _record_bar(self, bar: Bar, fills: Sequence[Fill], outcome: Outcome, ts: int) -> None:
-        """Record all that is known at the bar's close, before anything is sent."""
-        key = str(ts // NANOSECONDS)
-        self._record_started(ts)
-        self._counts["bars"] += 1
-        self._record("bar", key, bar_body(bar, self._agent.symbols), ts)
-        self._record_fills(fills, ts)
-        decision = outcome.decision
-        if decision is None:
-            return
-        self._record_decision(decision, ts)
-        self._record_risks(self._limited(outcome), ts)
-        for name, reason in outcome.closed:
-            self._record("order_terminal", name, {"reason": reason}, ts)
-        for order in outcome.sent:
-            self._counts["orders"] += 1
-            self._record("order_intent", order.client_id, order._asdict(), ts)
-
-    def _record_decision(self, decision: Decision, ts: int) -> None:
-        self._counts["decisions"] += 1
-        body = {name: in_json(value) for name, value in decision.body.items()}
-        self._record("decision", str(ts // NANOSECONDS), body, ts)
-
-    def _record_fills(self, fills: Sequence[Fill], ts: int) -> None:
-        for fill in fills:
-            self._counts["fills"] += 1
-            self._record("fill", fill.execution_id, fill._asdict(), ts)
-            self._moved += abs(fill.units * fill.price)
-
-    def _settle(self, outcome: Outcome, ts: int) -> Halt | None:
-        """Record the account and the broker's positions; return why to halt, if so."""
-        account, decision = self._state.account, outcome.decision
-        if account is None or decision is None:
-            return None
-        key = str(ts // NANOSECONDS)
-        cash, units = self._broker.position()
-        held, equity, value = np.asarray(account.held), _equity(account), self._value()
-        body = {
-            "equity": equity,
-            "log_equity": [float(account.log_equity), float(account.log_equity_low)],
-            "weight": in_json(held),
-            "cash": cash,
-            "units": in_json(units),
-            "value": value,
-        }
-        self._record("snapshot", key, body, ts)
-        halt, loss = None, None
-        if account.ruined:  # the broker's positions go on below the floor: nothing to compare
-            halt = Halt("ruined", {"equity": equity, "broker": value})
-        else:
-            expected = self._capital * equity
-            # Both are compared: equity alone would not show a position in the wrong asset.
-            weights = valued(units, self._state.close) / value
-            off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
-            self._failures = 0 if decision.usable else self._failures + 1
-            if not off <= TOLERANCE:  # so that NaN is a disagreement
-                detail = {"broker": value, "account": expected}
-                halt = Halt("books-differ", detail | {"weights": [in_json(weights), in_json(held)]})
-            elif not decision.usable:
+    def _settle(self, outcome: Outcome, seen: Seen | None, ts: int) -> Halt | None:
+        """Record the account; return the halt where it must not trade on, which is recorded."""
+        decision, key = outcome.decision, str(ts // NANOSECONDS)
+        if decision is not None and seen is not None:
+            self._record("snapshot", key, self._account.snapshot(self._state, seen), ts)
+            if not decision.usable:
                 self._record("risk", key, not_finite(decision), ts)
-                if self._failures >= MAX_IN_A_ROW:
-                    halt = Halt("policy-not-finite", {"in_a_row": self._failures})
-            if halt is None and (loss := broken(account)) is not None:
-                halt = Halt(*loss)
+        halt = self._verdict(decision)
         if halt is not None:
-            if loss is None:  # what a limit says is in the journal
-                kind = "recon" if halt.code.endswith("-differ") else "risk"
-                self._record(kind, f"{key}:{halt.code}", halt._asdict(), ts)
-            self._record("halt", f"{key}:{halt.code}", halt._asdict(), ts)
+            self._record_halt(halt)
         return halt
+
+    def _verdict(self, decision: Decision | None) -> Halt | None:
+        """Return why to halt: bankruptcy, books, failures of the policy, or a limit."""
+        account = self._state.account
+        if decision is None or account is None:
+            return self._account.fault(self._state)
+        if account.ruined:  # positions at the venue go on below the floor: nothing to compare
+            return Halt("ruined", equity=equity_of(account), value=self._value())
+        self._failures = 0 if decision.usable else self._failures + 1
+        if (halt := self._account.fault(self._state)) is not None:
+            return halt
+        if self._failures >= MAX_IN_A_ROW:
+            return Halt("policy-not-finite", in_a_row=self._failures)
+        return broken(account)
 
     def _reject(self, bar: Bar, refusal: Refusal, ts: int) -> None:
         self._counts["rejected"] += 1
@@ -313,20 +431,29 @@ class Session:
             "bar": bar_body(bar, self._agent.symbols),
         }
         digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
-        # A feed may send several bad bars of one time; the digest keeps their keys apart.
-        key = f"{ts // NANOSECONDS}:{digest}"
         halt = None
         with self._journal.transaction():
+            # A feed may send several bad bars of one time; the digest keeps their keys apart.
+            key = f"{ts // NANOSECONDS}:{digest}"
             self._record("bar_rejected", key, body, ts)
             if refusal.bad and self._gate.in_a_row >= MAX_IN_A_ROW:
-                halt = Halt("bad-bars", {"in_a_row": self._gate.in_a_row, "last": refusal.code})
-                self._record("halt", key, halt._asdict(), ts)
-        if halt is not None:
-            self._stop_or_go_on(halt, key)
+                halt = Halt("bad-bars", in_a_row=self._gate.in_a_row, last=refusal.code)
+                halt.key = key
+                self._record("halt", key, halt.body, ts)
+        self._stop_or_go_on(halt)
 
-    def _stop_or_go_on(self, halt: Halt, key: str) -> None:
+    def _record_halt(self, halt: Halt) -> None:
+        now = self._now()
+        # Of a replay the bar's time: a session that resumes comes to it again.
+        at = str(now) if self._live else str(now // NANOSECONDS)
+        halt.key = f"{at}:{halt.code}"
+        self._record("halt", halt.key, halt.body, now)
+
+    def _stop_or_go_on(self, halt: Halt | None) -> None:
         """Stop at a halt, or go on where it was lifted after an earlier session stopped at it."""
-        if key not in self._lifts.halts:
+        if halt is None:
+            return
+        if halt.key not in self._lifts.halts:
             self._journal.commit()  # a deferred halt could be lost, and trading would resume
             raise self._halt_error(halt)
         self._begin_again()
@@ -340,27 +467,26 @@ class Session:
     def _refuse(self) -> None:
         """Halt where somebody asked for it."""
         asked = self.switch.asked()
-        if asked is None:
-            return
-        halt, last = Halt("asked", asked), self._state.last
-        # Between two bars; another request at the same bar is another halt.
-        key = f"{last}:asked:{self._journal.head.seq}"
-        self._record("halt", key, halt._asdict(), self._now())
+        if asked is not None:
+            raise Halt("asked", **asked)
+
+    def _heard(self) -> None:
+        """End the session during a wait, where a halt or a stop was asked for."""
+        self._refuse()
+        if self._is_stopped():
+            raise Stopped
+
+    def _is_stopped(self) -> bool:
+        self._stopped = self._stopped or self._stop()
+        return self._stopped
+
+    def _halted(self, halt: Halt) -> HaltError:
+        """Record a halt between two bars; return its error."""
+        # Another one at the same bar is another halt.
+        key, now = f"{self._now()}:{halt.code}:{self._journal.head.seq}", self._now()
+        self._record("halt", key, halt.body, now)
         self._journal.commit()
-        raise self._halt_error(halt)
-
-    def _now(self) -> int:
-        """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
-        if self._state.last is not None:
-            return self._state.last * NANOSECONDS
-        # Before the first bar of a start: where the journal ends, or where the feed begins.
-        known = (event.ts_event for event in self._journal.events("bar"))
-        return max(known, default=self._journal.now())
-
-    def _value(self) -> float:
-        """Return the broker's cash and positions in money at the last closes."""
-        cash, units = self._broker.position()
-        return float(cash + valued(units, self._state.close).sum())
+        return self._halt_error(halt)
 
     def _halt_error(self, halt: Halt) -> HaltError:
         last = self._state.last
@@ -371,86 +497,56 @@ class Session:
             f"the journal show why. Correct the cause, then {remedy(self._journal.path)}."
         )
 
+    def _now(self) -> int:
+        """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
+        if self._live:
+            return self._feed.now()
+        if self._state.last is not None:
+            return self._state.last * NANOSECONDS
+        # Before the first bar of a start: where the journal ends, or where the feed begins.
+        known = (event.ts_event for event in self._journal.events("bar"))
+        return max(known, default=self._journal.now())
+
+    def _value(self) -> float:
+        """Return cash and positions in money at the last closes."""
+        return self._account.value(self._state.close)
+
+    def _body_of_passed(self, seconds: int) -> dict[str, Any] | None:
+        """Return the body of the bar that passed at a time, of any session on the journal."""
+        return self._journal.body(self.run, "bar", str(seconds))
+
+    def _note_gap(self, opened: int) -> None:
+        """Journal that the feed left out bars before this one, which it did not say itself."""
+        last = self._state.last
+        if last is not None and self._due(last) - self._feed.period < opened:
+            between = f"{np.datetime64(last, 's')} and {np.datetime64(opened, 's')}"
+            self.on_notice(Notice("gap", f"the feed has no bar between {between}"))
+
+    def _due(self, opened: int) -> float:
+        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
+        due = getattr(self._feed, "due", None)
+        return opened + 2.0 * self._feed.period if due is None else due(opened)
+
+    def _newest_for(self, opened: int) -> float:
+        """Return the seconds for which no later bar than one is due; below 0 if one is."""
+        return self._due(opened) - self._feed.now() / NANOSECONDS
+
+    def _progress(self) -> Progress:
+        if self._live:
+            return Progress(None, "paper", ticks=False, always=True)
+        return Progress(len(self._feed), "paper", "bars", compiles=True)
+
+    def _line(self) -> str:
+        """Return the line of progress: bars, equity, and the time until the next bar."""
+        last, base = self._state.last, self._account.base
+        left = float("nan") if last is None else self._newest_for(last)
+        # Below 0 while a bar is overdue, NaN where it is not known.
+        waits = f"next bar in {duration(left)}" if left > 0.0 else "waiting for the next bar"
+        grown = 1.0 if base is None else self._value() / base
+        return f"{self._counts['bars']:,} bars  equity {grown:.4f}  {waits}"
+
 
 def not_finite(decision: Decision) -> dict[str, Any]:
     """Return the body of the event of a decision that is not a number; names the blend's parts."""
     found: dict[str, Any] = {"code": "policy-not-finite"}
     return found | ({"parts": decision.unfit} if decision.unfit else {})
-
-
-def _equity(account: Any) -> float:
-    """Return equity as a fraction of the start's, by the formula of a backtest."""
-    return float(np.exp(account.log_equity + account.log_equity_low))
-
-
-# Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
-# which stays that of those journals.
-LATER = (*SIZES, "sizing", "dead_band")
-
-
-def started_body(
-    agent: Agent, capital: float, start: int | None, more: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the body of `run_started`, whose hash is the session's.
-
-    Args:
-      agent: what trades.
-      capital: money at the start.
-      start: seconds since 1970 UTC before which nothing is decided.
-      more: what else makes a live session this one.
-    """
-    limits = agent.rules.risk
-    own = codes_of(dict.fromkeys(agent.costs.own or (), "costs"))
-    return {
-        "symbols": list(agent.symbols),
-        "first_decision": agent.first_decision,
-        "costs": plain(agent.costs),
-        "rules": {
-            name: rule
-            for name, rule in agent.rules._asdict().items()
-            if name != "risk" and (name not in LATER or rule != Rules._field_defaults[name])
-        },
-        "capital": float(capital),
-        "start": start,
-        **({} if limits is None else {"limits": plain(limits)}),
-        # Of costs given to the session; what a run names is checked with the run.
-        **({} if own is None else {"cost_code": plain(own)}),
-        **agent.identity,
-        **more,
-    }
-
-
-def refuse_other_session(journal: Journal, started: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a journal is of another session than `started`; name what differs."""
-    # Through JSON once, so that both sides have its types.
-    mine = json.loads(canonical(started))
-    for event in journal.events("run_started"):
-        refuse_sleeves(journal.path, event.body)
-        there, here = _flat(event.body), _flat(mine)
-        names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
-        differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
-        if differs:
-            raise ConfigError(
-                f"{journal.path}: is the journal of another session ({differs}); name another "
-                "journal, or give that session's own options."
-            )
-
-
-def refuse_sleeves(path: Path, started: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a journal is of several agents with books of their own."""
-    if "sleeves" in started:
-        raise ConfigError(
-            f"{path}: is a journal of sleeves, which version 0.2.0 trades and this one does not; "
-            "begin another with nca.blend."
-        )
-
-
-def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted names, so that a message has only those that differ."""
-    found: dict[str, Any] = {}
-    for name, value in body.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = value
-    return found

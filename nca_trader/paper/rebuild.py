@@ -1,37 +1,41 @@
-"""A journal traded again from its own bars, and compared with itself event by event."""
+"""The proof of a journal: its session traded again on its own bars, each event compared."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nca_trader.cloud import local
-from nca_trader.config.records import difference
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
+from nca_trader.paper.chain import Head, HeadFile, connect_reader
+from nca_trader.paper.clock import NANOSECONDS
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Event, canonical, read_events, verify
-from nca_trader.paper.loop import refuse_sleeves
+from nca_trader.paper.gate import INCOME, bar_of, completed
+from nca_trader.paper.journal import Diverged, Journal, read_events, verify
+from nca_trader.paper.loop import Session
 from nca_trader.paper.risk import lifts_of
-from nca_trader.paper.session import trade_replay
-from nca_trader.paper.subjects import Terms, refuse_subject, subject_on
+from nca_trader.paper.subjects import Subject, Terms, refuse_sleeves, refuse_subject, subject_on
 from nca_trader.types import PRICES, Bars, Costs
 
 # What follows from the bars and the agent alone. The rest depends on when a session was stopped, or
-# on what a venue or a feed said.
+# on what a feed said. Of a live session bars and the venue's answers are taken from the journal.
+DECIDED = frozenset({"decision"})
 REBUILT = frozenset(
     "run_started bar decision order_intent order_terminal fill cash snapshot".split()
 )
-EXTRAS = ("half_spread", "dividend", "funding")  # of a bar's row, after its volume
 
 
 class Rebuilt(NamedTuple):
-    """The comparison of a journal with one rebuilt from its bars.
+    """The comparison of a journal with its session traded again.
 
     bars, decisions, events: that agree. difference: the first event that does not, in words.
     """
@@ -48,6 +52,48 @@ class Rebuilt(NamedTuple):
         return agree + (f"; then {self.difference}" if self.difference else ", bit for bit")
 
 
+class _Ends(Exception):
+    """The session has an event that its journal does not have. difference: "" after its last."""
+
+    def __init__(self, difference: str):
+        super().__init__(difference)
+        self.difference = difference
+
+
+class _Proof(Journal):
+    """The copy of a journal on which its session is traded again, up to the end of `there`."""
+
+    def __init__(self, path: Path, clock: Any, there: Counter[str]):
+        super().__init__(path, clock, batch=True)
+        self.there, self.agreed = there, Counter[str]()
+
+    def record(self, run: str, kind: str, key: str, body: Mapping[str, Any], ts_event: int) -> bool:
+        if not self.there[kind]:
+            return False
+        added = super().record(run, kind, key, body, ts_event)
+        if self._in_block:  # outside, it calls itself in a transaction
+            if added:
+                ended = self.agreed == self.there
+                raise _Ends("" if ended else f"the session has {kind} {key}, the journal has not")
+            self.agreed[kind] += 1
+        return added
+
+
+class _Past:
+    """The feed and venue of a live session that has ended: neither gives anything."""
+
+    def __init__(self, started: Mapping[str, Any]):
+        self.symbols, self.period = tuple(started["symbols"]), started["period"]
+        self.name, self._now = started["venue"], started["opened"]
+
+    def history(self, count: int) -> None:
+        """Never called: a proof ends with the journal."""
+
+    def now(self) -> int:
+        """Return when the session first opened."""
+        return self._now
+
+
 def rebuild(
     path: str | os.PathLike[str],
     run: Any,
@@ -60,12 +106,13 @@ def rebuild(
 ) -> Rebuilt:
     """Trade a journal's own bars again, and compare every event that follows from them.
 
-    Features are computed, decisions made and orders filled as in a new session; logits, targets,
-    orders, fills and equity must be the same to the last bit. A halt that a person lifted is lifted
-    after the same bar. Capital and start are the journal's.
+    Features are computed and decisions made as in a new session; logits and targets must be the
+    same to the last bit. Of a replay orders are filled again too, and orders, fills and equity must
+    be the same. A halt that a person lifted is lifted after the same bar. Of a live session each
+    decision is made on the positions and cash that the journal had at its bar.
 
     Args:
-      path: a journal of the simulated broker.
+      path: a journal.
       run: what traded, as in `paper_trade`.
       seed: as it was given to `paper_trade`.
       force_agent: likewise.
@@ -84,76 +131,91 @@ def rebuild(
     started = next(read_events(path, "run_started"), None)
     if started is None:
         raise StateError(f"{path}: holds no bar yet; there is nothing to replay.")
-    refuse_sleeves(path, started.body)
-    capital, start = started.body["capital"], started.body["start"]
+    body = started.body
+    refuse_sleeves(path, body)
     # They were accepted once, so they are not judged again.
-    bars, terms = _bars_of(path, started.body["symbols"]), Terms(costs, fill, limits, order)
+    bars, terms = _bars_of(path, tuple(body["symbols"])), Terms(costs, fill, limits, order)
 
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
         return ReplayFeed(bars if tied is None else bars.select(*tied))
 
-    subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent)
-    # What a person let go on goes on here too, after the same bar.
-    lifts = lifts_of(read_events(path))
+    subject, source = subject_on(run, feed_of, body["capital"], terms, seed, force_agent)
+    compared = DECIDED if "venue" in body else REBUILT
     with scratch() as folder:
-        again = folder / "paper.db"
-        with contextlib.suppress(HaltError):  # where the journal's session halted too
-            trade_replay(subject, source, again, capital, start, lifts=lifts)
-        return _compared(_repeatable(path), _repeatable(again), path)
+        copy = _copied(path, folder / path.name)
+        there = Counter(event.kind for event in read_events(copy) if event.kind in compared)
+        with contextlib.closing(_Proof(copy, source.now, there)) as journal:
+            try:
+                difference, repeated = _traded_again(journal, subject, source, body)
+            except ConfigError as error:  # of another session: the copy is nobody's file
+                raise ConfigError(str(error).replace(str(copy), str(path))) from None
+            agreed = journal.agreed
+    lacks = there - agreed
+    if not difference and lacks:
+        kinds = ", ".join(f"{number} of kind {kind}" for kind, number in sorted(lacks.items()))
+        difference = f"the journal has events that do not follow: {kinds}"
+    return Rebuilt(agreed["bar"] or repeated, agreed["decision"], agreed.total(), difference)
 
 
-def _repeatable(path: Path) -> Iterator[Event]:
-    return (event for event in read_events(path) if event.kind in REBUILT)
+def _traded_again(
+    journal: _Proof, subject: Subject, source: ReplayFeed, started: Mapping[str, Any]
+) -> tuple[str, int]:
+    """Trade again on a copy of a journal; return the first difference, "" for none, and bars."""
+    agent, capital, start = subject.agent, started["capital"], started["start"]
+    # What a person let go on goes on here too, after the same bar.
+    lifts = lifts_of(journal.events())
+    live = "venue" in started
+    past: Any = _Past(started) if live else source
+    venue: Any = past
+    if not live:
+        venue = Exchange(None, capital, agent.costs, agent.symbols, agent.rules)
+    session = Session(agent, past, venue, journal, capital, start, lifts=lifts)
+    difference = ""
+    try:
+        if live:
+            session.repeat()
+        else:
+            with contextlib.suppress(HaltError):  # where the journal's session halted too
+                session.trade()
+    except _Ends as ends:
+        difference = ends.difference
+    except Diverged as diverged:
+        difference = diverged.difference
+    return difference, session.counts["bars"]
 
 
-def _compared(there: Iterator[Event], here: Iterator[Event], path: Path) -> Rebuilt:
-    counts: dict[str, int] = {"bar": 0, "decision": 0}
-    for number, event in enumerate(there):
-        found = next(here, None)
-        what = f"seq {event.seq}, {event.kind} {event.key}"
-        differs = ""
-        if found is None or (found.kind, found.key) != (event.kind, event.key):
-            instead = "nothing" if found is None else f"{found.kind} {found.key}"
-            differs = f"{what}: the replay has {instead} there"
-        elif canonical(found.body) != canonical(event.body) or found.ts_event != event.ts_event:
-            # Equal to Python and not in text: a zero has lost its sign.
-            place, left, right = difference(event.body, found.body) or ("", "0.0", "-0.0")
-            if event.kind == "run_started":
-                raise ConfigError(
-                    f"{path}: is a session of another agent or account ({place} {left} there, "
-                    f"{right} here); give the run and the options that wrote it."
-                )
-            differs = f"{what}: {place or 'its time'} is {left!r} there and {right!r} here"
-        if differs:
-            return Rebuilt(counts["bar"], counts["decision"], number, differs)
-        counts[event.kind] = counts.get(event.kind, 0) + 1
-    return Rebuilt(counts["bar"], counts["decision"], sum(counts.values()), "")
+def _copied(path: Path, copy: Path) -> Path:
+    """Copy a journal, which a session may be writing; return the copy."""
+    with (
+        contextlib.closing(connect_reader(path)) as there,
+        contextlib.closing(sqlite3.connect(copy)) as here,
+    ):
+        there.backup(here)
+        seq, link = here.execute("SELECT seq, hash FROM event ORDER BY seq DESC").fetchone()
+    head, file = Head(seq, link.hex()), HeadFile(copy)
+    file.begin(copy, head)
+    file.close()
+    return copy
 
 
-def _bars_of(path: Path, symbols: list[str]) -> Bars:
+def _bars_of(path: Path, symbols: tuple[str, ...]) -> Bars:
     """Return the bars that a journal holds."""
-    times, rows = [], []
-    missing = [np.nan] * (len(PRICES) + 1 + len(EXTRAS))
+    bars, close = [], np.full(len(symbols), np.nan)
     for event in read_events(path, "bar"):
-        times.append(event.ts_event)
-        row = [event.body[symbol] or missing for symbol in symbols]
-        # A bar without extras ends at its volume.
-        rows.append([[*r, *missing[len(r) :]] for r in row])
-    values = np.array(rows, dtype=float).transpose(2, 0, 1)
-    present = np.isfinite(values[3])
-    fields = dict(zip((*PRICES, "volume"), values, strict=False))
-    # A missing bar carries the last close.
-    last = np.maximum.accumulate(np.where(present, np.arange(len(times))[:, None], -1), axis=0)
-    carried = np.take_along_axis(fields["close"], np.maximum(last, 0), axis=0)
-    for name in PRICES:
-        fields[name] = np.where(present, fields[name], np.where(last < 0, np.nan, carried))
-    fields["volume"] = np.where(present, fields["volume"], 0.0)
-    extras = dict(zip(EXTRAS, values[len(PRICES) + 1 :], strict=True))
-    fields |= {name: value for name, value in extras.items() if np.isfinite(value).any()}
+        bar = completed(bar_of(event.body, symbols, event.ts_event // NANOSECONDS), close)
+        bars.append(bar)
+        close = bar.close
+    none = np.full(len(symbols), np.nan)
+    # A journal may hold bars with spreads, dividends or funding, and bars without.
+    fields: dict[str, Any] = {
+        name: np.stack([none if (x := getattr(bar, name)) is None else x for bar in bars])
+        for name in (*PRICES, "volume", *INCOME)
+    }
+    known = {name: x for name, x in fields.items() if name not in INCOME or np.isfinite(x).any()}
     return Bars(
-        time=np.array(times, dtype="datetime64[ns]"),
-        symbols=tuple(symbols),
-        present=present,
+        time=np.array([bar.time[0] for bar in bars], "datetime64[s]").astype("datetime64[ns]"),
+        symbols=symbols,
+        present=np.stack([bar.present for bar in bars]),
         source=str(path),
-        **fields,
+        **known,
     )

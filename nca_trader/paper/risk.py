@@ -23,11 +23,21 @@ from nca_trader.paper.halting import checked_reason, halt_file, read_halt
 from nca_trader.paper.journal import Event, Journal, read_events
 
 
-class Halt(NamedTuple):
-    """Why trading must stop. code: stable. detail: numbers."""
+class Halt(Exception):
+    """Trading must stop. code: stable. detail: numbers and names, in JSON types.
 
-    code: str
-    detail: dict[str, Any]
+    A session journals it and raises `HaltError`.
+    """
+
+    def __init__(self, code: str, **detail: Any):
+        super().__init__(code)
+        self.code, self.detail = code, detail
+        self.key = ""  # of its event, once it is journalled
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of its event."""
+        return {"code": self.code, "detail": self.detail}
 
 
 class KillSwitch:
@@ -182,13 +192,15 @@ def said(account: Account, asked: np.ndarray, symbols: Sequence[str]) -> list[di
     return bodies
 
 
-def broken(account: Account) -> tuple[str, dict[str, Any]] | None:
-    """Return the limit that halts trading, and numbers; None if none does."""
+def broken(account: Account) -> Halt | None:
+    """Return the halt of a limit; None where none halts."""
     if not account.guard:
         return None
     nothing = np.full(np.shape(account.held), np.nan)
     found = verdict(account.guard, nothing, nothing)
-    return (found.code, found.detail) if isinstance(found, Deny) and found.halts else None
+    if isinstance(found, Deny) and found.halts:
+        return Halt(found.code, **found.detail)
+    return None
 
 
 def after_resume(account: Account) -> Account:

@@ -20,6 +20,7 @@ from nca_trader.paper.broker import Order
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.ledger import UNITS, Books, Ledger, Sent, tickets
+from nca_trader.paper.risk import Halt
 from nca_trader.paper.venue import (
     BY_VENUE,
     Answer,
@@ -40,14 +41,6 @@ LATE = 7 * 86_400 * NANOSECONDS  # by which a payment may be listed after its da
 OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may be listed late
 
 
-class Halting(Exception):
-    """Trading must stop. code: stable. detail: numbers and names, in JSON types."""
-
-    def __init__(self, code: str, **detail: Any):
-        super().__init__(code)
-        self.code, self.detail = code, detail
-
-
 class VenueBroker:
     """A session's account at a venue.
 
@@ -59,7 +52,7 @@ class VenueBroker:
       newest_for: returns the seconds for which the bar that opens at a time is the newest.
       clock: for waits, and for the age of orders.
       patience: how long they are.
-      refuse: called before every order; raises `Halting` where nothing may be sent any more.
+      refuse: called before every order; raises `Halt` where nothing may be sent any more.
       ledger: of the journal, where its events have been read already.
     """
 
@@ -95,7 +88,7 @@ class VenueBroker:
           ts: nanoseconds since 1970 UTC, for the journal.
 
         Raises:
-          Halting: they differ.
+          Halt: they differ.
           Unreachable: the venue does not answer.
         """
         self.instruments = {s: self.venue.instrument(s) for s in self._symbols}
@@ -130,7 +123,7 @@ class VenueBroker:
         """Take in what happened at the venue, and compare its books with the journal's.
 
         Raises:
-          Halting: a position or the cash is not what the fills and payments say, after as many
+          Halt: a position or the cash is not what the fills and payments say, after as many
             looks as `Patience` allows; a fill is more than its order, or not of an order of ours.
           Unreachable: the venue does not answer.
         """
@@ -151,7 +144,7 @@ class VenueBroker:
                 return self.books()
         # Named apart, as money alone may be a fee or a transfer that a person knows of.
         code = "cash-differs" if set(off) == {"cash"} else "position-differs"
-        raise Halting(code if off else "fills-missing", **off, **unknown)
+        raise Halt(code if off else "fills-missing", **off, **unknown)
 
     def take(self, ts: int, since: int | None = None) -> list[Fill]:
         """Journal the fills and payments that are new; return the fills.
@@ -240,6 +233,10 @@ class VenueBroker:
         body = {**more, "client_id": ticket.client_id, "symbol": ticket.symbol}
         body |= {"units": ticket.units, "bar": bar}
         self.write("order_intent", ticket.client_id, body, ts)
+
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
+        """Journal all that is intended inside at once, or none of it."""
+        return self._journal.transaction()
 
     def deliver(self, ts: int) -> None:
         """Send every order that is in the journal and has not reached the venue."""
@@ -340,7 +337,7 @@ class VenueBroker:
             if not left:
                 return
             if waited >= self._patience.looks:
-                raise Halting("not-cancelled", client_id=next(iter(left)), orders=len(left))
+                raise Halt("not-cancelled", client_id=next(iter(left)), orders=len(left))
 
     def _follow(self, working: dict[str, OrderState], ts: int) -> dict[str, Any]:
         """Bring our open orders up to date; return those whose fills are not all listed yet."""
@@ -378,7 +375,7 @@ class VenueBroker:
         state = self.venue.look_up(name)
         if state is None:
             if order.state == "working":
-                raise Halting("order-lost", client_id=name)
+                raise Halt("order-lost", client_id=name)
             self._end(order, "never-arrived", ts)
         elif state.status != "working":
             if abs(state.filled - order.filled) > UNITS * abs(order.ticket.units):
@@ -392,7 +389,7 @@ class VenueBroker:
         known = self.ledger.fills.get(fill.execution_id)
         if known is not None and known != list(fill):
             # Books that were computed from the first version are wrong by now.
-            raise Halting("fill-changed", fill=list(fill), journal=known)
+            raise Halt("fill-changed", fill=list(fill), journal=known)
         return known is None
 
     def _fill(self, fill: Fill, ts: int) -> None:
@@ -413,12 +410,12 @@ class VenueBroker:
                 # A simulated exchange, which gets the bars, closes positions as training does.
                 ours = (self.prefix, *(BY_VENUE if hasattr(self.venue, "quote") else ()))
                 if fill.symbol in self._symbols and not fill.client_id.startswith(ours):
-                    raise Halting("foreign-fill", symbol=fill.symbol, units=fill.units)
+                    raise Halt("foreign-fill", symbol=fill.symbol, units=fill.units)
                 continue
             wanted = order.ticket.units
             excess = order.filled * np.sign(wanted) - abs(wanted)
             if fill.symbol != order.ticket.symbol or excess > UNITS * abs(wanted):
-                raise Halting(
+                raise Halt(
                     "overfilled", client_id=fill.client_id, ordered=wanted, filled=order.filled
                 )
 

@@ -17,15 +17,12 @@ from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import parse_step, replayed, source_of
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
-from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import LiveFeed, ReplayFeed, parse_feed
 from nca_trader.paper.journal import Journal
-from nca_trader.paper.loop import Session
-from nca_trader.paper.risk import Lifts
+from nca_trader.paper.loop import WARMUP, Session
 from nca_trader.paper.subjects import Subject, Terms, refuse_subject, subject_on
 from nca_trader.paper.venue import Venue
-from nca_trader.progress import Progress
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.universe import trained_symbols
 from nca_trader.types import Costs
@@ -127,8 +124,7 @@ def paper_trade(
     subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent, allow_code)
     agent, one = subject.agent, subject.run
     if live:
-        how = (capital, first, warmup, stop)
-        result = _trade_live(subject, live, broker, Path(journal), *how)
+        result = trade_on(subject, live, broker, Path(journal), capital, first, warmup, stop)
         named = {"in_sample": 0, "seed": None, "agent": ""}
         if one is not None:
             named |= {"seed": one.selected, "agent": one.described}
@@ -144,7 +140,7 @@ def paper_trade(
             f"{source.source}: ends at {np.datetime64(source.last, 's')}, before "
             f"{argument('start', start)}; give a later file or an earlier start."
         )
-    result = trade_replay(subject, source, Path(journal), capital, first, stop)
+    result = trade_on(subject, source, broker, Path(journal), capital, first, stop=stop)
     if not subject.runs:
         return result | {"in_sample": 0, "seed": None, "agent": ""}
     times = source.bars.time.astype("datetime64[s]").astype(np.int64)
@@ -163,69 +159,47 @@ def paper_trade(
     return result | named
 
 
-def trade_replay(
+def trade_on(
     subject: Subject,
-    source: ReplayFeed,
+    feed: ReplayFeed | LiveFeed,
+    broker: str,
     journal: Path,
     capital: float,
     start: int | None,
+    warmup: int | None = None,
     stop: Callable[[], bool] = lambda: False,
-    lifts: Lifts | None = None,
 ) -> dict[str, Any]:
-    """Replay bars into a journal; return `Session.result()` and the durability.
+    """Open the journal and the venue, and trade; return `Session.result()` and the durability.
 
     Args:
       subject: what trades.
-      source: the bars.
+      feed: bars of a file, or a live feed.
+      broker: as in `paper_trade`.
       journal: its path.
       capital: money at the start.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
-      stop: called after each bar; True ends the session there.
-      lifts: halts that people lifted; None are those in the journal.
+      warmup: as in `paper_trade`.
+      stop: as in `paper_trade`.
 
     Raises:
       HaltError: see `Session.trade`.
       StateError: the journal is damaged, or says that something else happened.
     """
     agent = subject.agent
-    books = SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
+    warmup = WARMUP if warmup is None else warmup
     # By the feed's clock, so that two replays of one file write the same chain. In batches where no
     # order leaves the process: what a kill takes back, the next session repeats.
-    kept = Journal(journal, clock=source.now, batch=not books.remembers)
-    with contextlib.closing(kept) as opened:
-        session = Session(agent, books, opened, capital, start, lifts=lifts)
-        with session.switch.listening():
-            with Progress(len(source), "paper", "bars", compiles=True) as shown:
-
-                def asked() -> bool:
-                    shown.update()  # called after each bar
-                    return stop()
-
-                result = session.trade(source, asked)
-        return result | {"durability": opened.durability}
-
-
-def _trade_live(
-    subject: Subject,
-    feed: LiveFeed,
-    broker: str,
-    journal: Path,
-    capital: float,
-    start: int | None,
-    warmup: int | None,
-    stop: Callable[[], bool],
-) -> dict[str, Any]:
-    """Open the journal and the venue, and trade until `stop()`; see `LiveSession`."""
-    from nca_trader.paper.live import WARMUP, LiveSession
-
-    agent = subject.agent
-    with contextlib.closing(Journal(journal, clock=feed.now)) as opened:
-        # An exchange whose books hold orders cannot belong to an empty journal.
-        fresh = opened.head.seq == 0
-        venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
+    with contextlib.closing(
+        Journal(journal, clock=feed.now, batch=isinstance(feed, ReplayFeed))
+    ) as opened:
+        if isinstance(feed, ReplayFeed):
+            venue: Venue = Exchange(None, capital, agent.costs, agent.symbols, agent.rules)
+        else:
+            # An exchange whose books hold orders cannot belong to an empty journal.
+            fresh = opened.head.seq == 0
+            venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
         with contextlib.closing(venue):
-            warmup = WARMUP if warmup is None else warmup
-            session = LiveSession(agent, feed, venue, opened, capital, start, warmup)
+            session = Session(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
                 return session.trade(stop) | {"durability": opened.durability}
 

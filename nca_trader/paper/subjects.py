@@ -1,23 +1,29 @@
-"""What trades an account: the agent of a run or of a strategy."""
+"""What trades an account: the agent of a run or of a strategy, and the identity of its session."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy, sized_once
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
-from nca_trader.config.env import capital_problems
+from nca_trader.config.env import SIZES, capital_problems
 from nca_trader.config.ranges import expect
+from nca_trader.config.records import plain
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
+from nca_trader.errors import ConfigError
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
+from nca_trader.paper.journal import Journal, canonical
+from nca_trader.runs.consent import codes_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on, trades_others
@@ -129,3 +135,76 @@ def subject_on(
     agent = agent_of(run, one, source.bars, capital, terms)
     runs = run.runs if isinstance(run, Strategy) else [] if one is None else [one]
     return Subject(agent, runs, one), source
+
+
+# Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
+# which stays that of those journals.
+LATER = (*SIZES, "sizing", "dead_band")
+
+
+def started_body(
+    agent: Agent, capital: float, start: int | None, more: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the body of `run_started`, whose hash is the session's.
+
+    Args:
+      agent: what trades.
+      capital: money at the start.
+      start: seconds since 1970 UTC before which nothing is decided.
+      more: what else makes a live session this one.
+    """
+    limits = agent.rules.risk
+    own = codes_of(dict.fromkeys(agent.costs.own or (), "costs"))
+    return {
+        "symbols": list(agent.symbols),
+        "first_decision": agent.first_decision,
+        "costs": plain(agent.costs),
+        "rules": {
+            name: rule
+            for name, rule in agent.rules._asdict().items()
+            if name != "risk" and (name not in LATER or rule != Rules._field_defaults[name])
+        },
+        "capital": float(capital),
+        "start": start,
+        **({} if limits is None else {"limits": plain(limits)}),
+        # Of costs given to the session; what a run names is checked with the run.
+        **({} if own is None else {"cost_code": plain(own)}),
+        **agent.identity,
+        **more,
+    }
+
+
+def refuse_other_session(journal: Journal, started: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a journal is of another session than `started`; name what differs."""
+    # Through JSON once, so that both sides have its types.
+    mine = json.loads(canonical(started))
+    for event in journal.events("run_started"):
+        refuse_sleeves(journal.path, event.body)
+        there, here = _flat(event.body), _flat(mine)
+        names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
+        differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
+        if differs:
+            raise ConfigError(
+                f"{journal.path}: is the journal of another session ({differs}); name another "
+                "journal, or give that session's own options."
+            )
+
+
+def refuse_sleeves(path: Path, started: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a journal is of several agents with books of their own."""
+    if "sleeves" in started:
+        raise ConfigError(
+            f"{path}: is a journal of sleeves, which version 0.2.0 trades and this one does not; "
+            "begin another with nca.blend."
+        )
+
+
+def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted names, so that a message has only those that differ."""
+    found: dict[str, Any] = {}
+    for name, value in body.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found

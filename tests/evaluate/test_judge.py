@@ -23,7 +23,7 @@ from nca_trader.envs.account.state import Rules, equity
 from nca_trader.errors import HaltError
 from nca_trader.evaluate.sweep import run_combinations
 from nca_trader.paper.agents import strategy_agent
-from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.loop import Session
@@ -424,13 +424,13 @@ def test_the_simulated_broker_is_the_judges_account(number, tmp_path, monkeypatc
     for k in range(0, len(outcomes), TABLES):
         bars, outcome = setting.accounts[k][0], outcomes[k]
         agent = strategy_agent(strategy, bars, costs, rules)
-        broker = SimulatedBroker(capital, costs, bars.symbols, rules)
+        exchange = Exchange(None, capital, costs, bars.symbols, rules)
         feed = ReplayFeed(bars)
         halts = (
             pytest.raises(HaltError, match="ruined") if ruined(outcome, rules) else nullcontext()
         )
         with halts, Journal(tmp_path / f"{k}.db", feed.now) as journal:
-            Session(agent, broker, journal, capital).trade(feed)
+            Session(agent, feed, exchange, journal, capital).trade()
         events = read_events(tmp_path / f"{k}.db", "snapshot")
         found = [event.body["equity"] for event in events]
         assert len(found) == (ruined(outcome, rules) or NUM_BARS)

@@ -8,7 +8,7 @@ import pytest
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.paper.agents import policy_agent
-from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.loop import Session
@@ -109,12 +109,33 @@ def make_agent(
     )
 
 
-def replay(path, bars, agent, capital=1e5, start=None, broker=None):
+def replay(path, bars, agent, capital=1e5, start=None, venue=None, journal=Journal):
     """A whole session over `bars`; its result."""
     feed = ReplayFeed(bars)
-    broker = broker or SimulatedBroker(capital, agent.costs, agent.symbols, agent.rules)
-    with Journal(path, feed.now) as journal:
-        return Session(agent, broker, journal, capital, start).trade(feed)
+    venue = venue or exchange(agent, capital)
+    with journal(path, feed.now) as opened:
+        return Session(agent, feed, venue, opened, capital, start).trade()
+
+
+class Given(ReplayFeed):
+    """A replay of given bars, also of bars that no file would have; `before(row)` comes first."""
+
+    def __init__(self, bars, before=lambda row: None):
+        self.given, self.before = list(bars), before
+        self.symbols, self._now = ("AAA", "BBB"), 0
+
+    def __len__(self):
+        return len(self.given)
+
+    def __iter__(self):
+        for row, bar in enumerate(self.given):
+            self.before(row)
+            yield bar
+
+
+def exchange(agent, capital=1e5, kind=Exchange):
+    """A simulated exchange in memory for an agent."""
+    return kind(None, capital, agent.costs, agent.symbols, agent.rules)
 
 
 def decided(path, bars):
@@ -133,6 +154,8 @@ class Stage:
     bars = staticmethod(make_bars)
     agent = staticmethod(make_agent)
     replay = staticmethod(replay)
+    exchange = staticmethod(exchange)
+    Given = Given
     decided = staticmethod(decided)
     momentum = staticmethod(momentum)
     LastReturn = LastReturn

@@ -14,7 +14,7 @@ from livedesk import SECOND, Still
 from nca_trader.paper import alpaca_feed, ccxt_feed
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.live import LiveSession
+from nca_trader.paper.loop import Session
 
 DAY, MONDAY = 86_400, 1_750_032_000  # 2025-06-16 00:00 UTC
 OPEN = MONDAY + 13 * 3600 + 1800  # New York's session of that day
@@ -104,7 +104,7 @@ def test_the_newest_bar_is_traded_on_and_no_older_one(
         path = tmp_path / "paper.db"
         stack.callback(books.close)
         with Journal(path, feed.now) as journal:
-            session = LiveSession(agent, feed, books, journal, 1e5, warmup=12, clock=Still())
+            session = Session(agent, feed, books, journal, 1e5, warmup=12, clock=Still())
 
             def enough():
                 if session._counts["decisions"]:

@@ -15,7 +15,7 @@ spec = importlib.util.spec_from_file_location("stage", sys.argv[1])
 stage = importlib.util.module_from_spec(spec)
 sys.modules["stage"] = stage
 spec.loader.exec_module(stage)
-from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.journal import Journal
 
 calls, fatal = itertools.count(1), int(sys.argv[3])
@@ -33,8 +33,8 @@ def mortal(cls, name):
 
 for name in ("record", "commit", "_write_head"):
     mortal(Journal, name)
-for name in ("work", "advance"):
-    mortal(SimulatedBroker, name)
+for name in ("work", "quote"):
+    mortal(Exchange, name)
 stage.replay(sys.argv[2], stage.make_bars(missing=0.2), stage.make_agent())
 """
 

@@ -14,7 +14,7 @@ import pytest
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
-from nca_trader.paper.broker import SimulatedBroker
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.halting import checked_reason, halt_file, read_halt, request_halt
 from nca_trader.paper.journal import Journal, read_events, verify
@@ -28,20 +28,19 @@ def path(tmp_path, quick_disk):
     return tmp_path / "paper.db"
 
 
-def opened(journal, agent):
-    broker = SimulatedBroker(1e5, agent.costs, agent.symbols, agent.rules)
-    return Session(agent, broker, journal, 1e5)
+def opened(journal, stage, feed, agent=None):
+    agent = agent or stage.agent()
+    return Session(agent, feed, stage.exchange(agent), journal, 1e5)
 
 
 def halted_after(path, stage, bars, rows, act):
     """A session that gets `act(session)` after some bars, and halts at the next one."""
-    agent, feed = stage.agent(), ReplayFeed(bars)
-    with Journal(path, feed.now) as journal:
-        session = opened(journal, agent)
-        for row, bar in enumerate(feed):
-            if row == rows:
-                act(session)
-            session.on_bar(bar)
+    agent = stage.agent()
+    # Before the bar is given, and so between two bars.
+    feed = stage.Given(ReplayFeed(bars), lambda row: act(session) if row == rows else None)
+    with Journal(path, ReplayFeed(bars).now) as journal:
+        session = opened(journal, stage, feed, agent)
+        session.trade()
 
 
 def kinds(path):
@@ -93,7 +92,7 @@ def test_a_file_that_comes_while_a_bar_is_decided_stops_its_orders(path, stage):
     bars, agent = stage.bars(), stage.agent()
     sent = []
 
-    class Counting(SimulatedBroker):
+    class Counting(Exchange):
         def work(self, orders):
             sent.append({order.client_id for order in orders})
             return super().work(orders)
@@ -107,7 +106,7 @@ def test_a_file_that_comes_while_a_bar_is_decided_stops_its_orders(path, stage):
 
     feed = ReplayFeed(bars)
     with Late(path, feed.now) as journal, pytest.raises(HaltError):
-        Session(agent, Counting(1e5, agent.costs, agent.symbols), journal, 1e5).trade(feed)
+        Session(agent, feed, stage.exchange(agent, kind=Counting), journal, 1e5).trade()
     intents = {e.key for e in read_events(path, "order_intent")}
     assert intents and not any(intents & names for names in sent)
     assert kinds(path)[-1] == "halt"
@@ -148,10 +147,8 @@ def test_three_bad_bars_are_lifted_too(path, stage):
 
     def feed():
         with Journal(path, lambda: 0) as journal:
-            session = opened(journal, stage.agent())
-            for bar in [*good[:40], *bad, *good[43:]]:
-                session.on_bar(bar)
-            return session.result()
+            given = stage.Given([*good[:40], *bad, *good[43:]])
+            return opened(journal, stage, given).trade()
 
     with pytest.raises(HaltError, match="bad-bars"):
         feed()
@@ -165,19 +162,16 @@ def test_a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
     feed = ReplayFeed(stage.bars())
     with Journal(path, feed.now, batch=True) as journal:
         with pytest.raises(HaltError, match="max-drawdown"):
-            opened(journal, agent).trade(feed)
+            opened(journal, stage, feed, agent).trade()
         assert kinds(path)[-1] == "halt"  # as another process reads it
 
 
 def test_a_request_in_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
-    bars, feed = list(ReplayFeed(stage.bars())), ReplayFeed(stage.bars())
-    with Journal(path, feed.now, batch=True) as journal:
-        session = opened(journal, stage.agent())
-        for bar in bars[:12]:
-            session.on_bar(bar)
-        request_halt(path, "lunch")
+    bars = ReplayFeed(stage.bars())
+    feed = stage.Given(bars, lambda row: request_halt(path, "lunch") if row == 12 else None)
+    with Journal(path, bars.now, batch=True) as journal:
         with pytest.raises(HaltError, match="lunch"):
-            session.on_bar(bars[12])
+            opened(journal, stage, feed).trade()
         assert kinds(path)[-1] == "halt"
 
 
@@ -336,7 +330,7 @@ def test_the_end_says_whether_the_feed_had_more_bars(path, stage):
     feed, agent = ReplayFeed(stage.bars(num_bars=40)), stage.agent()
     for stop, expected in ((lambda: True, True), (lambda: False, None)):
         with Journal(path, feed.now) as journal:
-            opened(journal, agent).trade(feed, stop)
+            opened(journal, stage, feed, agent).trade(stop)
         *_, end = read_events(path, "run_ended")
         assert end.body.get("stopped") == expected
 

@@ -16,7 +16,7 @@ from nca_trader.paper.agents import strategy_agent
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import Notice, Pump, ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.live import LiveSession
+from nca_trader.paper.loop import Session
 from nca_trader.paper.risk import resume
 from nca_trader.paper.venue import Answer, Outcome, Unreachable
 
@@ -453,7 +453,7 @@ def test_a_full_disk_stops_before_the_order(room):
     tape = room.tape()
     with pytest.raises(StateError, match="full"), Journal(room.path, tape.now) as journal:
         journal._db.execute("PRAGMA max_page_count = 14")
-        LiveSession(room.agent, tape, room.desk, journal, 1e5, warmup=10, clock=Still()).trade()
+        Session(room.agent, tape, room.desk, journal, 1e5, warmup=10, clock=Still()).trade()
     known = {event.key for event in read_events(room.path, "order_intent")}
     assert {ticket.client_id for ticket in room.desk.submitted} <= known
     verify(room.path)
@@ -665,3 +665,56 @@ def test_a_limit_halts_a_live_session_until_it_is_resumed(stage, tmp_path):
 
 def _row(bars, event):
     return int(np.searchsorted(bars.time.astype("datetime64[ns]").astype(int), event.ts_event))
+
+
+class Races(Desk):
+    """Fills half of an order while it is being cancelled."""
+
+    def cancel(self, client_id):
+        ticket, filled, status = self.orders[client_id]
+        if status == "working":
+            self.execute(client_id, (ticket.units - filled) / 2.0)
+        return super().cancel(client_id)
+
+
+def test_what_fills_while_it_is_withdrawn_is_seen_at_the_next_bar_also_after_a_restart(
+    stage, tmp_path
+):
+    def sees(window, present, account):
+        return stage.momentum(window, present, account) + 1e-9 * np.asarray(account.held)[:, None]
+
+    whole = Room(stage, tmp_path / "whole", stage.agent(decide=sees), Races(script=["rests"] * 99))
+    parts = Room(stage, tmp_path / "parts", stage.agent(decide=sees), Races(script=["rests"] * 99))
+    for each in (whole, parts):
+        each.folder.mkdir()
+    whole.trade()
+    assert any(fill.units for fill in whole.desk.fills) and "cancel" in whole.desk.calls
+    for bars in (9, 7, 100):
+        parts.trade(bars)
+    assert parts.bodies("decision") == whole.bodies("decision")
+    assert parts.bodies("fill") == whole.bodies("fill")
+
+
+def test_a_kill_between_a_decision_and_its_orders_leaves_the_target_owed(stage, tmp_path):
+    """The decision is on disk, what it replaces is withdrawn, and nothing was ordered yet."""
+    room = Room(stage, tmp_path, desk=Desk(script=["rests"] * 99))
+    killed = []
+
+    class Dies(Desk):
+        def cancel(self, client_id):
+            super().cancel(client_id)
+            killed.append(client_id)
+            raise KeyboardInterrupt
+
+    room.desk.__class__ = Dies
+    with pytest.raises(KeyboardInterrupt):
+        room.trade()
+    assert killed
+    (symbol,) = {o[0].symbol for name, o in room.desk.orders.items() if name == killed[0]}
+    wanted = room.bodies("decision")[-1]["target"][room.bars.symbols.index(symbol)]
+    assert wanted is not None
+    before = len(room.bodies("order_intent"))
+    room.desk.__class__, room.desk.script = Desk, []
+    room.trade(2)
+    sent = room.bodies("order_intent")[before:]
+    assert symbol in [body["symbol"] for body in sent]

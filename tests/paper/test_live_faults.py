@@ -20,7 +20,7 @@ from nca_trader.data.calendar import new_york
 from nca_trader.errors import HaltError, NcaTraderError
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.live import LiveSession
+from nca_trader.paper.loop import Session
 from nca_trader.paper.risk import resume
 from nca_trader.paper.session import paper_trade
 from nca_trader.paper.venue_feed import Grid, Row, VenueFeed
@@ -184,7 +184,7 @@ def test_a_halt_at_a_bar_that_was_missed_is_on_disk_before_anybody_hears_of_it(s
     place.write_text(str(int(place.read_text()) + 20))
     tape = room.tape()
     with Journal(room.path, tape.now) as journal:
-        session = LiveSession(room.agent, tape, room.desk, journal, 1e5, clock=Still())
+        session = Session(room.agent, tape, room.desk, journal, 1e5, clock=Still())
         with pytest.raises(HaltError, match="bars-missing"):
             session.trade()
         assert codes(room, "halt") == ["bars-missing"]  # as another process reads it

@@ -6,12 +6,12 @@ import itertools
 import numpy as np
 import pytest
 from drawn import random_bars
+from livedesk import Room
 
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError
-from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.loop import Session
@@ -63,12 +63,8 @@ def test_a_loss_counts_anew_after_bad_bars_that_a_person_forgave(stage, path):
 
     def trade():
         with Journal(path, lambda: 0) as journal:
-            agent = subject.agent
-            broker = SimulatedBroker(1e5, agent.costs, agent.symbols, agent.rules)
-            session = Session(agent, broker, journal, 1e5)
-            for bar in [*good[:25], *bad, *good[28:]]:
-                session.on_bar(bar)
-            return session.result()
+            agent, feed = subject.agent, stage.Given([*good[:25], *bad, *good[28:]])
+            return Session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
 
     with pytest.raises(HaltError, match="bad-bars"):
         trade()
@@ -112,7 +108,9 @@ def test_the_first_event_that_a_replay_does_not_repeat_is_named(traded, stage, p
 
 def test_another_agent_or_account_is_refused(traded, stage):
     for rule, costs in ((nca.rules.buy_and_hold(), stage.costs), (RULE, nca.Costs())):
-        with pytest.raises(ConfigError, match="session of another agent or account"):
+        with pytest.raises(
+            ConfigError, match=f"{traded}/paper.db: is the journal of another session"
+        ):
             rebuild(traded / "paper.db", rule, costs=costs)
 
 
@@ -145,3 +143,23 @@ def test_the_commands_say_what_was_found_and_exit_by_it(traded, stage, path, cap
     code, out = said("replay", path, *rule, *costs)
     assert code == 1 and f"differs at seq {last}, snapshot" in out.err
     assert said("replay", old, *rule)[0] == 2
+
+
+def test_the_decisions_of_a_live_session_follow_from_its_bars_and_books(stage, tmp_path, path):
+    terms = Terms(stage.costs, None, {}, None)
+    bars = stage.bars(num_bars=60)
+    subject, _ = subject_on(RULE, lambda tied: ReplayFeed(bars), 1e5, terms)
+    (tmp_path / "live").mkdir()
+    room = Room(stage, tmp_path / "live", subject.agent)
+    for count in (7, 100):
+        room.trade(count)
+    found = rebuild(room.path, RULE, costs=stage.costs)
+    assert (found.difference, found.bars, found.decisions) == ("", 50, 41)
+    number = [event.seq for event in read_events(room.path, "decision")][20]
+
+    def change(event):
+        if event.seq == number:
+            return event.body | {"target": [0.25, 0.25]}
+
+    rewritten(room.path, path, change)
+    assert f"seq {number}, decision" in rebuild(path, RULE, costs=stage.costs).difference

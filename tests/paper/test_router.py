@@ -9,7 +9,8 @@ from livedesk import SECOND, Desk, Still
 from nca_trader.paper.broker import Order
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.ledger import Books, tickets
-from nca_trader.paper.router import OVERLAP, Halting, VenueBroker
+from nca_trader.paper.risk import Halt
+from nca_trader.paper.router import OVERLAP, VenueBroker
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -181,11 +182,11 @@ def test_a_halt_that_is_asked_for_while_the_venue_is_busy_sends_nothing_more(pat
 
     def refuse():
         if next(asked):
-            raise Halting("asked")
+            raise Halt("asked")
 
     table = Table(path, refuse=refuse)
     table.desk.script = ["busy"] * 3
-    with pytest.raises(Halting, match="asked"):
+    with pytest.raises(Halt, match="asked"):
         table.deliver()
     assert len(table.desk.submitted) == 2
     close(table)
@@ -324,7 +325,7 @@ def test_a_fill_before_the_answer_is_the_answer(table):
 
 
 def halted(table, code):
-    with pytest.raises(Halting) as caught:
+    with pytest.raises(Halt) as caught:
         table.router.sync(CLOSED)
     assert caught.value.code == code
     return caught.value.detail
@@ -553,7 +554,7 @@ def test_positions_older_than_the_fills_are_adopted_at_the_first_start_and_halt_
     assert table.router.books().units.tolist() == [7.0, 0.0]
     table.again()
     desk.units["A"] = 9.0  # its fill is no longer listed
-    with pytest.raises(Halting, match="position-differs"):
+    with pytest.raises(Halt, match="position-differs"):
         table.router.start(CLOSED)
     table.router.adopt(CLOSED + 1, "a person looked")
     table.again()
@@ -572,7 +573,7 @@ def test_after_a_person_lifts_a_halt_orders_are_withdrawn_and_the_books_taken_ov
     table.journal.record(RUN, "resume", "1", {"reason": "looked at the account"}, CLOSED)
     table.again()
     table.desk.cancelling = False  # what still works could fill after the books are taken over
-    with pytest.raises(Halting, match="not-cancelled"):
+    with pytest.raises(Halt, match="not-cancelled"):
         table.router.start(CLOSED)
     table.desk.cancelling = True
     table.router.start(CLOSED)

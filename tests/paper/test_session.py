@@ -8,8 +8,8 @@ import pytest
 
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.paper.broker import SimulatedBroker
 from nca_trader.paper.core import Core, on_bar, place
+from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.loop import Session
@@ -144,9 +144,8 @@ def test_a_session_goes_on_where_an_earlier_one_stopped(path, stage, cut, tmp_pa
     """Stopped in the middle, not at the end of its feed: there is no run_ended yet."""
     bars, agent = stage.bars(missing=0.2), stage.agent()
     feed = ReplayFeed(bars)
-    broker = SimulatedBroker(1e5, agent.costs, agent.symbols)
     with Journal(path, feed.now) as journal:
-        session = Session(agent, broker, journal, 1e5)
+        session = Session(agent, feed, stage.exchange(agent), journal, 1e5)
         for bar in itertools.islice(feed, cut):
             session.on_bar(bar)
     result = stage.replay(path, bars, agent)
@@ -199,31 +198,31 @@ def test_another_session_does_not_write_into_this_journal(path, stage):
     assert verify(path) == before
 
 
-class WrongPrice(SimulatedBroker):
-    """Pays one part in a million more from the fifth execution on."""
+def paying_more(exchange):
+    """The exchange, which takes one part in a million more from the fifth execution on."""
+    book, count = exchange._books._book, itertools.count(1)
 
-    count = 0
+    def wrong(index, units, price, *rest):
+        return book(index, units, price * (1 + 1e-6 * (next(count) >= 5)), *rest)
 
-    def _book(self, index, units, price, *rest):
-        self.count += 1
-        return super()._book(index, units, price * (1 + 1e-6 * (self.count >= 5)), *rest)
+    exchange._books._book = wrong
+    return exchange
 
 
 def test_books_that_differ_halt_and_stay_halted(path, stage):
     bars, agent = stage.bars(), stage.agent()
-    broker = WrongPrice(1e5, agent.costs, agent.symbols)
     with pytest.raises(HaltError, match="books-differ"):
-        stage.replay(path, bars, agent, broker=broker)
+        stage.replay(path, bars, agent, venue=paying_more(stage.exchange(agent)))
     verify(path)
     events = list(read_events(path))
-    assert [e.kind for e in events[-2:]] == ["recon", "halt"]
+    assert [e.kind for e in events[-2:]] == ["snapshot", "halt"]
     assert len([e for e in events if e.kind == "fill"]) in (5, 6)
     with pytest.raises(HaltError, match="was halted at"):
         stage.replay(path, bars, agent)
     assert list(read_events(path)) == events
 
 
-class Forgets(SimulatedBroker):
+class Forgets(Exchange):
     """Loses every tenth order, as a venue can."""
 
     count = 0
@@ -236,7 +235,7 @@ class Forgets(SimulatedBroker):
 def test_a_lost_order_halts(path, stage):
     agent = stage.agent()
     with pytest.raises(HaltError, match="books-differ"):
-        stage.replay(path, stage.bars(), agent, broker=Forgets(1e5, agent.costs, agent.symbols))
+        stage.replay(path, stage.bars(), agent, venue=stage.exchange(agent, kind=Forgets))
 
 
 def failing(bars, rows, value):
@@ -296,13 +295,9 @@ def test_ruin_halts(path, stage):
 
 def send(path, stage, bars):
     """A session fed with bars of the test's own making."""
-    agent = stage.agent()
-    broker = SimulatedBroker(1e5, agent.costs, agent.symbols)
+    agent, feed = stage.agent(), stage.Given(bars)
     with Journal(path, lambda: 0) as journal:
-        session = Session(agent, broker, journal, 1e5)
-        for bar in bars:
-            session.on_bar(bar)
-        return session.result()
+        return Session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
 
 
 def test_a_rejected_bar_is_journalled_and_decides_nothing(path, stage, tmp_path):
@@ -324,14 +319,19 @@ def test_three_bad_bars_in_a_row_halt(path, stage):
     verify(path)
 
 
+def stepped(core, state, bar):
+    legs = core.legs(state, bar)
+    return core.step(state, bar, legs, core.modelled(state, bar, legs))
+
+
 def test_the_step_is_pure(stage):
     """The same state and bar twice give the same outcome, and leave the state as it was."""
     core, state = Core(stage.agent(), "0123456789abcdef"), None
     state = core.begin()
     for bar in list(ReplayFeed(stage.bars()))[:40]:
         before = [np.array(leaf) for leaf in jax.tree.leaves((state.memory, state.account))]
-        first, outcome = core.step(state, bar, core.legs(state, bar))
-        second, again = core.step(state, bar, core.legs(state, bar))
+        first, outcome = stepped(core, state, bar)
+        second, again = stepped(core, state, bar)
         assert repr(outcome) == repr(again)
         for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
             np.testing.assert_array_equal(one, two)
@@ -345,7 +345,7 @@ def test_memory_does_not_grow_with_the_bars(stage):
     core = Core(stage.agent(), "0123456789abcdef")
     state, sizes = core.begin(), []
     for bar in ReplayFeed(stage.bars()):
-        state, _ = core.step(state, bar, core.legs(state, bar))
+        state, _ = stepped(core, state, bar)
         sizes.append(sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state[2:6])))
     assert len(set(sizes[stage.first_decision :])) == 1
 
@@ -356,7 +356,7 @@ def test_nothing_is_compiled_after_the_first_decisions(path, stage):
     state = core.begin()
     compiled = []
     for bar in ReplayFeed(bars):
-        state, _ = core.step(state, bar, core.legs(state, bar))
+        state, _ = stepped(core, state, bar)
         compiled.append(on_bar._cache_size() + place._cache_size())
     assert compiled[stage.first_decision + 2] == compiled[-1] > 0
 
@@ -373,7 +373,7 @@ def test_the_broker_hears_nothing_that_is_not_on_disk(path, stage):
     """At each call the journal file, read by another connection, has every intent sent."""
     agent = stage.agent()
 
-    class Watching(SimulatedBroker):
+    class Watching(Exchange):
         seen = 0
 
         def work(self, orders):
@@ -382,9 +382,9 @@ def test_the_broker_hears_nothing_that_is_not_on_disk(path, stage):
             self.seen += len(orders)
             return super().work(orders)
 
-    broker = Watching(1e5, agent.costs, agent.symbols)
-    stage.replay(path, stage.bars(), agent, broker=broker)
-    assert broker.seen > 20
+    venue = stage.exchange(agent, kind=Watching)
+    stage.replay(path, stage.bars(), agent, venue=venue)
+    assert venue.seen > 20
 
 
 def test_a_full_disk_stops_before_the_order_and_goes_on_when_there_is_space(
@@ -392,10 +392,9 @@ def test_a_full_disk_stops_before_the_order_and_goes_on_when_there_is_space(
 ):
     bars, agent = stage.bars(), stage.agent()
     feed = ReplayFeed(bars)
-    broker = SimulatedBroker(1e5, agent.costs, agent.symbols)
     with pytest.raises(StateError, match="full"), Journal(path, feed.now) as journal:
         journal._db.execute("PRAGMA max_page_count = 12")
-        Session(agent, broker, journal, 1e5).trade(feed)
+        Session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
     verify(path)
     assert 0 < len(bodies(path, "bar")) < 120
     stage.replay(path, bars, agent)

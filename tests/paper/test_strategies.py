@@ -104,7 +104,7 @@ def test_a_part_that_cannot_decide_is_named_and_halts_after_three(file, tmp_path
     mix, path = nca.blend({"good": MIX["trend"], "broken": (broken, 0.5)}), tmp_path / "paper.db"
     with pytest.raises(HaltError, match="policy-not-finite"):
         paper_trade(mix, f"replay:{file}", path)
-    *risks, _ = (event.body for event in read_events(path, "risk"))
+    risks = [event.body for event in read_events(path, "risk")]
     assert risks == 3 * [{"code": "policy-not-finite", "parts": ["broken"]}]
 
 

@@ -19,8 +19,9 @@ from nca_trader.paper import clock
 from nca_trader.paper.clock import PATIENCE, TICK, Caller, Waits
 from nca_trader.paper.halting import request_halt
 from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.live import LiveSession
-from nca_trader.paper.router import Halting, VenueBroker
+from nca_trader.paper.loop import Session
+from nca_trader.paper.risk import Halt
+from nca_trader.paper.router import VenueBroker
 from nca_trader.paper.venue import Answer, Outcome, Ticket
 
 SYMBOLS = tuple(f"S{i:02d}" for i in range(50))
@@ -135,7 +136,7 @@ def traded(stage, folder, venue, desk, clock, asked=None, num_bars=4):
     agent = stage.agent(symbols=SYMBOLS, targets=(-0.01, 0.0, 0.01), decide=Flips())
     tape = Telling(bars, folder / "tape", BEGIN, desk=desk)
     with Journal(folder / "paper.db", tape.now) as journal:
-        session = LiveSession(agent, tape, venue, journal, 1e5, warmup=10, clock=clock)
+        session = Session(agent, tape, venue, journal, 1e5, warmup=10, clock=clock)
         with session.switch.listening():
             try:
                 session.trade(lambda: asked is not None and asked.stopped)
@@ -219,7 +220,7 @@ def test_a_history_that_does_not_come_keeps_no_halt_from_being_heard(stage, tmp_
     bars = stage.bars(num_bars=30)
     tape = Slow(bars, tmp_path / "tape", BEGIN, desk=desk)
     with Journal(tmp_path / "paper.db", tape.now) as journal:
-        session = LiveSession(stage.agent(), tape, desk, journal, 1e5, warmup=10, clock=Still())
+        session = Session(stage.agent(), tape, desk, journal, 1e5, warmup=10, clock=Still())
         with pytest.raises(HaltError, match="reason now"):
             session.trade()
     over.set()
@@ -232,10 +233,10 @@ def test_the_end_awaits_the_request_under_way_but_not_for_ever(monkeypatch):
 
     def heard():
         if next(asked, False):
-            raise Halting("asked")
+            raise Halt("asked")
 
     waits = Waits(clock.Clock(), heard)
-    with pytest.raises(Halting):
+    with pytest.raises(Halt):
         waits.call(over.wait, 30.0)
     begun = time.monotonic()
     waits.close()
@@ -372,7 +373,7 @@ def test_a_resume_cancels_all_before_it_waits(tmp_path):
     table.desk.cancelling, table.desk.calls = False, []
     table.router.ledger.since = None  # as after `resume`
     begun = table.clock.waited
-    with pytest.raises(Halting, match="not-cancelled"):
+    with pytest.raises(Halt, match="not-cancelled"):
         table.router.start(CLOSED)
     assert table.clock.waited - begun <= PATIENCE.looks + PATIENCE.last
     assert table.desk.calls[:51] == ["cancel"] * 50 + ["look_up"]
