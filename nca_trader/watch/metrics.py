@@ -109,13 +109,13 @@ class Paper:
         """Take the events of a journal; None has none."""
         if db is not None:
             db.execute("BEGIN")  # one view for all that is read
+        tally = self.tally
         # An inode says nothing: a file that is made in the place of another may get the same.
-        if self.tally.seq and self._hash != _hash_at(db, self.tally.seq):
-            self.tally = Tally()
-        if db is not None:
-            # All of them or none: a damaged one among them must not leave half a tally.
-            self.tally.add_all(list(events_of(db, after=self.tally.seq)))
-            self._hash = _hash_at(db, self.tally.seq)
+        if tally.seq and self._hash != _hash_at(db, tally.seq):
+            tally = Tally()
+        # All events or none: a damaged one among them must not leave half a tally.
+        tally.add_all([] if db is None else list(events_of(db, after=tally.seq)))
+        self.tally, self._hash = tally, _hash_at(db, tally.seq)
 
     def metrics(self, now: float) -> dict[str, float]:
         """Return the metrics at `now`, in seconds since 1970; {} before the first bar.

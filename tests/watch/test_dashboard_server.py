@@ -246,7 +246,8 @@ def test_a_stream_sends_a_part_again_only_if_it_changed(app, journal):
 
         _, _, body = ask(app, "/s/mine.sqlite/events", events=2, after=record)
         parts = [json.loads(text.split("\n")[0]) for text in body.split("data: ")[1:]]
-    assert {"nav", "state", "tiles", "charts", "tables", "halt", "path"} == parts[0].keys()
+    whole = {"name", "label", "nav", "state", "tiles", "charts", "tables", "halt", "path"}
+    assert parts[0].keys() == whole
     assert "tables" in parts[1] and "charts" not in parts[1] and "path" not in parts[1]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 POINTS = 1200  # of a line at most: a screen has no more columns
@@ -53,9 +53,14 @@ def points(share: float) -> str:
     return f"{1e4 * share:.1f} bp".replace("-0.0 ", "0.0 ")
 
 
-def mean(values: Sequence[float]) -> float:
+def mean(values: Collection[float]) -> float:
     """Return the mean; NaN of none."""
     return sum(values) / len(values) if values else math.nan
+
+
+def last(values: Sequence[float]) -> float:
+    """Return the last value; NaN of none."""
+    return values[-1] if values else math.nan
 
 
 def short(value: float) -> str:
@@ -123,30 +128,29 @@ def table(
 
 
 def chart(
-    x: Sequence[float], lines: Sequence[tuple[str, Sequence[float], str]], **how: Any
+    x: Sequence[float],
+    lines: Mapping[str, Sequence[float]],
+    pick: Callable[[list[float]], float],
+    **how: Any,
 ) -> dict[str, Any]:
     """Return a line chart of at most `POINTS` points.
 
     Args:
       x: rising, seconds since 1970 UTC.
-      lines: `(label, y, way)`; of several points that share a place, way "last" keeps the last,
-        "low" the lowest and "high" the highest.
+      lines: y by label.
+      pick: what stands for the points that share a place, e.g. `min`.
       **how: `percent` says whether y is a share; `area` fills below.
     """
-    # Bars that share a point, rounded up.
-    size = max(-(-len(x) // POINTS), 1)
-    ends = list(range(size, len(x), size)) + ([len(x)] if x else [])
+    size = max(-(-len(x) // POINTS), 1)  # points that share a place, rounded up
+    places = [slice(start, start + size) for start in range(0, len(x), size)]
     kept = []
-    for label, y, way in lines:
-        values = []
-        for begin, end in zip([0, *ends], ends, strict=False):
-            # A gap of NaN leaves a gap in the line, and no zero.
-            part = [v for v in y[begin:end] if math.isfinite(v)]
-            pick = {"last": lambda p: p[-1], "low": min, "high": max}[way]
-            # Seven digits are more than a screen resolves, and half of what floats take in JSON.
-            values.append(float(f"{pick(part):.7g}") if part else None)
+    for label, y in lines.items():
+        # A gap of NaN leaves a gap in the line, and no zero.
+        seen = ([value for value in y[place] if math.isfinite(value)] for place in places)
+        # Seven digits are more than a screen resolves, and half of what floats take in JSON.
+        values = [float(f"{pick(some):.7g}") if some else None for some in seen]
         kept.append({"label": label, "y": values})
-    return {"x": [x[end - 1] for end in ends], "lines": kept, "per_point": size, **how}
+    return {"x": [x[place][-1] for place in places], "lines": kept, **how}
 
 
 def histogram(values: Sequence[float], edges: Sequence[float]) -> list[int]:

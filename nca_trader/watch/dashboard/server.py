@@ -16,7 +16,7 @@ import secrets
 import socket
 import stat
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jinja2
@@ -232,30 +232,29 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
     def page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
         return HTMLResponse(environment.get_template(template).render(shown), status)
 
+    def model_maker(request: Request) -> Callable[[], dict[str, Any]]:
+        """Return what makes the view model of a page: of one session, or of all of them."""
+        if "name" not in request.path_params:
+            return functools.partial(overview_of, sources)
+        return functools.partial(model_of, source_of(request), sources)
+
     def source_of(request: Request) -> Source:
         found = sources.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404, "There is no such session.")
         return found
 
-    async def overview(request: Request) -> Response:
+    async def shown(request: Request) -> Response:
         # Reading journals blocks, and this loop serves every page.
-        model = await run_in_threadpool(overview_of, sources)
-        return page("overview.html", model=model)
-
-    async def detail(request: Request) -> Response:
-        source = source_of(request)
-        model = await run_in_threadpool(model_of, source, sources)
-        return page("session.html", model=model, source=source)
+        model = await run_in_threadpool(model_maker(request))
+        return page("overview.html" if "cards" in model else "session.html", model=model)
 
     async def stream(request: Request) -> Response:
         nonlocal streams
         # Each stream reads journals every second; a client that opens many must not stop others.
         if streams >= STREAMS:
             return PlainTextResponse("Too many pages are open.", 503)
-        make = functools.partial(overview_of, sources)
-        if "name" in request.path_params:
-            make = functools.partial(model_of, source_of(request), sources)
+        make = model_maker(request)
 
         async def events() -> AsyncIterator[str]:
             nonlocal streams
@@ -309,10 +308,10 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
         return PlainTextResponse(str(error), 500)
 
     routes = [
-        Route("/", overview),
+        Route("/", shown),
         Route("/events", stream),
         Route("/login", login, methods=["GET", "POST"]),
-        Route("/s/{name}", detail),
+        Route("/s/{name}", shown),
         Route("/s/{name}/events", stream),
         Route("/s/{name}/halt", halt, methods=["POST"]),
         Route("/static/{file:path}", static),
@@ -321,35 +320,21 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
     return Guard(app, allowed, cookie)
 
 
-def nav(sources: Sources) -> list[dict[str, str]]:
-    """Return the name, label and state of every session."""
-    return [
-        {
-            "name": source.name,
-            "label": source.label,
-            **{key: source.view()["state"][key] for key in ("word", "tone")},
-        }
-        for source in sources.all()
-    ]
-
-
 def model_of(source: Source, sources: Sources) -> dict[str, Any]:
-    """Return the view model of the page of one session."""
-    return {**source.view(), "nav": nav(sources)}
+    """Return the view model of the page of one session: its own, and the list of all."""
+    about = {"name": source.name, "label": source.label}
+    return {**about, **source.view(), "nav": overview_of(sources)["nav"]}
 
 
 def overview_of(sources: Sources) -> dict[str, Any]:
-    """Return the view model of the page of all sessions."""
-    cards = [
-        {
-            "name": source.name,
-            "label": source.label,
-            "state": source.view()["state"],
-            "tiles": source.view()["tiles"][:4],
-        }
-        for source in sources.all()
-    ]
-    return {"cards": cards, "nav": nav(sources)}
+    """Return the view model of the page of all sessions: a card of each, and the list of all."""
+    cards, nav = [], []
+    for source in sources.all():
+        about, view = {"name": source.name, "label": source.label}, source.view()
+        state = view["state"]
+        cards.append({**about, "state": state, "tiles": view["tiles"][:4]})
+        nav.append({**about, "word": state["word"], "tone": state["tone"]})
+    return {"cards": cards, "nav": nav}
 
 
 async def form_of(request: Request) -> dict[str, str]:

@@ -6,8 +6,10 @@ import math
 import shlex
 from typing import Any, NamedTuple
 
-from nca_trader.paper.tally import NANOSECONDS, Order, Tally, number, numbers
-from nca_trader.watch.dashboard.drifting import drift_table
+from nca_trader.errors import printable
+from nca_trader.paper.tally import NANOSECONDS, Tally, number
+from nca_trader.watch.dashboard import decisions
+from nca_trader.watch.dashboard.decisions import FLAT, by_symbol, modelled
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
     ago,
@@ -15,6 +17,7 @@ from nca_trader.watch.dashboard.parts import (
     cell,
     chart,
     histogram,
+    last,
     mean,
     moment,
     percent,
@@ -26,11 +29,17 @@ from nca_trader.watch.dashboard.parts import (
 )
 from nca_trader.watch.metrics import reason_of
 
-ASSETS = 24  # rows of a table of assets
-ORDERS = 60  # rows of the table of orders
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of the latencies
-CENT = 0.005  # money: less is written as 0
 CLOSE_TO = 0.8  # of a limit: worth a look
+# Of what may drift the code of its warning, its name in a journal's `watched`, and its label.
+DRIFTS = (
+    ("drift-feature", "features", "Feature"),
+    ("drift-slippage", "slippage", "Slippage"),
+    ("drift-turnover", "turnover", "Turnover"),
+    ("drift-schema", "schema", "Feature schema"),
+)
+DRIFT_ROWS = 8  # features of the table at most
+DRIFT_FILLS = 50  # that the mean slippage is of, as in `paper.drift`
 
 
 class Vitals(NamedTuple):
@@ -64,12 +73,12 @@ def session_view(tally: Tally, vitals: Vitals) -> dict[str, Any]:
         "tiles": _tiles(tally),
         "charts": _charts(tally),
         "tables": {
-            "positions": _positions(tally),
-            "why": _why(tally),
-            "orders": _orders(tally),
+            "positions": decisions.positions(tally),
+            "why": decisions.decision(tally),
+            "orders": decisions.orders(tally),
             "gauges": _gauges(tally),
             "latency": _latency(tally),
-            "drift": drift_table(tally),
+            "drift": _drift(tally),
             "quality": _quality(tally, vitals),
             "halts": _halts(tally),
         },
@@ -115,16 +124,12 @@ def _state(word: str, tone: str, sentence: str) -> dict[str, str]:
 
 
 def _tiles(tally: Tally) -> list[dict[str, str]]:
-    equity = tally.equity[-1] if tally.equity else math.nan
-    gained, held = equity - 1.0, tally.hold[-1] - 1.0 if tally.hold else math.nan
-    fallen = tally.drawdown[-1] if tally.drawdown else math.nan
-    weights = _weights(tally)
-    gross = sum(abs(w) for w in weights.values()) if weights else math.nan
-    net = sum(weights.values()) if weights else math.nan
-    # Half a hundredth of a percent is what the page shows as 0.0%.
-    holding = sum(1 for w in weights.values() if abs(w) > 5e-5)
-    value = number(tally.snapshot.get("value"))
-    capital = number(tally.started.get("capital"))
+    now = gauges(tally)
+    gained, held = last(tally.equity) - 1.0, last(tally.hold) - 1.0
+    weights = by_symbol(tally, tally.snapshot.get("weight")).values()
+    net = percent(sum(weights) if weights else math.nan, signed=True)
+    holding = sum(1 for w in weights if abs(w) > FLAT)
+    value, capital = (number(tally.snapshot.get("value")), number(tally.started.get("capital")))
     return [
         tile("equity", "Equity", amount(value), f"{amount(capital)} at the start"),
         tile(
@@ -137,14 +142,14 @@ def _tiles(tally: Tally) -> list[dict[str, str]]:
         tile(
             "drawdown",
             "Below its peak",
-            percent(-fallen, 2),
+            percent(now["max_drawdown"], 2),
             f"largest {percent(-min(tally.drawdown, default=math.nan), 2)}",
         ),
         tile(
             "position",
             "Position",
-            f"{percent(gross)} gross",
-            f"{percent(net, signed=True)} net, {holding} of {len(tally.symbols)} assets",
+            f"{percent(now['max_gross'])} gross",
+            f"{net} net, {holding} of {len(tally.symbols)} assets",
         ),
         tile(
             "bar",
@@ -163,286 +168,124 @@ def _tiles(tally: Tally) -> list[dict[str, str]]:
 
 
 def _charts(tally: Tally) -> dict[str, Any]:
+    equity = {"session": tally.equity, "buy and hold": tally.hold}
+    drawdown = {"below its peak": tally.drawdown}
     return {
-        "equity": chart(
-            tally.times,
-            [("session", tally.equity, "last"), ("buy and hold", tally.hold, "last")],
-        ),
-        "drawdown": chart(
-            tally.times,
-            [("below its peak", tally.drawdown, "low")],
-            percent=True,
-            area=True,
-        ),
+        "equity": chart(tally.times, equity, last),
+        "drawdown": chart(tally.times, drawdown, min, percent=True, area=True),
     }
 
 
-def _weights(tally: Tally) -> dict[str, float]:
-    return dict(zip(tally.symbols, numbers(tally.snapshot.get("weight")), strict=False))
+LIMITS = {
+    "max_position": "Largest position",
+    "max_gross": "Gross position",
+    "max_net": "Net position",
+    "max_order": "Last change of a target",
+    "max_orders_per_minute": "Orders in the last minute of trading",
+    "price_collar": "Worst slippage",
+    "max_daily_loss": "Loss today",
+    "max_drawdown": "Below its peak",
+}
 
 
-def _targets(tally: Tally, body: dict[str, Any]) -> dict[str, float]:
-    return dict(zip(tally.symbols, numbers(body.get("target")), strict=False))
-
-
-def _shown(tally: Tally) -> list[str]:
-    """Return the symbols of a table: all of a few, else those with the largest positions."""
-    if len(tally.symbols) <= ASSETS:
-        return tally.symbols
-    held, wanted = _weights(tally), _targets(tally, tally.decision)
-
-    def size(symbol: str) -> float:
-        pair = (held.get(symbol, 0.0), wanted.get(symbol, 0.0))
-        return max(abs(w) if math.isfinite(w) else 0.0 for w in pair)
-
-    return sorted(tally.symbols, key=size, reverse=True)[:ASSETS]
-
-
-def _more(tally: Tally) -> str:
-    left = len(tally.symbols) - ASSETS
-    return f"The largest {ASSETS} of {len(tally.symbols)} assets." if left > 0 else ""
-
-
-def _positions(tally: Tally) -> dict[str, Any]:
-    held, units = _weights(tally), tally.snapshot.get("units")
-    if isinstance(units, dict):  # of a venue, which may hold other symbols too
-        owned = {str(s): number(u) for s, u in units.items()}
-    else:
-        owned = dict(zip(tally.symbols, numbers(units), strict=False))
-    # What somebody else holds in the same account is shown as well.
-    foreign = [s for s in owned if s not in tally.symbols]
-    widest = max((abs(w) for w in held.values() if math.isfinite(w)), default=0.0)
-    rows = []
-    for symbol in [*_shown(tally), *foreign]:
-        weight, price = held.get(symbol, math.nan), tally.closes.get(symbol, math.nan)
-        unit = owned.get(symbol, math.nan)
-        if abs(unit * price) < CENT:  # what floats leave of a position that was sold
-            unit = 0.0
-        flat = not abs(weight) > 5e-5
-        rows.append(
-            [
-                symbol,
-                cell(
-                    percent(weight, signed=not flat),
-                    "idle" if flat else "long" if weight > 0.0 else "short",
-                    None if flat else abs(weight) / widest,
-                ),
-                amount(unit * price),
-                short(unit),
-                short(price),
-            ]
-        )
-    if tally.snapshot:
-        cash = number(tally.snapshot.get("cash"))
-        rows.append(
-            ["Cash", percent(cash / number(tally.snapshot.get("value"))), amount(cash), "", ""]
-        )
-    headers = ["Asset", "Weight", "Value", "Units", "Last close"]
-    return table(headers, rows, _more(tally), "Nothing is held before the first decision.")
-
-
-def _why(tally: Tally) -> dict[str, Any]:
-    """Return the last decision: of each asset the probabilities that led to the target."""
-    target = _targets(tally, tally.decision)
-    targets, logits = numbers(tally.started.get("targets")), tally.decision.get("logits")
-    actions = str(tally.started.get("actions", ""))
-    empty = "No decision yet: the first bars warm up the features."
-    if not tally.decision:
-        return table(["Asset", "Target"], [], empty=empty)
-    opinions = {}
-    if isinstance(logits, list):
-        labels = action_labels(actions, targets)
-        for symbol, row in zip(tally.symbols, logits, strict=False):
-            opinions[symbol] = probabilities(numbers(row), actions, targets)
-    else:
-        labels = []
-    rows = []
-    for symbol in _shown(tally):
-        weight = target.get(symbol, math.nan)
-        wanted = percent(weight, 1, True) if math.isfinite(weight) else "no order"
-        # A rule has no logits, and so no opinion to draw.
-        shares = opinions.get(symbol, [])
-        if actions == "weights":
-            says = ", ".join(percent(x, 1, True) for x in shares[:8])
-            rows.append([symbol, wanted, says or NOTHING])
-            continue
-        best = max(shares, default=math.nan)
-        rows.append(
-            [symbol, wanted]
-            + [cell(percent(p, 0), "agent" if p == best else "idle", p) for p in shares]
-        )
-    if not labels:
-        note = "A rule decided: it has no probabilities."
-    elif actions == "weights":
-        note = "The target is the mean of the agents' own, times the size that its risk allows."
-    else:
-        note = "The most probable action of each asset is taken; of several agents the mean."
-    return table(["Asset", "Target", *labels], rows, f"{note} {_more(tally)}".strip(), empty)
-
-
-def action_labels(actions: str, targets: list[float]) -> list[str]:
-    """Return a header for each action.
-
-    >>> action_labels("direction", [-0.5, 0.0, 0.5])
-    ['short 50%', 'flat', 'long 50%']
-    """
-    if actions == "orders":
-        return ["sell", "hold", "buy"]
-    if actions == "weights":
-        return ["Each agent"]
-    sides = {-1.0: "short ", 1.0: "long "}
-    named = [(t, sides[math.copysign(1.0, t)] + percent(abs(t), 0)) for t in targets]
-    return ["flat" if t == 0.0 else name for t, name in named]
-
-
-def probabilities(logits: list[float], actions: str, targets: list[float]) -> list[float]:
-    """Return the probability of each action, the mean over agents; with "weights" each target.
-
-    >>> probabilities([0.0, math.log(3.0)] * 2, "direction", [0.0, 1.0])
-    [0.25, 0.75]
-    >>> probabilities([0.0, -1.0], "weights", [-0.5, 0.0, 0.5])
-    [0.0]
-    """
-    if actions == "weights":
-        # Every second logit is a mean and the next one its spread, which a decision leaves out.
-        low, high = targets[0], targets[-1]
-        return [low + (high - low) * 0.5 * (1.0 + math.tanh(mean)) for mean in logits[::2]]
-    width = 3 if actions == "orders" else len(targets)
-    agents = [logits[i : i + width] for i in range(0, len(logits), width)] if width else []
-    agents = [one for one in agents if len(one) == width and all(map(math.isfinite, one))]
-    sums = [0.0] * width
-    for one in agents:
-        # Less the largest, so that no exponential overflows.
-        parts = [math.exp(x - max(one)) for x in one]
-        sums = [s + p / sum(parts) for s, p in zip(sums, parts, strict=True)]
-    return [round(s / len(agents), 12) for s in sums] if agents else []
-
-
-def _orders(tally: Tally) -> dict[str, Any]:
-    newest = list(tally.orders.values())[: -ORDERS - 1 : -1]
-    rows = [_order_row(tally, order) for order in newest]
-    headers = ["Time", "Asset", "Order", "Why", "State", "Filled", "Price", "Slippage"]
-    slipped = tally.slippage
-    note = ""
-    if slipped:
-        costs = tally.started.get("costs")
-        modelled = number(costs.get("slippage") if isinstance(costs, dict) else None)
-        note = (
-            f"Slippage against the market's price at the fill, above 0 a loss: mean "
-            f"{points(mean(slipped))}, worst {points(max(slipped))}; modelled "
-            f"{points(modelled)}."
-        )
-    return table(headers, rows, note, "No order yet.")
-
-
-def _order_row(tally: Tally, order: Order) -> list[Any]:
-    symbol = str(order.body.get("symbol", ""))
-    weight, units = number(order.body.get("weight")), number(order.body.get("units"))
-    # A replay orders weights, and a session at a venue units.
-    wanted = f"to {percent(weight, 2, True)}" if math.isfinite(weight) else _signed(units)
-    if math.isfinite(weight) and math.isfinite(units):
-        wanted += f" ({_signed(units)})"
-    tones = {"filled": "good", "ambiguous": "bad", "rejected": "bad", "expired": "warn"}
-    return [
-        moment(order.ts),
-        symbol,
-        wanted,
-        _because(tally, order, symbol),
-        cell(order.state, tones.get(order.state, "idle")),
-        _signed(order.units) if order.units else NOTHING,
-        short(order.price),
-        points(order.slippage) if order.units else NOTHING,
-    ]
-
-
-def _signed(units: float) -> str:
-    return f"{'buy' if units > 0 else 'sell'} {short(abs(units))}" if units == units else NOTHING
-
-
-def _because(tally: Tally, order: Order, symbol: str) -> str:
-    """Say why an order was sent: the decision, its probability, and what the limits made of it."""
-    if order.body.get("buy_only"):
-        return "the rest of an earlier buy"
-    said = [f"stop at {short(stop)}"] if (stop := number(order.body.get("stop"))) == stop else []
-    # An order carries the time of the decision that it came from.
-    body = tally.decisions.get(order.ts)
-    if body is not None and symbol in tally.symbols:
-        place = tally.symbols.index(symbol)
-        weight = _targets(tally, body).get(symbol, math.nan)
-        logits, actions = body.get("logits"), str(tally.started.get("actions", ""))
-        text = f"target {percent(weight, 1, True)}"
-        if isinstance(logits, list) and place < len(logits) and actions != "weights":
-            targets = numbers(tally.started.get("targets"))
-            shares = probabilities(numbers(logits[place]), actions, targets)
-            if shares:
-                best = shares.index(max(shares))
-                text = f"{action_labels(actions, targets)[best]}, p {max(shares):.2f}"
-        said.append(text)
-    for verdict in tally.verdicts.get(order.ts, []):
-        if verdict.get("symbol", symbol) == symbol:
-            said.append(f"limit: {reason_of(verdict)}")
-    if order.reason and order.reason != order.state:
-        said.append(order.reason)
-    return "; ".join(said) or NOTHING
-
-
-def _gauges(tally: Tally) -> dict[str, Any]:
-    weights = [w for w in _weights(tally).values() if math.isfinite(w)]
-    known = bool(weights)
-    last = list(tally.orders.values())[-1:]
-    decided = [_targets(tally, body) for body in list(tally.decisions.values())[-2:]]
+def gauges(tally: Tally) -> dict[str, float]:
+    """Return the present value of what each of `LIMITS` is about; NaN where there is none."""
+    weights = by_symbol(tally, tally.snapshot.get("weight")).values()
+    weights = [w for w in weights if math.isfinite(w)] or [math.nan]
+    decided = [by_symbol(tally, body.get("target")) for body in [*tally.decisions.values()][-2:]]
     moved = math.nan
-    if last and len(decided) == 2:
+    if tally.orders and len(decided) == 2:
         before, after = ({k: v for k, v in d.items() if math.isfinite(v)} for d in decided)
         moved = max((abs(v - before.get(k, 0.0)) for k, v in after.items()), default=math.nan)
     # Of the last order's minute, so that a replay shows one too.
     minute = [t for t in tally.sent_at if tally.sent_at[-1] - t < 60 * NANOSECONDS]
-    equity = tally.equity[-1] if tally.equity else math.nan
-    present = {
-        "max_position": ("Largest position", max(map(abs, weights)) if known else math.nan),
-        "max_gross": ("Gross position", sum(map(abs, weights)) if known else math.nan),
-        "max_net": ("Net position", abs(sum(weights)) if known else math.nan),
-        "max_order": ("Last change of a target", moved),
-        "max_orders_per_minute": ("Orders in the last minute of trading", float(len(minute))),
-        "price_collar": ("Worst slippage", max(tally.slippage, default=math.nan)),
-        "max_daily_loss": ("Loss today", max(1.0 - equity / tally.day_start, 0.0)),
-        "max_drawdown": ("Below its peak", -tally.drawdown[-1] if tally.drawdown else math.nan),
+    return {
+        "max_position": max(map(abs, weights)),
+        "max_gross": sum(map(abs, weights)),
+        "max_net": abs(sum(weights)),
+        "max_order": moved,
+        "max_orders_per_minute": float(len(minute)),
+        "price_collar": max(tally.slippage, default=math.nan),
+        "max_daily_loss": max(1.0 - last(tally.equity) / tally.day_start, 0.0),
+        "max_drawdown": -last(tally.drawdown),
     }
+
+
+def _gauges(tally: Tally) -> dict[str, Any]:
     own, rows = tally.started.get("limits"), []
     # Those of the session replace the account's of the same name.
     limits = tally.rules | (own if isinstance(own, dict) else {})
-    for name, (label, value) in present.items():
+    for name, value in gauges(tally).items():
         limit = number(limits.get(name))
-        write = (lambda x: short(x)) if name == "max_orders_per_minute" else percent
+        write = short if name == "max_orders_per_minute" else percent
         used = value / limit if limit > 0.0 else math.nan
         # NaN, without a limit, is none of these comparisons and has no colour.
         tone = "bad" if used >= 1.0 else "warn" if used >= CLOSE_TO else "good"
         shown = cell(write(value), tone if math.isfinite(used) else "", used)
-        rows.append([label, shown, write(limit) if math.isfinite(limit) else "no limit"])
+        rows.append([LIMITS[name], shown, write(limit) if math.isfinite(limit) else "no limit"])
     return table(["Risk", "Now", "Limit"], rows)
 
 
 def _latency(tally: Tally) -> dict[str, Any]:
-    values = list(tally.latencies)
-    empty = "A replay has no latency: its clock is that of its bars."
+    values, headers = list(tally.latencies), ["Latency", "Bars"]
     if not values:
-        return table(["Latency", "Bars"], [], empty=empty if not tally.live else "No bar yet.")
+        replayed = "A replay has no latency: its clock is that of its bars."
+        return table(headers, [], empty="No bar yet." if tally.live else replayed)
     counts = histogram(values, EDGES)
     names = [f"to {_span(edge)}" for edge in EDGES] + [f"above {_span(EDGES[-1])}"]
     rows = [
         [name, cell(f"{n:,}", "agent", n / max(counts))]
         for name, n in zip(names, counts, strict=True)
     ]
-    half, most = quantile(values, 0.5), quantile(values, 0.99)
     note = (
-        f"From a bar's close to its receipt; median {_span(half)}, 99% within {_span(most)}, "
-        f"of the last {len(values):,} bars."
+        f"From a bar's close to its receipt; median {_span(quantile(values, 0.5))}, 99% within "
+        f"{_span(quantile(values, 0.99))}, of the last {len(values):,} bars."
     )
-    return table(["Latency", "Bars"], rows, note)
+    return table(headers, rows, note)
 
 
 def _span(seconds: float) -> str:
     return f"{short(1000.0 * seconds)} ms" if abs(seconds) < 1.0 else f"{short(seconds)} s"
+
+
+def _drift(tally: Tally) -> dict[str, Any]:
+    """Return what drifts: the present value where a journal tells it, and the newest warning."""
+    model = points(modelled(tally, "slippage", "half_spread"))
+    now = {
+        "drift-slippage": f"{points(mean(tally.slippage[-DRIFT_FILLS:]))}, modelled {model}",
+        "drift-turnover": f"{percent(mean(tally.turnover), 2)} a bar",
+    }
+    rows = []
+    for code, kind, label in DRIFTS:
+        # `Tally` moves a repeated warning to the end.
+        found = [pair for name, pair in reversed(tally.drifts.items()) if name[0] == code]
+        for ts, body in found[:DRIFT_ROWS]:
+            name = f"{label} {printable(body.get('feature', ''))}".strip()
+            said = f"{moment(ts)}: {_drifted(code, body)}"
+            rows.append([name, now.get(code, ""), cell(said, "warn")])
+        # A silent watch and an absent one look alike, so the row says which it is.
+        if not found:
+            why = printable(tally.watched.get(kind, ""))
+            said = f"not watched: {why}" if why else "no warning"
+            rows.append([label, now.get(code, ""), cell(said, "idle")])
+    note = "A warning comes once as its limit is crossed, and again only after the value came back."
+    return table(["Drift", "Now", "Last warning"], rows, note)
+
+
+def _drifted(code: str, body: dict[str, Any]) -> str:
+    """Say a warning of the drift watch in words."""
+
+    def value(name: str) -> float:
+        return number(body.get(name))
+
+    if code == "drift-feature":
+        return f"index {short(value('psi'))}, limit {short(value('limit'))}"
+    if code == "drift-slippage":
+        error = points(value("error"))
+        return f"{points(value('excess'))} above the model (standard error {error})"
+    if code == "drift-turnover":
+        return f"{percent(value('per_bar'), 2)} a bar, outside the backtest's range"
+    return f"{body.get('here')} here, {body.get('there')} in training"
 
 
 def _quality(tally: Tally, vitals: Vitals) -> dict[str, Any]:

@@ -187,25 +187,11 @@ class Sources:
         return path
 
     def _scan(self, root: pathlib.Path) -> None:
-        """Add the journals of a folder and of its folders; links are passed over."""
-        for folder in [root, *self._plain(root, folders=True)]:
-            for path in self._plain(folder, folders=False):
-                if path.suffix in JOURNALS and _is_journal(path):
+        """Add the journals of a folder and of its folders."""
+        for folder in [root, *filter(pathlib.Path.is_dir, _inside(root))]:
+            for path in _inside(folder):
+                if path.suffix in JOURNALS and path.is_file() and _is_journal(path):
                     self._add(path, path.name if folder == root else f"{folder.name}/{path.name}")
-
-    def _plain(self, folder: pathlib.Path, folders: bool) -> list[pathlib.Path]:
-        try:
-            with os.scandir(folder) as entries:
-                # Links are left out: one could lead out of the root.
-                kept = [
-                    entry.name
-                    for entry in entries
-                    if (entry.is_dir if folders else entry.is_file)(follow_symlinks=False)
-                    and not entry.name.startswith(".")
-                ]
-        except OSError:
-            return []
-        return [folder / name for name in sorted(kept)]
 
     def _add(self, path: pathlib.Path, label: str) -> None:
         if path in self._paths or len(self._found) >= MOST:
@@ -219,6 +205,15 @@ class Sources:
         source.name = name
         self._paths.add(path)
         self._found[name] = source
+
+
+def _inside(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return what is in a folder, but for links, as a link could lead out of the root."""
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [path for path in found if not (path.is_symlink() or path.name.startswith("."))]
 
 
 def _is_journal(path: pathlib.Path) -> bool:
