@@ -120,7 +120,7 @@ PLANTS = {
     "zero": ("D008", cell("low", "0"), "drop-bad"),
     "negative": ("D008", cell("close", "-37.63"), "drop-bad"),
     "text": ("D009", cell("open", "halted"), "drop-bad"),
-    "thousands": ("D009", cell("volume", '"1,234"'), "drop-bad"),
+    "no thousands": ("D009", cell("volume", '"12,34"'), "drop-bad"),
     "high below low": ("D010", exchange("high", "low"), "drop-bad"),
     "close above high": ("D011", scaled("close", 1.5), "widen"),
     "open below low": ("D011", scaled("open", 0.6), "widen"),

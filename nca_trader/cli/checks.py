@@ -192,6 +192,7 @@ def _check_reading(command: str, given: dict[str, Any]) -> None:
     reading.parse_columns(given.get("columns"))
     reading.refuse_times(given.get("timezone"), given.get("dates"))
     reading.parse_step(given.get("every"))
+    reading.parse_splits(given.get("split"))
 
 
 def _check_files(command: str, given: dict[str, Any]) -> None:

@@ -14,7 +14,17 @@ from nca_trader.config.records import loads
 from nca_trader.errors import ConfigError, argument, options_named
 
 # The options of `read_bars`, the same for every command that reads a bar file.
-READING = ("symbol", "timezone", "repair", "columns", "dates", "decimal", "every", "memory_gb")
+READING = (
+    "symbol",
+    "timezone",
+    "repair",
+    "columns",
+    "dates",
+    "decimal",
+    "every",
+    "memory_gb",
+    "split",
+)
 # The options of an account, the same for every command that trades.
 ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
 SHARED: dict[str, dict[str, Any]] = {
@@ -80,6 +90,11 @@ SHARED: dict[str, dict[str, Any]] = {
     "decimal": {"choices": (".", ","), "help": "the decimal sign of a CSV"},
     "every": {"metavar": "LENGTH", "help": "e.g. 1min, 1h, 1d: gaps of trading are missing bars"},
     "memory_gb": {"type": float, "metavar": "GIB", "help": "memory of reading a file, at most (2)"},
+    "split": {
+        "action": "append",
+        "metavar": "SYMBOL:DATE:RATIO",
+        "help": "a split of prices as traded that no column gives, repeatable: AAPL:2020-08-31:4",
+    },
 }
 
 
@@ -111,6 +126,7 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the reading options that were given, as `read_bars` takes them."""
     # Only what was given, so that the defaults are those of `read_bars`.
     given = {name: getattr(args, name) for name in READING}
+    given["split"] = ",".join(args.split) if args.split else None  # as one text, for records
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -6,10 +6,12 @@ jax.
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import re
 import zoneinfo
 from collections.abc import Collection, Iterable, Mapping
+from fractions import Fraction
 from numbers import Real
 
 import numpy as np
@@ -39,8 +41,64 @@ FIELDS = ("open", "high", "low", "close", "volume")
 SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
 INCOME = ("cash_dividend", "funding")
 ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
+# "spread" alone is not an alias: vendors give it in points, in pips or in the price's unit.
+ALIASES = {
+    **dict.fromkeys(("time", "date", "datetime", "timestamp", "date_time", "open_time"), "time"),
+    **dict.fromkeys(("date/time", "gmt_time", "local_time"), "time"),
+    **dict.fromkeys(("symbol", "ticker", "asset", "instrument"), "symbol"),
+    **dict.fromkeys(("volume", "vol", "real_volume"), "volume"),
+    **dict.fromkeys(("tickvol", "tick_volume"), "ticks"),
+    **{name: name for name in ("open", "high", "low", "close", "present", "half_spread")},
+    "close/last": "close",
+    **dict.fromkeys(("dividend", "dividends", "cash_dividend", "dividend_amount"), "cash_dividend"),
+    **dict.fromkeys(("funding", "funding_rate"), "funding"),
+    **dict.fromkeys(("bid", "bid_close"), "bid"),
+    **dict.fromkeys(("ask", "ask_close"), "ask"),
+}
+WIDE = re.compile(
+    r"(?P<symbol>.+?)[ _.:/|-](?P<field>open|high|low|close|volume|vol|half_spread|bid|ask"
+    r"|dividends?|cash_dividend|funding|funding_rate)"
+    r"|(?P<field2>open|high|low|close|volume|vol)[ _.:/|-](?P<symbol2>.+)",
+    re.IGNORECASE,
+)
+# bid_close and adj_close are not the closes of assets called "bid" and "adj".
+NO_ASSETS = {"bid", "ask", "mid", "spread", "adj", "adjusted", "unadjusted", "prev", "previous"}
 MEMORY_GB = 2.0  # of memory that reading takes in addition to the program, by default
 DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
+
+
+def plain(column: object) -> str:
+    """Return a column's name without the marks, blanks and case that vendors write differently.
+
+    >>> plain("<VOL>"), plain("Adj Close**"), plain("Vol.")
+    ('vol', 'adj_close', 'vol')
+    """
+    return str(column).strip("<>*. ").lower().replace(" ", "_")
+
+
+def role_of(column: object) -> str:
+    """Return which of the columns of bars a name means, or "".
+
+    >>> role_of("Open Time"), role_of("<VOL>"), role_of("comment")
+    ('time', 'volume', '')
+    """
+    return ALIASES.get(plain(column), "")
+
+
+def named_pair(column: object) -> tuple[str, str] | None:
+    """Return symbol and field of a wide table's column, such as AAPL_close or close_AAPL."""
+    if isinstance(column, tuple) and len(column) == 2:
+        parts = [str(part).strip() for part in column]
+        known = (*FIELDS, *INCOME, *SPREADS)
+        fields = [part if part in known else "" for part in map(role_of, parts)]
+        if bool(fields[0]) == bool(fields[1]):
+            return None
+        return (parts[1], fields[0]) if fields[0] else (parts[0], fields[1])
+    match = WIDE.fullmatch(str(column).strip())
+    if match is None:
+        return None
+    symbol, field = match["symbol"] or match["symbol2"], match["field"] or match["field2"]
+    return None if symbol.lower() in NO_ASSETS else (symbol, role_of(field))
 
 
 def parse_repair(repair: str | Iterable[str] | None) -> frozenset[str]:
@@ -81,6 +139,30 @@ def parse_columns(columns: str | Mapping[str, str | int] | None) -> dict[str, st
     for role in given:
         _refuse_unknown("column role", role, ROLES)
     return given
+
+
+def parse_splits(split: str | Iterable[str] | None) -> tuple[tuple[str, str, float], ...]:
+    """Return symbol, date and ratio of each of "AAPL:2020-08-31:4,TSLA:2022-08-25:3".
+
+    Raises:
+      BarError: one is not SYMBOL:DATE:RATIO.
+
+    >>> parse_splits("X:2021-01-04:3/2")
+    (('X', '2021-01-04', 1.5),)
+    """
+    expect("split", split, str | Iterable | None, 'a text, e.g. "AAPL:2020-08-31:4"')
+    found = []
+    for text in split.split(",") if isinstance(split, str) else split or ():
+        symbol, day, ratio = [*text.rsplit(":", 2), "", ""][:3]
+        try:
+            found.append(
+                (symbol.strip(), str(datetime.date.fromisoformat(day)), float(Fraction(ratio)))
+            )
+        except (ValueError, ZeroDivisionError, OverflowError):
+            found.append(("", day, 0.0))
+        if not found[-1][0] or not found[-1][2] > 0.0:
+            raise BarError(f"split {text!r} is not SYMBOL:DATE:RATIO; give e.g. AAPL:2020-08-31:4.")
+    return tuple(found)
 
 
 def parse_step(every: str | None) -> np.timedelta64 | None:
@@ -124,7 +206,7 @@ def refuse_times(timezone: str | None, dates: str | None) -> None:
       BarError: one of them is unknown.
     """
     expect("timezone", timezone, str | None, 'a text, e.g. "America/New_York"')
-    if timezone is not None:
+    if timezone is not None and not re.fullmatch(r"[+-]\d\d:\d\d", timezone):
         _refuse_unknown("time zone", timezone, zoneinfo.available_timezones())
     if dates is not None and dates not in DATES:
         known = " or ".join(f"{name} ({example})" for name, example in DATES.items())

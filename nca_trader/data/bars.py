@@ -20,22 +20,23 @@ from nca_trader.config.reading import (
     parse_columns,
     parse_memory,
     parse_repair,
+    parse_splits,
     parse_step,
 )
 from nca_trader.data.calendar import DAY, Sessions, bar_length, expected_times
-from nca_trader.data.reading.detect import detect, extra_faults, settle_dividends, value_faults
+from nca_trader.data.reading.detect import detect, extra_faults, value_faults
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
     Code,
     Fault,
     Request,
     Table,
-    note_of,
     refuse,
     refuse_large,
 )
-from nca_trader.data.reading.faults import repair as repaired
 from nca_trader.data.reading.parse import parse
+from nca_trader.data.reading.repairs import note_of, settle_dividends, with_splits
+from nca_trader.data.reading.repairs import repair as repaired
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import EXTRAS, PRICES, Bars
 
@@ -56,6 +57,7 @@ def read_bars(
     decimal: str | None = None,
     every: str | None = None,
     memory_gb: float | None = None,
+    split: str | Iterable[str] | None = None,
 ) -> Bars:
     """Read bars from a CSV (any delimiter, .gz, .zip), Parquet or Feather file, or a DataFrame.
 
@@ -97,6 +99,8 @@ def read_bars(
         `calendar.expected_times`) at which no asset has a bar then become missing bars.
       memory_gb: GiB of memory that reading may take; None: 2. A small file can unpack to far more,
         and is refused before it does (D034).
+      split: splits of prices as traded that no column gives, "AAPL:2020-08-31:4,X:2021-01-04:1/10":
+        from that date on a share is one of four.
 
     Returns:
       Bars `[N, A]` in order of time; `note` says what was repaired or adjusted.
@@ -120,7 +124,7 @@ def read_bars(
             bars = given.select(*wanted)
         else:
             how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
-            how |= {"every": every, "memory_gb": memory_gb}
+            how |= {"every": every, "memory_gb": memory_gb, "split": split}
             bars = read_bars(given, symbol, timezone, repair, **how)
         # The record of a run says where its bars came from.
         return dataclasses.replace(bars, source=source)
@@ -129,9 +133,11 @@ def read_bars(
     wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
     repairs, step = parse_repair(repair), parse_step(every)
     most = parse_memory(memory_gb)
-    request = Request(parse_columns(columns), timezone, dates, decimal, wanted, repairs, most)
+    request = Request(
+        parse_columns(columns), timezone, dates, decimal, wanted, repairs, most, parse_splits(split)
+    )
     # Each step takes the result of the last one; only `assemble` uses it up.
-    table = settle_dividends(parse(source, request))
+    table = with_splits(settle_dividends(parse(source, request)), request)
     faults = detect(table, request)
     refuse(table.name, faults, repairs, table.where)
     table = repaired(table, faults, repairs)

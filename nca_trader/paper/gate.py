@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nca_trader.data.reading.detect import extra_faults, value_faults
+from nca_trader.data.reading.detect import extra_faults, is_far, value_faults
 from nca_trader.data.reading.faults import Code, Fault, Table
-from nca_trader.data.reading.forensic import is_far
 from nca_trader.types import PRICES, Bar, Tensor
 
 MOVES = 250  # bars: the median move of so many is a usual one

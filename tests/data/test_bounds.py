@@ -108,8 +108,8 @@ FILES = {
     "batch.arrow": (feather(lambda: table(2_000_000), 2_000_000), "D034 2,000,000 rows", LITTLE),
     "texts.feather": (
         feather(lambda: table(300, note=[LETTERS] * 300), 300),
-        "D034 300 rows of 7 columns",
-        LITTLE,
+        "300 rows have more than 134,217,728 bytes of text",
+        {},
     ),
     "categories.feather": (feather(lambda: of_text_times(100_000)), "bytes of text", {}),
     "views.feather": (feather(lambda: table(9000, note=viewed(9000))), "bytes of text", {}),

@@ -134,7 +134,8 @@ def test_a_comma_that_may_part_thousands_is_refused(read):
     assert "D018 line 2: '1,234' may have a decimal comma or one between thousands" in said
     assert read(text, decimal=",").close[0, 0] == 1.235
     assert read(text + "2021-01-29;1,2345;1,2355;1,23;1,235;9\n").close[0, 0] == 1.235
-    assert "D009 line 2: close = 1,235 is not a number" in refusal(read, text, decimal=".")
+    assert 'decimal="," or decimal=".", by which it parts thousands' in said
+    assert read(text, decimal=".").close[0, 0] == 1235.0
     assert "D009" in refusal(read, text.replace("10\n", "1.5\n"), decimal=",")
     with pytest.raises(BarError, match="unknown decimal sign ':'"):
         read(text, decimal=":")

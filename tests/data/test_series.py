@@ -223,7 +223,7 @@ def test_the_split_is_named(clean):
     frame = clean["days of a fund"]
     said = found(split_at(frame, 1000, 1.5))
     assert "as a split of 3 for 2 that is not adjusted" in said
-    assert 'or adjust splits, e.g. columns="split=COLUMN", or pass repair="keep-jumps"' in said
+    assert 'or adjust splits, e.g. split="asset:2001-12-26:3/2", or pass repair="keep' in said
     assert "as a split of 1 for 10" in found(split_at(frame, 1000, 0.1))
 
 

@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.config.reading import INCOME
-from nca_trader.data.reading import forensic
+from nca_trader.config.reading import INCOME, plain
 from nca_trader.data.reading.faults import (
     FACTORS,
     Code,
     Fault,
     Request,
     Table,
+)
+from nca_trader.data.reading.parse import LONGEST, NUMBERS, is_name, spread_columns
+from nca_trader.data.reading.repairs import (
+    EVENTS,
+    REUSE,
     adjusted,
+    gaps_of_half_a_year,
     repeated_rows,
     rows_that_stay,
+    typical,
 )
-from nca_trader.data.reading.forensic import Series
-from nca_trader.data.reading.parse import LONGEST, NUMBERS, is_name, spread_columns
-from nca_trader.data.reading.times import Times
+from nca_trader.data.reading.times import exchanged, runs_one_way
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
-SURE = 5.0  # logarithm of the odds for one of the two answers, at least
+DAYS_12 = np.timedelta64(12, "D")
 SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
 BACK_ADJUSTED = (
     "; adjust a back-adjusted future by ratios instead of differences, or add an offset to all its "
     "prices, whose returns are then of that sum"
 )
+CHANGES = 1e-3  # relative: adjusted closes are rounded
+JUMP = np.log(1.8)  # at least, and
+JUMP_MOVES = 25  # times the symbol's median move: wild symbols jump higher
+RATIOS = (  # shares after and before, of the splits that are common
+    (5, 4), (4, 3), (3, 2), (5, 3), (2, 1), (5, 2), (3, 1), (4, 1), (5, 1), (6, 1), (7, 1),
+    (8, 1), (10, 1), (15, 1), (20, 1), (25, 1), (30, 1), (50, 1), (100, 1),
+)  # fmt: skip
+NEAR_RATIO = 0.025  # as logarithms: the price's own move overnight
+SUSPECTS = 10_000  # moves by the ratio of a split that are looked at
+SPLIT_MOVES = 8  # times the moves of the bars around, at least
+AROUND = 50  # bars before and after, at most
+QUIET = 12.0  # or this part of the jump: a price that opens a third lower on news moves on by more
+CALM = 3.0  # times the range of the bars around, at most: news moves a price within the bar too
+BUSY = 2.5  # times the volume of the bars before, at most
+MOST_NAMED = 4  # splits that a message names
 # A row with one of these faults cannot be compared with the bars around it.
 ROW_FAULTS = {
     *(Code.D006, Code.D007, Code.D008, Code.D009, Code.D010, Code.D011, Code.D012),
@@ -54,16 +73,15 @@ def detect(table: Table, request: Request) -> list[Fault]:
         table.faults,
         key=lambda fault: (_column_rank(fault), fault.code.name, fault.fixes, fault.say),
     )
-    faults += time_faults(table.times, request.timezone) if table.times else []
+    faults += table.time_faults
     faults += value_faults(table) + factor_faults(table) + extra_faults(table)
     faults += line_faults(table)
-    for name, value in table.others:
-        if not table.columns.keys() & FACTORS:
-            mask, use = forensic.unadjusted(name, value, table["close"], table["symbol"])
-            if mask.any():
-                say = f"{name} = {value[mask][0]:.6g} adjusts the prices, which are taken as they "
-                remedy = f"Pass {argument('columns', use)}"
-                faults.append(Fault(Code.D027, f"{say}stand", mask, remedy))
+    for name, value in table.others if not request.columns.keys() & FACTORS else ():
+        mask, use = unadjusted(name, value, table)
+        if mask.any():
+            say = f"{name} = {value[mask][0]:.6g} adjusts the prices, which are taken as they stand"
+            asked = ",".join([*(f"{role}={text}" for role, text in request.columns.items()), use])
+            faults.append(Fault(Code.D027, say, mask, f"Pass {argument('columns', asked)}"))
     if any(fault.code == Code.D005 and fault.about in ("time", "symbol") for fault in faults):
         return faults  # the order of rows depends on that column
     # Rows that a repair drops are not compared with others, as the bars will not hold them.
@@ -80,80 +98,12 @@ def detect(table: Table, request: Request) -> list[Fault]:
         if fault.mask is not None and fault.code in ROW_FAULTS:
             sound = sound & ~fault.mask
     columns = adjusted(table.columns, stays)
-    return faults + between + series_faults(columns, table.symbols, sound)
-
-
-def settle_dividends(table: Table) -> Table:
-    """Return the table without dividends that its prices are adjusted for, or with a question.
-
-    On an ex-date a price as traded opens lower by about the dividend, and an adjusted one does not.
-    The slope of these returns on the yields is thus 1 or 0, with an error that follows from the
-    other nights of each symbol. Both are equally likely at first.
-    """
-    if not table.vendor or "cash_dividend" not in table:
-        return table
-    names = ("symbol", "time", "open", "close", "cash_dividend", "present")
-    code, time, opens, close, cash, present = (table[name] for name in names)
-    rows = np.flatnonzero(present & (opens > 0) & (close > 0) & ~np.isnat(time))
-    rows = rows[np.lexsort((time[rows], code[rows]))]
-    same = code[rows[1:]] == code[rows[:-1]]
-    before, after = rows[:-1][same], rows[1:][same]
-    night, paid = np.log(opens[after] / close[before]), cash[after] / close[before]
-    usual = pd.Series(np.abs(np.where(paid > 0, np.nan, night)))
-    noise = np.maximum(1.5 * usual.groupby(code[after]).transform("median").fillna(np.inf), 1e-5)
-    ex = np.flatnonzero(paid > 0)
-    if not len(ex):
-        return table
-    drop, paid, noise = -night[ex], paid[ex], noise.to_numpy()[ex]
-    drop = np.clip(drop, -3 * noise, paid + 3 * noise)  # news moves a price by more
-    weight = float(np.sum((paid / noise) ** 2))
-    slope = float(np.sum(paid * drop / noise**2)) / weight if weight else 0.5
-    if abs(slope - 0.5) * weight > SURE:
-        if slope > 0.5:
-            return table
-        note = f"Prices are adjusted for dividends: on {len(ex):,} ex-dates they do not drop."
-        columns = {k: v for k, v in table.columns.items() if k != "cash_dividend"}
-        return dataclasses.replace(table, columns=columns, notes=[*table.notes, note])
-    say = f"{len(ex):,} ex-dates do not show whether prices are adjusted for the dividends"
-    ways = (argument("columns", f"cash_dividend={way}") for way in ("-", "COLUMN"))
-    remedy = "Pass {} if they are, and {} if they are as traded".format(*ways)
-    return dataclasses.replace(table, faults=[*table.faults, Fault(Code.D036, say, None, remedy)])
+    return faults + between + series_faults(columns, table.symbols, sound, request.timezone)
 
 
 def _column_rank(fault: Fault) -> int:
     """Order faults of values by their column, those of no column last."""
     return NUMBERS.index(fault.about) if fault.about in NUMBERS else len(NUMBERS)
-
-
-def time_faults(times: Times, timezone: str | None) -> list[Fault]:
-    """Find times that cannot be read or placed; `timezone` is that of the file."""
-    if (order := times.order) is not None:
-        if order["day_first"].any():
-            names = sorted(("day_first", "month_first"), key=lambda name: order[name].sum())
-            few, most = (order.texts[name] for name in names)
-            say = f"time {few!r} has day and month in another order than {most!r}"
-            return [Fault(Code.D017, say, order[names[0]])]
-        say = f"time {order.texts['known']!r}: no date shows which is the day, which the month"
-        ways = " or ".join(argument("dates", name) for name in ("dmy", "mdy"))
-        return [Fault(Code.D017, say, order["known"], f"Pass {ways}")]
-    texts, zone = times.marks.texts, f"{argument('timezone')}, e.g. "
-    zone += argument("timezone", "America/New_York")
-    faults = []
-    unread, naive, skipped = (times.marks[name] for name in ("unread", "naive", "skipped"))
-    if unread.any():
-        faults.append(Fault(Code.D013, f"time {texts['unread']!r} can't be read", unread))
-    if skipped.any():
-        say = f"time {texts['skipped']!r} is skipped or repeated by the clock of {timezone}"
-        faults.append(Fault(Code.D016, say, skipped))
-    if naive.any() and timezone is None:
-        first = f"time {texts['naive']!r} has no"
-        if times.num_aware:
-            say = f"{first} UTC offset but {times.num_aware:,} others do"
-            faults.append(Fault(Code.D014, say, naive, f"Add an offset or pass {zone}"))
-        elif times.clocked:
-            remedy = f"Add a UTC offset or pass {zone}"
-            faults.append(Fault(Code.D015, f"{first} time zone", naive, remedy))
-    return faults
 
 
 class _Checks:
@@ -304,30 +254,17 @@ def order_faults(
     rows, inside, forward = _steps(table, among)
     if (forward | ~inside).all():
         return []
-    local = time
-    if timezone is not None:
-        local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone).tz_localize(None).to_numpy()
-    # Day and month exchanged, where the day can be a month; both count from 0.
-    day = (local.astype("datetime64[D]") - local.astype("datetime64[M]")).astype(int)
-    month = local.astype("datetime64[M]").astype(int) % 12
-    moved = (local.astype("datetime64[Y]").astype("datetime64[M]") + day).astype("datetime64[D]")
-    clock = local - local.astype("datetime64[D]")
-    other = np.where(day < 12, moved + month + clock, local)
-
-    def path(each: np.ndarray) -> tuple[float, int]:
-        step = np.diff(each)[inside].astype(np.int64).astype(np.float64)
-        back = min((step < 0).sum(), (step > 0).sum()) + (step == 0).sum()
-        return float(np.abs(step).sum()), int(back)
-
-    # Exchanged, the rows run in one direction by far shorter steps. Sorting them would hide the
-    # wrong dates, so no repair fixes this fault.
-    (short, few), (long, many) = path(other[rows]), path(local[rows])
-    if 2 * short < long and 2 * few <= many:
+    local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone or "UTC").tz_localize(None)
+    local, other = local.to_numpy(), local.to_numpy().copy()
+    swap = among & (local.astype("datetime64[D]") - local.astype("datetime64[M]") < DAYS_12)
+    other[swap] = exchanged(local[swap])
+    # Sorting such rows would hide the wrong dates, so no repair fixes this fault.
+    if runs_one_way(other[rows], inside) and not runs_one_way(local[rows], inside):
         mask = among & (other != local)
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
         say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
         remedy = Code.D019.remedy
-        if dates is not None and (day[among] < 12).all():  # no date proves the order
+        if dates is not None and swap[among].all():  # no date proves the order
             remedy += f", or pass {argument('dates', 'mdy' if dates == 'dmy' else 'dmy')}"
         return [Fault(Code.D019, say, mask, remedy)]
     faults = []
@@ -364,7 +301,7 @@ def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndar
 
 
 def series_faults(
-    columns: dict[str, np.ndarray], symbols: list[str], sound: np.ndarray
+    columns: dict[str, np.ndarray], symbols: list[str], sound: np.ndarray, timezone: str | None
 ) -> list[Fault]:
     """Find faults between bars of one symbol in order of time.
 
@@ -372,6 +309,7 @@ def series_faults(
       columns: `[rows]` each, of all rows, with adjusted prices.
       symbols: the names.
       sound: `[rows]` bool, the rows that are compared.
+      timezone: as in `read_bars`.
     """
     rows = slice(None) if sound.all() else np.flatnonzero(sound)
     code, time = columns["symbol"][rows], columns["time"][rows]
@@ -389,7 +327,7 @@ def series_faults(
             faults.append(Fault(code, say, mask, **options))
 
     # Before missing bars are left out: their rows show that a gap is known.
-    parted = forensic.gaps_of_half_a_year(time, code, present)
+    parted = gaps_of_half_a_year(time, code, present)
     if len(parted):
         first, own = int(parted[0]), np.flatnonzero(code == code[parted[0]])
         until = next((int(at) for at in parted[1:] if code[at] == code[first]), int(own[-1]) + 1)
@@ -400,7 +338,155 @@ def series_faults(
     if not checked.all():  # a missing bar carries an old price that was not traded
         rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]
     bars = Series(*(columns[name][rows] for name in ("symbol", "time", *PRICES, "volume")))
-    at, say = forensic.jump_fault(bars, symbols)
-    example = argument("columns", "split=COLUMN")
-    add(Code.D026, at, say, remedy=f"{Code.D026.remedy}, e.g. {example}")
+    jump = jump_fault(bars, symbols, timezone)
+    if jump is not None and jump.mask is not None:
+        add(Code.D026, jump.mask, jump.say, remedy=jump.remedy)
     return faults
+
+
+class Series(NamedTuple):
+    """Present bars in order of symbol and time.
+
+    Attributes:
+      code: `[n]` the symbol, a place among the names.
+      time: `[n]` datetime64[ns].
+      open, high, low, close, volume: `[n]` float64.
+    """
+
+    code: np.ndarray
+    time: np.ndarray
+    open: np.ndarray
+    high: np.ndarray
+    low: np.ndarray
+    close: np.ndarray
+    volume: np.ndarray
+
+    @property
+    def inside(self) -> np.ndarray:
+        """`[n - 1]` bool, whether the next bar is of the same symbol and span."""
+        return (self.code[1:] == self.code[:-1]) & (np.diff(self.time) <= REUSE)
+
+
+def jump_fault(bars: Series, names: list[str], timezone: str | None) -> Fault | None:
+    """Return the fault of jumps (see `jumps`) at places of `bars`, with splits that undo them."""
+    at = jumps(bars)
+    if not len(at):
+        return None
+    before, after = bars.close[at - 1], bars.open[at]
+    local = pd.DatetimeIndex(bars.time, tz="UTC").tz_convert(timezone or "UTC")
+    named, said = [], ""
+    for i, row in enumerate(at[:MOST_NAMED]):
+        ratio, symbol = split_of(after[i] / before[i]), names[bars.code[row]]
+        if ratio and local[row].date() > local[row - 1].date() and not set(symbol) & set(",:"):
+            named.append(f"{symbol}:{local[row]:%Y-%m-%d}:{ratio}")
+        if ratio and not i:
+            said = f", as a split of {ratio.replace('/', ' for ')} that is not adjusted"
+    say = f"{names[bars.code[at[0]]]} jumps from close {before[0]:.6g} to open {after[0]:.6g}, "
+    some = f" ({len(named)} of {len(at):,} jumps)" if len(named) < len(at) else ""
+    way = (
+        argument("split", ",".join(named)) + some if named else argument("columns", "split=COLUMN")
+    )
+    remedy = f"{Code.D026.remedy}, e.g. {way}"
+    return Fault(Code.D026, f"{say}{after[0] / before[0]:.4g} times{said}", at, remedy)
+
+
+def split_of(times: float) -> str:
+    """Return the split that a price `times` the one before looks like, or "".
+
+    >>> split_of(0.5), split_of(1.5), split_of(0.9)
+    ('2/1', '2/3', '')
+    """
+    ratios = {b / a: f"{a}/{b}" for a, b in RATIOS} | {a / b: f"{b}/{a}" for a, b in RATIOS}
+    near = min(ratios, key=lambda ratio: abs(np.log(times / ratio)))
+    return ratios[near] if abs(np.log(times / near)) <= NEAR_RATIO else ""
+
+
+def jumps(bars: Series) -> np.ndarray:
+    """Return places whose open is far from the close before, or by a split's ratio."""
+    inside = bars.inside
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        gaps = np.log(bars.open[1:] / bars.close[:-1]).astype(np.float32)
+    # Between symbols, or without a price, there is no move.
+    gaps[~(inside & np.isfinite(gaps))] = 0.0
+    places = np.flatnonzero(np.abs(gaps) > np.log(RATIOS[0][0] / RATIOS[0][1]) - NEAR_RATIO)
+    found: set[int] = set()
+    high = places[is_far(gaps[places], 0.0)]
+    if len(high):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            move = np.abs(np.diff(np.log(bars.close)))
+        far = is_far(gaps[high], typical(move, inside, bars.code)[high])
+        found.update((high[far] + 1).tolist())
+    size, near = np.abs(gaps[places]), np.zeros(len(places), dtype=bool)
+    for after, before in RATIOS:
+        near |= np.abs(size - np.log(after / before)) <= NEAR_RATIO
+    # In a file with more moves of such sizes they are not splits, and looking takes minutes.
+    for row in (places[near] + 1).tolist()[:SUSPECTS]:
+        if row not in found and _is_split(bars, row, gaps):
+            found.add(row)
+    return np.array(sorted(found), dtype=int)
+
+
+def is_far(move: np.ndarray, typical: np.ndarray | float) -> np.ndarray:
+    """Return whether moves, as logarithms, are jumps for symbols whose median move is `typical`."""
+    size = np.abs(move)
+    return (size > JUMP) & (size > JUMP_MOVES * typical)
+
+
+def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
+    """Return whether only the level of the price changes at `row`.
+
+    News that moves a price as far also widens the bar's range and multiplies its volume. A split of
+    k for 1 multiplies the volume by k.
+    """
+    first, last = max(row - AROUND, 0), min(row + AROUND + 1, len(bars.code))
+    part = slice(first, last)
+    own = bars.code[part] == bars.code[row]
+    at, gap = row - first, abs(float(gaps[row - 1]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        spread = np.log(bars.high[part] / bars.low[part])
+        body = np.abs(np.log(bars.close[part] / bars.open[part]))
+    others = own.copy()
+    others[at] = False
+    if others.sum() < 5:
+        return False
+    between = own[1:] & own[:-1]
+    # The jump itself must not count as a usual move.
+    between[at - 1] = False
+    moves = np.abs(gaps[first : last - 1])[between]
+    usual = max(float(np.nanmedian(spread[others])), float(np.nanmedian(body[others])))
+    if not gap > SPLIT_MOVES * max(usual, float(np.nanpercentile(moves, 75)), 1e-9):
+        return False
+    if not spread[at] <= max(CALM * usual, gap / QUIET):
+        return False
+    volume = bars.volume[part]
+    known = volume[:at][own[:at]]
+    if not len(known) or not np.median(known) > 0.0:
+        return True
+    more = max(1.0, float(np.exp(-gaps[row - 1])))  # the factor of the volume in the new unit
+    return bool(volume[at] <= more * max(BUSY * np.median(known), 1.5 * np.percentile(known, 95)))
+
+
+def unadjusted(name: str, value: np.ndarray, table: Table) -> tuple[np.ndarray, str]:
+    """Return `[rows]` bool, where a vendor's adjustment changes, and `columns` that apply it.
+
+    A ratio on the day of a split counts where the price falls by it: other vendors give it next to
+    prices that are adjusted.
+    """
+    kind, code = plain(name), table["symbol"]
+    mask = np.zeros(len(table), dtype=bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if kind in EVENTS:
+            rows = np.lexsort((table["time"], code))
+            rows = rows[table["present"][rows]]
+            before, after = rows[:-1], rows[1:]
+            night = np.log(table["open"][after] / table["close"][before])
+            ratio = np.log(np.where(value[after] > 0.0, value[after], 1.0))
+            falls = np.abs(night + ratio) < np.abs(night)
+            mask[after] = (code[after] == code[before]) & (ratio != 0.0) & falls
+            return mask, f"split={name}"
+        adjusts = kind in ("adj_close", "adjclose", "adjusted_close")
+        factor = value / table["close"] if adjusts else value
+        mask[1:] = np.abs(factor[1:] / factor[:-1] - 1.0) > CHANGES
+    mask[1:] &= code[1:] == code[:-1]
+    use = f"dividend={name}/{table.close_name}" if adjusts else f"dividend={name}"
+    return mask, {"ajexdi": "split=1/ajexdi", "split_factor": f"split={name}"}.get(kind, use)

@@ -15,12 +15,13 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.config.reading import MEMORY_GB
-from nca_trader.data.reading.forensic import gaps_of_half_a_year
-from nca_trader.data.reading.times import Times
 from nca_trader.errors import BarError, argument
-from nca_trader.types import PRICES
 
 GIB = 1 << 30
+FACTORS = ("split", "dividend")
+DROPS = ("drop-nan", "drop-bad", "keep-first", "keep-last")  # repairs that drop rows
+MANY = 0.1  # of the rows: where a repair drops more, a message says how many
+UNREAD_TEXT = 1 << 20  # characters of cells that are not numbers, kept for messages
 ROW_BYTES = 128  # of memory that an asset's bar takes while it is read and checked, about
 
 
@@ -143,9 +144,10 @@ class Table:
       wide: whether a line holds several assets.
       unread: by column, the cells that hold other than numbers.
       short: rows of lines that end early.
-      times: the evidence from reading the times; None where they were times already.
+      time_faults: what is wrong with the times.
       faults: what is wrong with the columns.
       notes: sentences for the note of the bars.
+      close_name: the column that is the close.
       vendor: whether the dividends have a vendor's name, so that prices may be adjusted for them.
     """
 
@@ -158,9 +160,10 @@ class Table:
     wide: bool = False
     unread: dict[str, Unread] = dataclasses.field(default_factory=dict)
     short: list[np.ndarray] = dataclasses.field(default_factory=list)
-    times: Times | None = None
+    time_faults: list[Fault] = dataclasses.field(default_factory=list)
     faults: list[Fault] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    close_name: str = "close"
     vendor: bool = False
 
     def __len__(self) -> int:
@@ -194,6 +197,7 @@ class Request(NamedTuple):
       symbols: those to take; none: all.
       repairs: the repairs asked for.
       memory_gb: GiB that reading may take.
+      splits: symbol, date and ratio of each that was given.
     """
 
     columns: Mapping[str, str]
@@ -203,11 +207,14 @@ class Request(NamedTuple):
     symbols: Sequence[str]
     repairs: frozenset[str]
     memory_gb: float = MEMORY_GB
+    splits: tuple[tuple[str, str, float], ...] = ()
 
     @property
     def texts(self) -> list[str]:
-        """Names or numbers of columns, in addition to those called symbol, that hold texts."""
-        return [self.columns["symbol"]] if "symbol" in self.columns else []
+        """Names or numbers of columns that hold texts: symbols, and times in two columns."""
+        time = self.columns.get("time", "").split("+")
+        parts = [part.strip() for part in time] if len(time) > 1 else []
+        return [*parts, *([self.columns["symbol"]] if "symbol" in self.columns else [])]
 
     @property
     def numbered(self) -> bool:
@@ -265,8 +272,18 @@ def refuse(
             rows = np.flatnonzero(fault.mask)
             more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
             place = f"{where(int(rows[0]))}{more}: "
-        if fault.fixes:
-            remedy += ", or pass " + " or ".join(argument("repair", name) for name in fault.fixes)
+        fixes = [argument("repair", name) for name in fault.fixes]
+        if fault.mask is not None and fault.mask.mean() > MANY:
+            size, many = len(fault.mask), int(fault.mask.sum())
+            # Without any row there are no bars, so such a repair is not named.
+            drops = f" (drops {many:,} of {size:,} rows)"
+            fixes = [
+                text + drops * (name in DROPS)
+                for name, text in zip(fault.fixes, fixes, strict=True)
+                if many < size or name not in DROPS
+            ]
+        if fixes:
+            remedy += f", or pass {' or '.join(fixes)}"
         lines += [f"{fault.code.name} {place}{fault.say}.", f"{remedy}."]
     # One fault: what and where, and its remedy.
     if len(lines) == 2:
@@ -275,136 +292,3 @@ def refuse(
         indents = ("  ", "       ") * (len(lines) // 2)
         listed = (indent + line for indent, line in zip(indents, lines, strict=True))
         raise BarError(f"{source}: {len(lines) // 2} problems", *listed)
-
-
-FACTORS = ("split", "dividend")
-UNREAD_TEXT = 1 << 20  # characters of cells that are not numbers, kept for messages
-DROPS = ("drop-nan", "drop-bad")
-FLAT = 0.1  # of the bars: if more have no range, the note says so
-
-
-def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Table:
-    """Return the rows after the repairs asked for, with adjusted prices.
-
-    Args:
-      table: all rows.
-      faults: what is wrong with them.
-      repairs: those asked for.
-
-    Raises:
-      BarError: no row is left.
-    """
-    stays = rows_that_stay(table, faults, repairs)
-    # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
-    if any(fault.code == Code.D021 for fault in faults) and stays.any():
-        # Among rows that stay: a row that is dropped must not be the one kept of a pair.
-        stays &= ~repeated_rows(table, stays, repairs)
-    if not stays.any():
-        raise refusal(table.name, Code.D002, "no row is left after the repairs", "Correct the rows")
-    columns = dict(table.columns)
-    if not stays.all():
-        columns = {name: column[stays] for name, column in columns.items()}
-    if "widen" in repairs:
-        prices = [columns[name] for name in PRICES]
-        columns["high"] = np.maximum.reduce(prices)
-        columns["low"] = np.minimum.reduce(prices)
-    if "no-volume" in repairs:  # an infinite volume stays, and is a fault
-        columns["volume"] = np.nan_to_num(columns["volume"], posinf=np.inf, neginf=-np.inf)
-    symbols = table.symbols
-    if "part-reuse" in repairs:
-        columns["symbol"], symbols = _parted(columns, symbols)
-    # After the symbols are split up: each span starts at its own first factor.
-    columns = adjusted(columns, np.ones(len(columns["time"]), dtype=bool))
-    # The columns and texts that only detection needs are freed here.
-    return Table(name=table.name, columns=columns, symbols=symbols, notes=table.notes)
-
-
-def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> np.ndarray:
-    """Return `[rows]` bool, the rows with a time that no repair asked for drops."""
-    stays = ~np.isnat(table["time"])
-    for fault in faults:
-        if fault.mask is not None and fault.fixed_by(repairs) in DROPS:
-            stays &= ~fault.mask
-    return stays
-
-
-def repeated_rows(
-    table: Table, among: np.ndarray, repairs: frozenset[str] = frozenset()
-) -> np.ndarray:
-    """Return `[rows]` bool: of rows `among` that share time and symbol, all but the one kept."""
-    keys = pd.DataFrame({name: table[name][among] for name in ("time", "symbol")}, copy=False)
-    mask = np.zeros(len(table), dtype=bool)
-    mask[among] = keys.duplicated(keep="last" if "keep-last" in repairs else "first")
-    return mask
-
-
-def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the columns with prices multiplied by f_t / f_first, for splits and dividends.
-
-    f is split times dividend, and f_first is that of the symbol's first present row. Volume is
-    divided by split_t / split_first alone. Cash per unit is multiplied by the same quotient.
-    Vendors divide by the last factor, which is not known at t. Relative to the first factor, a
-    later split changes no earlier bar.
-
-    Args:
-      columns: `[rows]` each.
-      among: `[rows]` bool, the rows that may be a symbol's first.
-    """
-    given = [name for name in FACTORS if name in columns]
-    out = dict(columns)
-    if not given:
-        return out
-    code, rows = columns["symbol"], np.flatnonzero(columns["present"] & among)
-    rows = rows[np.argsort(columns["time"][rows], kind="stable")]
-    first = np.full(code.max() + 1, -1)
-    first[code[rows[::-1]]] = rows[::-1]  # the last assignment stays: the first row in time
-    factor = {}
-    with np.errstate(all="ignore"):  # a factor of 0 is a fault of its own
-        for name in given:
-            value = columns[name]
-            # A symbol without a present row has no factor; its prices are NaN or carried.
-            factor[name] = value / np.where(first >= 0, value[first], 1.0)[code]
-        total = np.prod(list(factor.values()), axis=0)
-        for name in PRICES:
-            out[name] = columns[name] * total
-        if "split" in factor:
-            out["volume"] = columns["volume"] / factor["split"]
-            if "cash_dividend" in columns:
-                out["cash_dividend"] = columns["cash_dividend"] * factor["split"]
-    return out
-
-
-def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> str:
-    """Return the note for reports: repairs, adjustments, and bars that hold a close alone."""
-    done = [
-        f"{fault.code.name} by {fault.fixed_by(repairs)}"
-        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
-        for fault in faults
-    ]
-    notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
-    notes += table.notes
-    factors = [name for name in FACTORS if name in table]
-    if factors:
-        notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
-    flat = (table["high"] == table["low"]) & (table["open"] == table["close"]) & table["present"]
-    count = int(table["present"].sum())
-    if flat.sum() > FLAT * count and "close-only" not in repairs:
-        notes.append(f"{flat.sum():,} of {count:,} bars have open = high = low = close.")
-    return " ".join(notes)
-
-
-def _parted(columns: Mapping[str, np.ndarray], symbols: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Give every later span of a symbol the year of its first bar: FB, FB-2012.
-
-    Returns codes `[rows]` and names, in the order of the assets' first rows.
-    """
-    time, code = columns["time"], columns["symbol"]
-    rows = np.lexsort((time, code))
-    names, out = list(symbols), code.copy()
-    for place in gaps_of_half_a_year(time[rows], code[rows], columns["present"][rows]):
-        later = rows[place:][code[rows[place:]] == code[rows[place]]]
-        names.append(f"{symbols[code[rows[place]]]}-{str(time[rows[place]])[:4]}")
-        out[later] = len(names) - 1
-    # The assets keep the order of their first rows in the file.
-    new, order = pd.factorize(out)
-    return new.astype(np.int32), [names[i] for i in order]

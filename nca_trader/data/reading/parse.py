@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath
-from nca_trader.config.reading import FIELDS, INCOME, SPREADS
+from nca_trader.config.reading import FIELDS, INCOME, SPREADS, named_pair, plain, role_of
 from nca_trader.data.reading.faults import (
     FACTORS,
     GIB,
@@ -30,20 +30,13 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
-from nca_trader.data.reading.forensic import ADJUSTMENTS
-from nca_trader.data.reading.formats import Chunk, canonical, load
-from nca_trader.data.reading.times import Growing, TimeReader, holds_numbers
+from nca_trader.data.reading.repairs import ADJUSTMENTS
+from nca_trader.data.reading.sources import load
+from nca_trader.data.reading.text import Chunk
+from nca_trader.data.reading.times import Growing, TimeReader, holds_numbers, is_clock, joined
 from nca_trader.errors import argument
 
 NONE = "-"  # in place of a column: no column has this role
-WIDE = re.compile(
-    r"(?P<symbol>.+?)[ _.:/|-](?P<field>open|high|low|close|volume|vol|half_spread|bid|ask"
-    r"|dividends?|cash_dividend|funding|funding_rate)"
-    r"|(?P<field2>open|high|low|close|volume|vol)[ _.:/|-](?P<symbol2>.+)",
-    re.IGNORECASE,
-)
-# bid_close and adj_close are not the closes of assets called "bid" and "adj".
-NO_ASSETS = {"bid", "ask", "mid", "spread", "adj", "adjusted", "unadjusted", "prev", "previous"}
 
 
 class Arranged(NamedTuple):
@@ -62,7 +55,7 @@ class Arranged(NamedTuple):
     symbols: tuple[str, ...] | None
 
 
-def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
+def arrange(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> Arranged:
     """Put a chunk under the canonical names.
 
     Missing columns get stand-ins, so that the rows are checked in spite of them.
@@ -70,11 +63,15 @@ def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
     Args:
       chunk: rows of the table.
       given: column by role, as the user named them.
+      clock: what the first chunk shows of a clock in a column of its own.
 
     Raises:
       BarError: a column that was asked for is not there.
     """
-    arranged = _wide(chunk, given) or _long(chunk, given)
+    two, time = _time_in_two(chunk, given, clock), None
+    if two:
+        time = joined(chunk.frame.iloc[:, two[0]], chunk.frame.iloc[:, two[1]], clock)
+    arranged = _wide(chunk, given, time, two) or _long(chunk, given, time, two)
     frame, faults = arranged.frame, arranged.faults
     names = ", ".join(map(str, chunk.frame.columns))
     lacking = [name for name in ("time", *FIELDS) if name not in frame]
@@ -103,14 +100,36 @@ def arrange(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
     return arranged
 
 
-def _long(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
-    """Arrange a table with one row per asset and time."""
-    raw, found, used, faults = chunk.frame, {}, set(), []
+def _time_in_two(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> list[int]:
+    """Return the columns of a date and a clock that are one time; none where it has its own."""
+    names = [str(column).strip().lower() for column in chunk.frame.columns]
+    text = given.get("time", "")
+    if text:
+        if "+" not in text or text.lower() in names:
+            return []
+        return [_position(chunk, part.strip()) for part in text.split("+", 1)]
+    found = list(map(plain, chunk.frame.columns))
+    if found.count("date") != 1 or found.count("time") != 1:
+        return []
+    two = [found.index("date"), found.index("time")]
+    is_time = clock.setdefault("there", is_clock(chunk.frame.iloc[:, two[1]]))
+    return two if is_time else []
+
+
+def _long(
+    chunk: Chunk, given: Mapping[str, str], time: pd.Series | None, two: list[int]
+) -> Arranged:
+    """Arrange a table with one row per asset and time; `time` is that of the columns `two`."""
+    raw, found, used, faults = chunk.frame, {}, set(two), []
+    if time is not None:
+        found["time"] = time
     for role, text in given.items():
-        if text != NONE:
+        if text != NONE and role not in found:
             found[role] = _expression(chunk, role, text, used)
     for at, column in enumerate(raw.columns):
-        role = canonical(column)
+        if at in two:
+            continue
+        role = role_of(column)
         # A dividend that the user named as a factor is not cash.
         if not role or role in given or (role == "cash_dividend" and at in used):
             continue
@@ -121,6 +140,13 @@ def _long(chunk: Chunk, given: Mapping[str, str]) -> Arranged:
         else:
             found[role] = raw.iloc[:, at]  # by place, as names may be there twice
             used.add(at)
+    price = [i for i, column in enumerate(raw.columns) if plain(column) == "price"]
+    # One table of Investing.com calls the close so, next to the other three.
+    if "close" not in found and {"open", "high", "low"} <= found.keys() and len(price) == 1:
+        found["close"] = raw.iloc[:, price[0]]
+        used.add(price[0])
+    if "volume" not in found and "ticks" in found and given.get("volume") != NONE:
+        found["volume"] = found.pop("ticks")
     frame = pd.DataFrame(found, index=raw.index, copy=False)
     others = raw.iloc[:, [i for i in range(raw.shape[1]) if i not in used]]
     return Arranged(frame, others, faults, None)
@@ -145,52 +171,45 @@ def _position(chunk: Chunk, text: str) -> int:
 
 
 def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series:
-    """Return the column that `text` names: itself, A+B joined as time, A/B or 1/B divided.
+    """Return the column that `text` names: itself, or A/B or 1/B divided.
 
     Adds to `used` the columns that this uses up.
     """
     names = {str(column).strip().lower() for column in chunk.frame.columns}
-    sign = {"time": "+", "split": "/", "dividend": "/"}.get(role)
-    if sign is None or sign not in text or text.lower() in names:
+    if role not in FACTORS or "/" not in text or text.lower() in names:
         used.add(at := _position(chunk, text))
         return chunk.frame.iloc[:, at]
-    first, _, second = (part.strip() for part in text.partition(sign))
+    first, _, second = (part.strip() for part in text.partition("/"))
     used.add(at := _position(chunk, second))
-    right = chunk.frame.iloc[:, at]
-    if sign == "/":
-        # Not a number gives NaN, which is a fault of its row (D030).
-        below = pd.to_numeric(right, errors="coerce")
-        if first == "1":
-            return 1.0 / below
-        # The numerator is not used up: a dividend's may be the close itself.
-        above = chunk.frame.iloc[:, _position(chunk, first)]
-        return pd.to_numeric(above, errors="coerce") / below
-    used.add(at := _position(chunk, first))
-    left = chunk.frame.iloc[:, at]
-    if pd.api.types.is_numeric_dtype(right.dtype):
-        whole = (right % 1 == 0) & (right.abs() < 1e18)  # other numbers are not clocks
-        clock = right.where(whole).astype("Int64").astype("str").str.zfill(6)  # 90100 is 09:01:00
-        right = clock.where(whole, right.astype("str"))
-    return left.astype("str").str.strip() + " " + right.astype("str").str.strip()
+    # Not a number gives NaN, which is a fault of its row (D030).
+    below = pd.to_numeric(chunk.frame.iloc[:, at], errors="coerce")
+    if first == "1":
+        return 1.0 / below
+    # The numerator is not used up: a dividend's may be the close itself.
+    above = chunk.frame.iloc[:, _position(chunk, first)]
+    return pd.to_numeric(above, errors="coerce") / below
 
 
-def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
+def _wide(
+    chunk: Chunk, given: Mapping[str, str], time: pd.Series | None, two: list[int]
+) -> Arranged | None:
     """Arrange a table with a column for each symbol and field; None if the table is long."""
     raw, all_closes = chunk.frame, given.get("close") == "*"
-    roles = given.keys() | {canonical(column) for column in raw.columns}
+    roles = given.keys() | {role_of(column) for column in raw.columns}
     # A table with a symbol column, or with one close, has one row per asset and time.
     if "symbol" in roles or ("close" in roles and not all_closes):
         return None
     clock = given.get("time")
     # In a header of two levels, either level may name the time.
     levels = [column if isinstance(column, tuple) else (column,) for column in raw.columns]
-    times = [i for i, level in enumerate(levels) if "time" in map(canonical, level)]
-    at = _position(chunk, clock) if clock else (times or [None])[0]
+    times = [i for i, level in enumerate(levels) if "time" in map(role_of, level)]
+    at = two or ([_position(chunk, clock)] if clock else times[:1])
     if all_closes:
-        names = {i: (str(c), "close") for i, c in enumerate(raw.columns) if i != at}
+        names = {i: (str(c), "close") for i, c in enumerate(raw.columns) if i not in at}
     else:
-        names = {i: pair for i, c in enumerate(raw.columns) if (pair := _pair(c)) and i != at}
-    if at is None or "close" not in {field for _, field in names.values()}:
+        pairs = {i: named_pair(c) for i, c in enumerate(raw.columns) if i not in at}
+        names = {i: pair for i, pair in pairs.items() if pair}
+    if not at or "close" not in {field for _, field in names.values()}:
         return None
     faults, positions = [], {}
     for i, (symbol, field) in names.items():
@@ -200,7 +219,7 @@ def _wide(chunk: Chunk, given: Mapping[str, str]) -> Arranged | None:
             faults.append(Fault(Code.D005, f"{say}{field} of {symbol}"))
         fields[field] = i
     rows = np.tile(np.arange(len(raw)), len(positions))  # all rows of a symbol, then of the next
-    times = raw.iloc[:, at].iloc[rows]
+    times = (raw.iloc[:, at[0]] if time is None else time).iloc[rows]
     frame = pd.DataFrame({"time": times, "symbol": np.repeat([*positions], len(raw))})
     for field in dict.fromkeys(field for fields in positions.values() for field in fields):
         has = np.array([field in fields for fields in positions.values()])
@@ -226,22 +245,6 @@ def _is_vendors(frame: pd.DataFrame) -> bool:
     return any(str(level).strip().lower() in VENDORS for level in levels)
 
 
-def _pair(column: Any) -> tuple[str, str] | None:
-    """Return symbol and field of a wide table's column, such as AAPL_close or close_AAPL."""
-    if isinstance(column, tuple) and len(column) == 2:
-        parts = [str(part).strip() for part in column]
-        known = (*FIELDS, *INCOME, *SPREADS)
-        fields = [part if part in known else "" for part in map(canonical, parts)]
-        if bool(fields[0]) == bool(fields[1]):
-            return None
-        return (parts[1], fields[0]) if fields[0] else (parts[0], fields[1])
-    match = WIDE.fullmatch(str(column).strip())
-    if match is None:
-        return None
-    symbol, field = match["symbol"] or match["symbol2"], match["field"] or match["field2"]
-    return None if symbol.lower() in NO_ASSETS else (symbol, canonical(field))
-
-
 VENDORS = ("dividends", "dividend_amount", "dividend amount")  # "dividend" is this package's own
 NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
 LONGEST = 64  # characters of a symbol at most
@@ -261,8 +264,10 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     unread: dict[str, Unread] = {}
     short, faults = [], {}
     name, unit, wide, begin, vendor = "", "row", False, 0, False
+    clock: dict[str, int] = {}
+    close_name = "close"
     for chunk in load(source, request):
-        arranged = arrange(chunk, given)
+        arranged = arrange(chunk, given, clock)
         name, unit, wide = chunk.name, chunk.unit, arranged.symbols is not None
         if not {"time", "close"} <= set(arranged.frame):  # no other column can stand in for these
             refuse(name, arranged.faults)
@@ -275,11 +280,11 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         # Most chunks are taken whole, and then not copied.
         raw = arranged.frame if taken.all() else arranged.frame[taken]
         arrays = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
-        for key, array in (arrays | _numbers(raw, chunk.decimal, unread, begin)).items():
+        for key, array in (arrays | _numbers(raw, chunk, unread, begin)).items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
         rest = arranged.others if taken.all() else arranged.others[taken]
         for i, (label, column) in enumerate(rest.items()):
-            adjusts = str(label).strip().lower().replace(" ", "_") in ADJUSTMENTS
+            adjusts = plain(label) in ADJUSTMENTS
             if adjusts and pd.api.types.is_numeric_dtype(column.dtype):
                 values = column.to_numpy(np.float64, na_value=np.nan)
                 others.setdefault((i, str(label).strip()), Growing(float)).add(values)
@@ -293,14 +298,21 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
             if max(begin * ROW_BYTES, 0.8 * size) > request.memory_gb * GIB:
                 what = f"about {size / ROW_BYTES:,.0f} bars of an asset"
                 refuse_large(name, what, size, request.memory_gb)
+        named = (c for c in chunk.frame.columns if role_of(c) == "close" or plain(c) == "price")
+        close_name = str(given.get("close") or next(named, "close"))
         vendor = vendor or ("cash_dividend" not in given and _is_vendors(chunk.frame))
     # Only the whole file shows that it lacks a symbol.
     symbols.check(name)
     if not begin:
         raise refusal(name, Code.D002, "there are no rows")
-    read, blank = times.finish(), list(symbols.blank)[:1]
+    (time, time_faults), blank = times.finish(), list(symbols.blank)[:1]
+    notes = [f"Blanks around symbols were removed, first of {name!r}." for name in blank]
     # Times come last, since later rows may decide their form.
-    arrays = {"time": read.utc.whole} | {key: column.whole for key, column in columns.items()}
+    arrays = {"time": time} | {key: column.whole for key, column in columns.items()}
+    ticks = arrays.pop("ticks", None)
+    if ticks is not None and not arrays["volume"].any():
+        arrays["volume"] = ticks
+        notes.append("Volume is the number of ticks, as the volume's own column holds zeros.")
     return Table(
         name=name,
         place=arrays.pop("place"),
@@ -312,9 +324,10 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         wide=wide,
         unread=unread,
         short=short,
-        times=read,
+        time_faults=time_faults,
         faults=list(faults.values()),
-        notes=[f"Blanks around symbols were removed, first of {name!r}." for name in blank],
+        notes=notes + times.notes,
+        close_name=close_name,
         vendor=vendor,
     )
 
@@ -333,7 +346,7 @@ def spread_columns(names: Container[str]) -> list[str]:
 
 
 def _numbers(
-    raw: pd.DataFrame, decimal: str, unread: dict[str, Unread], begin: int
+    raw: pd.DataFrame, chunk: Chunk, unread: dict[str, Unread], begin: int
 ) -> dict[str, np.ndarray]:
     """Return a chunk's columns `[n]`: float64, NaN where a cell is not a number, and `present`.
 
@@ -342,25 +355,24 @@ def _numbers(
     """
     present = raw["present"].to_numpy()
     arrays = {"present": present}
-    for name in (*FIELDS, *FACTORS, *INCOME, *spread_columns(raw)):
+    for name in (*FIELDS, "ticks", *FACTORS, *INCOME, *spread_columns(raw)):
         if name not in raw:
             continue
-        column = raw[name]
-        if not holds_numbers(column):
-            # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
-            column = column.astype("str")
-        if decimal == "," and not pd.api.types.is_numeric_dtype(column.dtype):
-            # One cell that is not a number makes the column text; a point is not a decimal there.
-            text = column.astype("str").str.replace(".", "?", regex=False)
-            column = text.str.replace(",", ".", regex=False)
-        values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        column, number = raw[name], holds_numbers(raw[name])
+        # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
+        text = column if number else column.astype("str")
+        values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        empty = column.isna().to_numpy()
+        # With a decimal comma, a point does not part decimals.
+        left = ~empty if chunk.decimal == "," else np.isnan(values) & ~empty
+        if not number and left.any():
+            cleaned = pd.to_numeric(_cleaned(text[left], chunk), errors="coerce")
+            values = np.array(values)
+            values[left] = cleaned.to_numpy(np.float64, na_value=np.nan)
         arrays[name] = values
-        if not np.isnan(values).any():
-            continue
-        empty = raw[name].isna().to_numpy()
         rows = np.flatnonzero(np.isnan(values) & ~empty)
         if len(rows):
-            unread.setdefault(name, Unread()).add(rows, raw[name], begin)
+            unread.setdefault(name, Unread()).add(rows, column, begin)
         if name in INCOME:  # an empty cell means 0, but a text is a fault
             arrays[name] = np.where(present & empty, 0.0, values)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -370,6 +382,25 @@ def _numbers(
         elif "spread" in arrays:
             arrays["half_spread"] = arrays["spread"] / (2.0 * arrays["close"])
     return arrays
+
+
+def _cleaned(text: pd.Series, chunk: Chunk) -> pd.Series:
+    """Return numbers as Python writes them, of texts such as $1,234.50, 1.234,5 and 190.28M.
+
+    The comma of 1,234 is removed only where other numbers show that it is not the decimal sign.
+    """
+    text = text.str.strip().str.replace(r"^([+-]?)[$€£¥] ?", r"\1", regex=True)
+    for letters, power in (("Kk", "e3"), ("Mm", "e6"), ("Bb", "e9")):
+        text = text.str.replace(
+            rf"^([+-]?[0-9][0-9.,' ]*) ?[{letters}]$", rf"\1{power}", regex=True
+        )
+    parts = "' \u00a0\u202f" + (",." if chunk.proved else "").replace(chunk.decimal, "")
+    groups = rf"[+-]?[0-9]{{1,3}}(?:[{parts}][0-9]{{3}})+(?:\{chunk.decimal}[0-9]+)?(?:e[0-9])?"
+    whole = text.str.fullmatch(groups).to_numpy(bool, na_value=False)
+    text = text.mask(whole, text.str.replace(f"[{parts}]", "", regex=True))
+    if chunk.decimal == ",":
+        text = text.str.replace(".", "?", regex=False).str.replace(",", ".", regex=False)
+    return text
 
 
 def is_name(symbol: str) -> bool:

@@ -1,26 +1,46 @@
-"""The times of a file in UTC: ISO 8601, dates in either order, compact digits, epochs."""
+"""The times of a file in UTC.
+
+The first rows show the form of all of them: typed times, ISO 8601, numbers (dates or epochs), or a
+date in another order of its parts, with or without a clock and a zone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import zoneinfo
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from nca_trader.config.reading import refuse_times
+from nca_trader.data.reading.faults import Code, Fault
+from nca_trader.errors import argument
 
 # A whole number is a date such as 20181231, or an epoch whose unit follows from its size.
 EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds per unit
+MICROSECONDS = 1e14
 STAMPS = (1.8e13, 2.2e13)  # 20181231143000; as milliseconds these would be centuries away
+SERIALS = (2e4, 8e4)  # days since 1900 or 1904, as spreadsheets count; which, no number shows
 OFFSET = r"(?:[T ]\d.*[+-]\d\d(?::?\d\d)?|Z|UTC)$"
 # A time outside these counts as not readable.
-EARLIEST, LATEST = np.datetime64("1800-01-01"), np.datetime64("2200-01-01")
-DAY_AND_MONTH = r"^(?P<a>\d{1,2})[./-](?P<b>\d{1,2})[./-](?P<year>\d{4})$"
-ORDERS = {"dmy": ("b", "a"), "mdy": ("a", "b")}  # month and day among the parts above
-DIGITS = r"\d{8}[ T]?\d{6}(?:\d{3}|\d{6})?"
+EARLIEST, LATEST = np.datetime64("1800-01-01", "ns"), np.datetime64("2200-01-01", "ns")
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
+NAT, HOUR = np.datetime64("NaT", "ns"), np.timedelta64(1, "h")
 HEAD = 1 << 16  # rows that show the form of the times; epochs of 1970 alone would show no unit
 CAPACITY = 1 << 16  # rows of an array to begin with
+MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+TEXT = (
+    r"^(?:[A-Za-z]{3},? )?"
+    r"(?P<date>\d{8}|\d{4}[./-]\d\d?[./-]\d\d?|\d\d?[./-]\d\d?[./-](?:\d{4}|\d\d)"
+    r"|\d\d?[ -][A-Za-z]{3,9}[ -](?:\d{4}|\d\d)|[A-Za-z]{3,9}\.? \d\d?,? \d{4})"
+    r"(?:(?:T|,? +|[-:]|)(?P<clock>\d\d?:\d\d(?::\d\d(?:\.\d+)?)?|\d{6}(?:\d{3}|\d{6})?)"
+    r" *(?P<half>[AaPp][Mm]\b)? *(?P<zone>[A-Za-z][A-Za-z0-9_+/:-]*|[+-]\d\d(?::?\d\d)?)?)?$"
+)
+# What is known of a time; the rows of each are counted, and the first one's text is shown.
+UNREAD, NAIVE, AWARE, EITHER, DAY_FIRST, MONTH_FIRST = (1 << i for i in range(6))
 
 
 def holds_numbers(column: pd.Series) -> bool:
@@ -28,6 +48,30 @@ def holds_numbers(column: pd.Series) -> bool:
     kinds = pd.api.types
     other = kinds.is_bool_dtype(column.dtype) or kinds.is_complex_dtype(column.dtype)
     return kinds.is_numeric_dtype(column.dtype) and not other
+
+
+def is_clock(column: pd.Series) -> bool:
+    """Return whether most texts of a column are times of day alone, such as 9:30 PM or 093000."""
+    clock = r"\d\d?:\d\d(?::\d\d(?:\.\d+)?)?(?: ?[AaPp][Mm])?|\d{1,6}"
+    return bool(_texts(column).str.fullmatch(clock).mean() > 0.5)
+
+
+def joined(date: pd.Series, clock: pd.Series, seen: dict[str, int]) -> pd.Series:
+    """Return the times of a date and a clock in two columns.
+
+    A clock of digits is 930 or 0930, or 93000 or 093000, as the longest of the first chunk shows;
+    `seen` keeps its length. A longer one is not read.
+    """
+    text = _texts(clock)
+    digits = text.str.fullmatch(r"\d{1,6}").to_numpy(bool, na_value=False)
+    if digits.any():
+        longest = seen.setdefault("digits", int(text[digits].str.len().max()))
+        form, width = (r"^(\d\d)(\d\d)$", 4) if longest in (3, 4) else (r"^(\d\d)(\d\d)(\d\d)$", 6)
+        with_colons = text.str.zfill(width).str.replace(
+            form, r"\1:\2" + r":\3" * (width == 6), regex=True
+        )
+        text = text.mask(digits, with_colons)
+    return date.astype("str").str.strip() + " " + text
 
 
 class Growing:
@@ -56,83 +100,15 @@ class Growing:
         return self._array[: self._size]
 
 
-class Marks:
-    """Named masks of rows, each with the text of its first row."""
-
-    def __init__(self, *names: str):
-        self.masks = {name: Growing(bool) for name in names}
-        self.texts: dict[str, str] = {}
-
-    def add(self, text: Callable[[int], str], **masks: np.ndarray) -> None:
-        """Append a chunk's masks; `text(row)` is called for the first row of a mask."""
-        for name, mask in masks.items():
-            self.masks[name].add(mask)
-            if name not in self.texts and mask.any():
-                self.texts[name] = text(int(np.argmax(mask)))
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.masks[name].whole
-
-
-class Times:
-    """The times of a file as one way of reading them gives them, chunk after chunk.
-
-    Attributes:
-      utc: `[rows]` datetime64[ns], NaT where a time cannot be read.
-      marks: rows that are `unread`, `naive` (without UTC offset) or `skipped` by the zone's clock.
-      num_aware: rows with a UTC offset.
-      clocked: whether some naive time is not midnight.
-      order: the evidence on day and month where it does not settle their order: rows that are
-        `known` dates, and those with `day_first` or `month_first`; None where it does.
-    """
-
-    def __init__(self, timezone: str | None):
-        self.timezone = timezone
-        self.utc = Growing("datetime64[ns]")
-        self.marks = Marks("unread", "naive", "skipped")
-        self.num_aware, self.clocked = 0, False
-        self.order: Marks | None = None
-
-    def add(self, times: pd.Series, aware: np.ndarray | bool, column: pd.Series) -> None:
-        """Append times `[n]`, those without offset by the zone's clock; `column` is their text."""
-        aware = np.broadcast_to(aware, len(column))
-        times = times.dt.tz_convert(None) if getattr(times.dtype, "tz", None) else times
-        wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
-        utc = times.mask(wild).to_numpy("datetime64[ns]").copy()
-        naive, skipped = ~aware & ~wild, np.zeros(len(utc), dtype=bool)
-        if naive.any():
-            days = utc[naive].astype("datetime64[D]").astype("datetime64[ns]")
-            self.clocked = self.clocked or bool((utc[naive] != days).any())
-            if self.timezone is not None:
-                local = pd.DatetimeIndex(utc[naive])
-                # A time that the clock repeats or skips is not one moment, so it becomes NaT.
-                local = local.tz_localize(self.timezone, ambiguous="NaT", nonexistent="NaT")
-                utc[naive] = local.tz_convert(None).to_numpy("datetime64[ns]")
-                skipped = naive & np.isnat(utc)
-
-        def text(row: int) -> str:
-            value = column.iloc[row]
-            if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
-                value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
-            return str(value)
-
-        self.num_aware += int(aware.sum())
-        self.marks.add(text, unread=wild, naive=naive, skipped=skipped)
-        self.utc.add(utc)
-
-
 class TimeReader:
     """Reads the times of a file chunk by chunk, in the one form that most of its first rows have.
 
     The first HEAD rows show the form, however the file is cut into chunks; a later row in another
-    form cannot be read.
-
-    Text is ISO 8601 (2018-12-31, 2018-12-31T14:30:00Z, ...), digits (20181231 143000), or a date in
-    one of two orders. Where the order is not given, dates are read in both, until a number above 12
-    proves one.
+    form cannot be read. Times stay as written until all are known, as a late date may show which
+    number of 01/02/2018 is the day.
 
     Args:
-      timezone: IANA zone of times without UTC offset; None: UTC.
+      timezone: IANA zone of times without UTC offset, or an offset; None: UTC.
       dates: "dmy", "mdy", or None: as the file proves.
 
     Raises:
@@ -142,11 +118,13 @@ class TimeReader:
     def __init__(self, timezone: str | None, dates: str | None = None):
         refuse_times(timezone, dates)
         self._timezone, self._dates = timezone, dates
-        self._form, self._size = "", float("nan")
+        self._form, self._size, self._mixed = "", float("nan"), False
         self._head: list[pd.Series] = []  # the first rows, until there are HEAD
-        # In each order of day and month that the file may have; other forms are read in one way.
-        self._readings: dict[str, Times] = {}
-        self._order = Marks("known", "day_first", "month_first")
+        self._time, self._mark = Growing("datetime64[ns]"), Growing(np.uint8)
+        # The zone that is written in each row; times of the first, UTC, are moments already.
+        self._zone, self._zones = Growing(np.int16), {"": 0}
+        self._texts: dict[int, str] = {}  # the first row's, by what is known of it
+        self._days: dict[str, tuple[str, np.datetime64, int]] = {}
 
     def add(self, column: pd.Series) -> None:
         """Take the next rows of the file."""
@@ -157,62 +135,38 @@ class TimeReader:
                 self._flush()
             return
         self._flush()
-        if not self._form:
-            # Of a file that begins with typed times, texts are read as ISO 8601.
-            self._form, self._readings = "moment", {"": Times(self._timezone)}
-        if moments and self._form != "day":
+        # Of a file that begins with typed times, texts are read as ISO 8601.
+        self._form = self._form or "iso"
+        if moments and self._form in ("iso", "number"):
             aware = getattr(column.dtype, "tz", None) is not None
-            self._readings[""].add(column, aware, column)
+            times = column.dt.tz_convert(None) if aware else column
+            self._append(times, np.full(len(column), AWARE if aware else NAIVE), column)
         else:
             self._take(column)
 
-    def finish(self) -> Times:
-        """Return the times of all rows.
-
-        Epochs in a coarser unit than the others, e.g. seconds after milliseconds, are not read. In
-        the others' unit these are of 1970 or 1971, and nothing leads from there to the others.
-        """
-        self._flush()
-        if len(self._readings) > 1 or not self._readings:
-            # Both orders of day and month are possible, or neither is.
-            read = Times(None)
-            read.order = self._order
-            read.utc.add(np.full(len(self._order["known"]), np.datetime64("NaT", "ns")))
-            return read
-        read = next(iter(self._readings.values()))
-        unit = _unit(self._size) if self._form == "number" else None
-        if unit is not None:
-            times, unread = read.utc.whole, read.marks["unread"]
-            early = (times >= EPOCH) & (times < UNIT_BEGINS)
-            if early.any() and times[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
-                if not unread[: int(np.argmax(early))].any():
-                    first = int(times[early][0].astype(np.int64)) // unit
-                    read.marks.texts["unread"] = str(first)
-                unread |= early
-                times[early] = np.datetime64("NaT", "ns")
-        return read
-
     def _flush(self) -> None:
-        """Find the form of the first rows, "iso", "number", "digits" or "day", and take these."""
+        """Find the form of the first rows, "iso", "number" or the order of a date, and take these.
+
+        A form that only some rows have is chosen where no other has more.
+        """
         head, self._head = self._head, []
         if not head:
             return
         text = pd.concat([_texts(column) for column in head])[:HEAD]
         self._form, iso = "iso", _iso(text).notna().mean()
         if iso <= 0.5:
-            days = text.str.replace("[ T].*$", "", regex=True).str.match(DAY_AND_MONTH).mean()
             numbers = pd.to_numeric(text, errors="coerce")
-            size = float(numbers.abs().median())
-            known = numbers.notna().mean() > 0.5 and size < EPOCHS[0][0] * 100
-            if known and _of_numbers(numbers, size)[0].notna().mean() > 0.5:
-                self._form, self._size = "number", size
-            elif text.str.fullmatch(DIGITS).mean() > 0.5:
-                self._form = "digits"
-            elif days > iso:
-                self._form = "day"
-        orders = [self._dates] if self._dates else ORDERS
-        names = orders if self._form == "day" else ("",)
-        self._readings = {name: Times(self._timezone) for name in names}
+            given = [column if holds_numbers(column) else _texts(column) for column in head]
+            given = pd.to_numeric(pd.concat(given)[:HEAD], errors="coerce")
+            self._size = float(given.abs().median())
+            known = numbers.notna().mean() > 0.5 and self._size < EPOCHS[0][0] * 100
+            parts = _parts(text)
+            dated = parts["date"].dropna()
+            if known and _of_numbers(numbers, self._size)[0].notna().mean() > 0.5:
+                self._form = "number"
+            elif len(dated) > iso * len(text):
+                order = [self._day(date)[0] for date in dated.unique()]
+                self._form = pd.Series(order).mode()[0]
         for column in head:
             self._take(column)
 
@@ -220,47 +174,202 @@ class TimeReader:
         """Take rows in the form found."""
         if self._form == "number":
             numbers = column if holds_numbers(column) else _texts(column)
-            times, moments = _of_numbers(pd.to_numeric(numbers, errors="coerce"), self._size)
-            return self._readings[""].add(times, moments, column)
+            numbers = pd.to_numeric(numbers, errors="coerce")
+            times, moments = _of_numbers(numbers, self._size)
+            if _unit(self._size) == 10**6 and (times.notna() & (numbers >= MICROSECONDS)).any():
+                self._mixed = True
+            return self._append(times, np.full(len(times), AWARE if moments else NAIVE), column)
         text = _texts(column)
-        if self._form == "digits":  # 20181231 143000, with or without the blank, and fractions
-            digits = text.where(text.str.fullmatch(DIGITS)).str.replace("[ T]", "", regex=True)
-            pattern = r"^(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)(\d*)$"
-            iso = digits.str.replace(pattern, r"\1-\2-\3 \4:\5:\6.\7", regex=True) + "0"
-            times = pd.to_datetime(iso, format="ISO8601", errors="coerce", utc=True)
-            return self._readings[""].add(times, False, column)
-        aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
-        if self._form == "day":
-            return self._take_days(text, aware)
-        return self._readings[""].add(_iso(text), aware, column)
+        if self._form == "iso":
+            aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
+            return self._append(_iso(text), np.where(aware, AWARE, NAIVE), column)
+        parts = _parts(text)
+        code, dates = pd.factorize(parts["date"])  # few days for many rows
+        days = [self._day(str(date)) for date in dates]
+        fits = [order == self._form for order, _, _ in days]
+        # The last is that of rows without a date.
+        day = np.array([d if f else NAT for (_, d, _), f in zip(days, fits, strict=True)] + [NAT])
+        mark = np.array([m if f else 0 for (*_, m), f in zip(days, fits, strict=True)] + [0])
+        zone, shift = self._zones_of(parts["zone"])
+        mark = mark[code] | np.where(zone == 0, AWARE, NAIVE)
+        times = pd.Series(day[code] + _since_midnight(parts) - shift)
+        self._append(times, mark, text, np.maximum(zone, 0))
 
-    def _take_days(self, text: pd.Series, aware: np.ndarray) -> None:
-        """Take dates such as 31.12.2018 14:30, in each order that is still possible."""
-        # A file has few days for many rows, so only distinct ones are parsed.
-        code, days = pd.factorize(text.str.replace("[ T].*$", "", regex=True))
-        parts = pd.Series(days, dtype="str").str.extract(DAY_AND_MONTH)
-        if self._dates is None:
-            a, b = (pd.to_numeric(parts[name]).to_numpy(np.float64, na_value=0) for name in "ab")
-            masks = {
-                "known": parts["a"].notna().to_numpy(),
-                "day_first": a > 12,
-                "month_first": b > 12,
-            }
-            marks = {name: np.append(mask, False)[code] for name, mask in masks.items()}
-            self._order.add(lambda row: str(text.iloc[row]), **marks)
-            for name, other in (("day_first", "mdy"), ("month_first", "dmy")):
-                if masks[name].any():  # no month is above 12, so the other order is impossible
-                    self._readings.pop(other, None)
-        clock = text.str.replace("^[^ T]*[ T]*", "", regex=True).replace("", "00:00")
-        time = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
-        since = time.dt.tz_convert(None).to_numpy("datetime64[ns]") - EPOCH
-        for order, reading in self._readings.items():
-            month, day = (parts[name].str.zfill(2) for name in ORDERS[order])
-            iso = parts["year"] + "-" + month + "-" + day
-            dates = pd.to_datetime(iso, format="ISO8601", errors="coerce")
-            # The last is that of rows without a date.
-            dates = np.append(dates.to_numpy("datetime64[ns]"), np.datetime64("NaT", "ns"))
-            reading.add(pd.Series(dates[code] + since), aware, text)
+    def _day(self, text: str) -> tuple[str, np.datetime64, int]:
+        """Return the order of a date's parts, the date, and what its numbers show of the order.
+
+        Without an order given, a date of two numbers and a year is read as days first, and as
+        months first where the days cannot come first. `finish` exchanges them if months do.
+        """
+        if text in self._days:
+            return self._days[text]
+        parts = [part for part in re.split(r"[./, -]+", text) if part]
+        mark, order = 0, "ymd"
+        if len(parts) == 1:
+            parts = [text[:4], text[4:6], text[6:]]
+        elif len(parts[0]) < 4 or parts[0].isalpha():
+            named = parts[0].isalpha()
+            order = "Mdy" if named else "dMy" if parts[1].isalpha() else "day"
+            a, b, year = parts
+            if order == "day":
+                first, second = (
+                    (len(year) == 4 and int(number) > 12 >= int(other))
+                    for number, other in ((a, b), (b, a))
+                )
+                mark = EITHER | DAY_FIRST * first | MONTH_FIRST * second
+                named = self._dates == "mdy" or (self._dates is None and second)
+            day, month = (b, a) if named else (a, b)
+            if len(year) == 2:
+                year = str((1900 if int(year) > 68 else 2000) + int(year))
+            parts = [year, month, day]
+        year, month, day = parts
+        if month.isalpha():
+            near = [i for i, name in enumerate(MONTHS, 1) if month[:3].lower() == name]
+            month = str(near[0]) if near else "0"
+        try:
+            found = np.datetime64(f"{int(year):04}-{int(month):02}-{int(day):02}", "ns")
+        except ValueError:
+            found = NAT
+        self._days[text] = order, found, 0 if np.isnat(found) else mark
+        return self._days[text]
+
+    def _zones_of(self, column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
+        """Return the zone of each row, 0 of UTC and -1 of none, and the offset that is left."""
+        code, names = pd.factorize(column)
+        zone, shift = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, "timedelta64[ns]")
+        for i, name in enumerate(map(str, names)):
+            name = re.sub(r"^(?:GMT|UTC)(?=[+-]\d\d:?\d\d$)", "", name)
+            sign = name[0]
+            if name.upper() in ("Z", "UTC", "GMT"):
+                zone[i] = 0
+            elif sign in "+-":
+                hours, minutes = int(name[1:3]), int(name[3:].strip(":") or 0)
+                zone[i], shift[i] = 0, np.timedelta64(int(f"{sign}1") * (60 * hours + minutes), "m")
+            elif name in zoneinfo.available_timezones():
+                zone[i] = self._zones.setdefault(name, len(self._zones))
+            else:
+                shift[i] = np.timedelta64("NaT")
+        return zone[code], shift[code]
+
+    def _append(
+        self, times: pd.Series, mark: np.ndarray, column: pd.Series, zone: np.ndarray | int = 0
+    ) -> None:
+        """Append times `[n]` as they are written; `column` is their text."""
+        wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
+        mark = np.where(wild, UNREAD, mark).astype(np.uint8)
+        for bit in (UNREAD, NAIVE, EITHER, DAY_FIRST, MONTH_FIRST):
+            if bit not in self._texts and (mark & bit).any():
+                value = column.iloc[int(np.argmax(mark & bit))]
+                if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
+                    value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
+                self._texts[bit] = str(value)
+        self._time.add(times.mask(wild).to_numpy("datetime64[ns]"))
+        self._mark.add(mark)
+        self._zone.add(np.broadcast_to(zone, len(mark)))
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences for the note of the bars, after `finish`."""
+        return ["Times are in milliseconds and, of other rows, in microseconds."] * self._mixed
+
+    def finish(self) -> tuple[np.ndarray, list[Fault]]:
+        """Return all times in UTC `[rows]`, NaT where they cannot be known, and their faults."""
+        self._flush()
+        time, mark = self._time.whole, self._mark.whole
+        if self._form == "number":
+            self._settle_units(time, mark)
+        if self._form == "day" and self._dates is None and (mark & EITHER).any():
+            fault = self._settle_order(time, mark)
+            if fault is not None:
+                return np.full(len(time), NAT), [fault]
+        faults, unread = [], (mark & UNREAD) > 0
+        if unread.any():
+            say, remedy = f"time {self._texts[UNREAD]!r} can't be read", ""
+            if SERIALS[0] < self._size < SERIALS[1]:
+                say += ": a spreadsheet's count of days"
+                remedy = "Give the column the format of a date and save the file again"
+            faults.append(Fault(Code.D013, say, unread, remedy))
+        naive = (mark & NAIVE) > 0
+        skipped = np.zeros(len(time), dtype=bool)
+        for name, place in self._zones.items():
+            rows, zone = naive & (self._zone.whole == place), name or self._timezone
+            if zone is None or not rows.any():
+                continue
+            local = time[rows]
+            time[rows] = _utc(local, zone)
+            lost = rows & np.isnat(time)
+            if lost.any() and not skipped.any():
+                first = pd.Timestamp(local[np.argmax(lost[rows])])
+                say = f"time '{first}' is skipped or repeated by the clock of {zone}"
+            skipped |= lost
+        if skipped.any():
+            faults.append(Fault(Code.D016, say, skipped))
+        return time, faults + self._unplaced(time, naive & (self._zone.whole == 0))
+
+    def _unplaced(self, time: np.ndarray, naive: np.ndarray) -> list[Fault]:
+        """Return the fault of times whose zone is neither written nor given."""
+        if not naive.any() or self._timezone is not None:
+            return []
+        aware = int(((self._mark.whole & AWARE) > 0).sum())
+        local = time[naive]
+        if not aware and not (local - local.astype("datetime64[D]")).any():
+            return []  # dates
+        # The example is a zone whose clock has each of these times once.
+        zones = ("America/New_York", "UTC")
+        zone = next(name for name in zones if not np.isnat(_utc(local, name)).any())
+        remedy = f"{argument('timezone')}, e.g. {argument('timezone', zone)}"
+        say = f"time {self._texts[NAIVE]!r} has no"
+        if aware:
+            say = f"{say} UTC offset but {aware:,} others do"
+            return [Fault(Code.D014, say, naive, f"Add an offset or pass {remedy}")]
+        return [Fault(Code.D015, f"{say} time zone", naive, f"Add a UTC offset or pass {remedy}")]
+
+    def _settle_units(self, time: np.ndarray, mark: np.ndarray) -> None:
+        """Mark epochs in a coarser unit than the others, e.g. seconds after milliseconds.
+
+        In the others' unit these are of 1970 or 1971, and nothing leads from there to the others.
+        Milliseconds before microseconds are read, as an exchange changed from one to the other.
+        """
+        unit = _unit(self._size)
+        early = (time >= EPOCH) & (time < UNIT_BEGINS)
+        if unit is None or not early.any():
+            return
+        if time[early].max() >= UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
+            return
+        if unit == 10**3:
+            time[early] = EPOCH + (time[early] - EPOCH) * 1000
+            self._mixed = True
+            return
+        if not (mark[: int(np.argmax(early))] & UNREAD).any():
+            self._texts[UNREAD] = str(int(time[early][0].astype(np.int64)) // unit)
+        mark[early], time[early] = UNREAD, NAT
+
+    def _settle_order(self, time: np.ndarray, mark: np.ndarray) -> Fault | None:
+        """Exchange day and month where the file proves that months come first.
+
+        Returns:
+          The fault where no date shows the order, or some show another than others.
+        """
+        known, day_first, month_first = ((mark & b) > 0 for b in (EITHER, DAY_FIRST, MONTH_FIRST))
+        other = time.copy()
+        open_ = known & ~day_first & ~month_first
+        other[open_] = exchanged(time[open_])
+        if day_first.any() and month_first.any():
+            few, most = sorted((DAY_FIRST, MONTH_FIRST), key=lambda bit: ((mark & bit) > 0).sum())
+            say = f"time {self._texts[few]!r} has day and month in another order than "
+            return Fault(Code.D017, f"{say}{self._texts[most]!r}", (mark & few) > 0)
+        if month_first.any():
+            time[:] = other
+            return None
+        if day_first.any():
+            return None
+        say = f"time {self._texts[EITHER]!r}: no date shows which is the day, which the month"
+        ways = [argument("dates", name) for name in ("dmy", "mdy")]
+        ordered = [runs_one_way(each[known]) for each in (time, other)]
+        if ordered[0] != ordered[1]:
+            best = ordered.index(True)
+            ways = [f"{ways[best]}, by which the times are in order,", ways[1 - best]]
+        return Fault(Code.D017, say, known, f"Pass {' or '.join(ways)}")
 
 
 def _texts(column: pd.Series) -> pd.Series:
@@ -276,7 +385,36 @@ def _iso(text: pd.Series) -> pd.Series:
     size = text.str.len()
     # "2018" is not a day, and an epoch such as 1801010100 is not an hour of the year 1801.
     none = (size < len("2018-1-2")) | ((size > len("20180102")) & text.str.isdigit())
-    return times.mask(none.to_numpy(dtype=bool, na_value=True))
+    times = times.mask(none.to_numpy(dtype=bool, na_value=True))
+    return times.dt.tz_convert(None)
+
+
+def _parts(text: pd.Series) -> pd.DataFrame:
+    """Return the date, clock, half of the day and zone of texts, missing where there is none."""
+    found: Any = pc.call_function(
+        "extract_regex",
+        [pa.array(text, pa.large_string(), from_pandas=True)],
+        pc.ExtractRegexOptions(TEXT),
+    )
+    columns = dict(zip(found.type.names, found.flatten(), strict=True))
+    frame = pd.DataFrame({name: part.to_pandas() for name, part in columns.items()}, dtype="str")
+    return frame.mask(frame == "").set_axis(text.index)
+
+
+def _since_midnight(parts: pd.DataFrame) -> np.ndarray:
+    """Return the time of day, of a clock of 24 hours or of two halves; 0 where there is none."""
+    clock = parts["clock"].fillna("00:00")
+    for digits, colons in (("", r"\1:\2:\3"), (r"(\d+)", r"\1:\2:\3.\4")):
+        clock = clock.str.replace(rf"^(\d\d)(\d\d)(\d\d){digits}$", colons, regex=True)
+    time = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
+    since = time.dt.tz_convert(None).to_numpy("datetime64[ns]") - EPOCH
+    half = parts["half"].str.lower()
+    if half.notna().any():
+        hour = since // HOUR
+        since = since + 12 * HOUR * ((half == "pm").to_numpy(bool, na_value=False) & (hour < 12))
+        since = since - 12 * HOUR * ((half == "am").to_numpy(bool, na_value=False) & (hour == 12))
+        since[half.notna().to_numpy() & ((hour < 1) | (hour > 12))] = np.timedelta64("NaT")
+    return since
 
 
 def _unit(size: float) -> int | None:
@@ -294,5 +432,28 @@ def _of_numbers(column: pd.Series, size: float) -> tuple[pd.Series, bool]:
         whole = column.where(column % 1 == 0).astype("Int64").astype("str")
         form = "%Y%m%d%H%M%S" if stamps else "%Y%m%d"
         return pd.to_datetime(whole, format=form, errors="coerce"), False
-    inside = column.where(column.abs() < 2**63 // unit)  # else the product would wrap around
-    return pd.to_datetime(inside * unit, unit="ns", errors="coerce"), True
+    units: Any = unit
+    if unit == 10**6:  # later rows may be in microseconds, which as milliseconds are far away
+        units = np.where(column.abs() >= MICROSECONDS, 10**3, unit)
+    inside = column.where(column.abs() < 2.0**63 / units)  # else the product would wrap around
+    return pd.to_datetime(inside * units, unit="ns", errors="coerce"), True
+
+
+def _utc(local: np.ndarray, zone: str) -> np.ndarray:
+    """Return times by the clock of a zone in UTC; NaT where it skips or repeats one."""
+    index = pd.DatetimeIndex(local).tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
+    return index.tz_convert(None).to_numpy("datetime64[ns]")
+
+
+def exchanged(time: np.ndarray) -> np.ndarray:
+    """Return times with day and month exchanged, both at most 12."""
+    month, day = time.astype("datetime64[M]"), time.astype("datetime64[D]")
+    january = time.astype("datetime64[Y]").astype("datetime64[M]")
+    new = (january + (day - month).astype(int)).astype("datetime64[D]")
+    return new + (month - january).astype(int).astype("timedelta64[D]") + (time - day)
+
+
+def runs_one_way(time: np.ndarray, inside: np.ndarray | bool = True) -> bool:
+    """Return whether times never decrease or never increase, in the steps that are `inside`."""
+    steps = np.diff(time).astype(np.int64) * inside
+    return bool((steps >= 0).all() or (steps <= 0).all())
