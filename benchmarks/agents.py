@@ -323,6 +323,24 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def brief(rows: list[dict[str, Any]]) -> str:
+    """Return one line of Markdown per data set: the values of its policies, without intervals."""
+    lines = ["| bars | net Sharpe | less hold | training less hold | gate's bound |", "|-|-|-|-|-|"]
+    for name in dict.fromkeys(row["bars"] for row in rows):
+        of = [
+            next(r for r in rows if (r["bars"], r["policy"]) == (name, kind)) for kind in POLICIES
+        ]
+        years = f"{of[0]['span'][0][:4]}-{of[0]['span'][1][:4]}"
+        columns = (
+            [f"{r['agent']['sharpe']:.2f}" for r in of],
+            [f"{r['baselines'][HOLD]['agent_less'][0]:+.2f}" for r in of],
+            [f"{r['training']['less_hold'][0]:+.2f}" for r in of],
+            [f"{r['bound']:+.2f}" for r in of],
+        )
+        lines.append(" | ".join([f"| {name}, {years}", *map(", ".join, columns)]) + " |")
+    return "\n".join(lines)
+
+
 def main(words: list[str] | None = None) -> None:
     """Compute the rows of a phase that are not in the results yet, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])

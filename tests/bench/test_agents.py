@@ -42,7 +42,8 @@ def test_each_recipe_looked_once_at_each_test_span_and_the_page_shows_it(root):
     keys = [(row["bars"], row["policy"], row["phase"]) for row in rows]
     assert len(keys) == len(set(keys)) and set(agents.STUDIES) == {key[0] for key in keys}
     page = (root / "docs" / "lab-notes" / "agents-on-real-bars.md").read_text()
-    for line in agents.table(rows).splitlines():
+    selection, test = ([r for r in rows if r["phase"] == phase] for phase in ("selection", "test"))
+    for line in [*agents.brief(selection).splitlines(), *agents.table(test).splitlines()]:
         assert line in page
     first = learner_of(rows[0])
     for row in rows:  # one learner and one environment for all, but for costs and policy

@@ -1,7 +1,7 @@
 """Metrics next to backtesting.py, vectorbt and quantstats, on the same equity and the same fills.
 
 Where a definition differs, the difference is made good in the test, so that the numbers must agree.
-The table of docs/guides/results.md names each of these differences.
+docs/guides/results.md names each of these differences.
 """
 
 import importlib.util
