@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader import __version__
+from nca_trader.agents.identity import identity
 from nca_trader.agents.rolling import periods_up_to
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import LARGEST, needs_account, strategy_faults
@@ -22,7 +23,6 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.combinations import Combination, traced_parameters
-from nca_trader.evaluate.identity import identity
 from nca_trader.evaluate.sweep_program import (
     WIDEST,
     Blocks,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import inspect
-import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,7 +13,8 @@ import pandas as pd
 
 from nca_trader.agents.blend import asked_of
 from nca_trader.agents.heads import best_target, distribution
-from nca_trader.agents.policy import Params, read_out
+from nca_trader.agents.identity import digest_of
+from nca_trader.agents.policy import read_out
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
     LARGEST,
@@ -98,7 +96,7 @@ def identity_of(run: Run) -> dict[str, Any]:
     return {
         "agent": run.name,
         "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
-        "params": params_digest(run.params()),
+        "params": digest_of(run.params()),
         "versions": versions(),
     }
 
@@ -112,17 +110,6 @@ def usual_of(run: Run) -> Usual:
         if "turnover" in found.columns:
             turnover = usual_turnover(found["turnover"].to_numpy(np.float64))
     return Usual(run.reference, turnover)
-
-
-def params_digest(params: Params) -> str:
-    """Return the SHA-256 of every leaf's path, type, shape and bytes."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        array = np.asarray(leaf)
-        # Shape and type as well: the same bytes in another shape are another agent.
-        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 class Sight(NamedTuple):
@@ -374,9 +361,8 @@ def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
 
 def _identity_of(strategy: Strategy) -> dict[str, Any]:
     """Return what makes a strategy this one, and of a blend also its parts."""
-    found = _identity(strategy.name, strategy.act)
     if not strategy.parts:
-        return found
+        return _identity(strategy.name, strategy)
     parts = {
         part.name: {
             "share": float(part.share),
@@ -384,19 +370,9 @@ def _identity_of(strategy: Strategy) -> dict[str, Any]:
         }
         for part in strategy.parts
     }
-    return found | {"parts": parts}
+    return {"strategy": strategy.name, "parts": parts, "versions": versions()}
 
 
-def _identity(name: str, function: Callable) -> dict[str, Any]:
-    """Return the name of a strategy, and the SHA-256 of the file that defines it."""
-    # Parameters are bound around the function, whose file is what was edited.
-    while isinstance(function, functools.partial):
-        function = function.func
-    try:
-        source = inspect.getsourcefile(inspect.unwrap(function))
-    except TypeError:  # a callable object
-        source = None
-    path = None if source is None else pathlib.Path(source)
-    # Code typed into a notebook has no file; a resumed session still repeats its decisions.
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path and path.is_file() else None
-    return {"strategy": name, "source": digest, "versions": versions()}
+def _identity(name: str, subject: Any) -> dict[str, Any]:
+    """Return the name of a strategy or a function, and the digest of its code and its values."""
+    return {"strategy": name, "sha256": digest_of(subject), "versions": versions()}

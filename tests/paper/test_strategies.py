@@ -1,5 +1,6 @@
 """A strategy and a function of bars trade on paper what their backtest says."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.session import paper_trade
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
+LEVEL = {0: 100.0}
 
 
 @pytest.fixture(autouse=True)
@@ -134,16 +136,25 @@ def test_a_session_of_a_strategy_resumes_where_it_stopped(file, tmp_path, digest
             paper_trade(other, f"replay:{file}", journals[0], costs=costs)
 
 
-def test_a_strategy_that_decides_otherwise_on_the_same_bars_is_a_divergence(file, tmp_path):
-    def of(level):
-        def act(state, bar):
-            return state, jnp.where(bar.close > level, 0.5, 0.0)
+def test_a_strategy_that_decides_otherwise_on_the_same_bars_is_a_divergence(
+    file, tmp_path, monkeypatch
+):
+    def act(state, bar):
+        return state, jnp.where(bar.close > LEVEL[0], 0.5, 0.0)
 
-        return nca.Strategy(lambda num_assets: jnp.zeros(num_assets), act, "same name")
-
-    paper_trade(of(100.0), f"replay:{file}", tmp_path / "paper.db")
+    # What a module holds is not among the values of a strategy that identify it.
+    strategy = nca.Strategy(lambda num_assets: jnp.zeros(num_assets), act, "same name")
+    paper_trade(strategy, f"replay:{file}", tmp_path / "paper.db")
+    monkeypatch.setitem(LEVEL, 0, 101.0)
+    jax.clear_caches()
     with pytest.raises(StateError, match=r"diverged at seq \d+, decision"):
-        paper_trade(of(101.0), f"replay:{file}", tmp_path / "paper.db")
+        paper_trade(strategy, f"replay:{file}", tmp_path / "paper.db")
+
+
+def test_a_session_does_not_go_on_with_another_parameter(file, tmp_path):
+    paper_trade(nca.rules.sma_cross(3, 9), f"replay:{file}", tmp_path / "paper.db")
+    with pytest.raises(ConfigError, match=r"journal of another session.*sha256"):
+        paper_trade(nca.rules.sma_cross(3, 10), f"replay:{file}", tmp_path / "paper.db")
 
 
 def refused(subject, file, tmp_path, match, **more):

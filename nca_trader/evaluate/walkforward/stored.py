@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.agents.identity import identity
 from nca_trader.config.records import plain, read_json
 from nca_trader.errors import StateError
-from nca_trader.evaluate.identity import identity
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup
 from nca_trader.runs.parts import Parts
 

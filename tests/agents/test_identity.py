@@ -7,13 +7,13 @@ import sys
 import numpy as np
 
 import nca_trader as nca
-from nca_trader.evaluate.identity import digest_of
+from nca_trader.agents.identity import digest_of
 
 MADE = """
 import functools
 import numpy as np
 import nca_trader as nca
-from nca_trader.evaluate.identity import digest_of
+from nca_trader.agents.identity import digest_of
 RULES = [
     nca.rules.sma_cross(5, 20),
     nca.rules.breakout(20, stop=0.05),
