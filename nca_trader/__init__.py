@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     )
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.baseline import WithBaseline
+    from nca_trader.evaluate.comparison import Comparison, compare
     from nca_trader.evaluate.leakcheck import leakcheck
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.report.tables import report_folds, report_sweep
-    from nca_trader.evaluate.result import Comparison, Result, compare
+    from nca_trader.evaluate.result import Result
     from nca_trader.evaluate.selection import Selector
     from nca_trader.evaluate.sweep import sweep
     from nca_trader.evaluate.tune import tune
@@ -123,7 +124,7 @@ _HOME = {
     "BarError": "errors",
     "Bars": "types",
     "CheckFailed": "errors",
-    "Comparison": "evaluate.result",
+    "Comparison": "evaluate.comparison",
     "ConfigError": "errors",
     "Costs": "types",
     "EnvConfig": "config",
@@ -150,7 +151,7 @@ _HOME = {
     "align": "data.bars",
     "backtest": "evaluate.backtest",
     "blend": "agents.blend",
-    "compare": "evaluate.result",
+    "compare": "evaluate.comparison",
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck",
     "load_agent": "agents",

@@ -354,7 +354,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     from nca_trader.agents.baselines import MATCHED
     from nca_trader.agents.policy import num_parameters
     from nca_trader.evaluate.stress import break_even, timing_test
-    from nca_trader.evaluate.verdict import decimal
+    from nca_trader.evaluate.wording import decimal
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
     # The cost per trade at which the gross return is spent exactly.

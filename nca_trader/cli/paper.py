@@ -52,7 +52,7 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
 
 def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     """Run the session to the end of its feed, or until it is asked to stop."""
-    from nca_trader.evaluate.verdict import in_sample_sentence
+    from nca_trader.evaluate.wording import in_sample_sentence
     from nca_trader.paper.session import paper_trade
     from nca_trader.paper.summary import summarise
 

@@ -42,6 +42,7 @@ from nca_trader.evaluate.simulate import (
     simulate_strategy,
     simulate_targets,
 )
+from nca_trader.evaluate.wording import in_sample_sentence
 from nca_trader.machine import keep_freed_memory
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.manifest import Run, now, seen_rows
@@ -133,14 +134,7 @@ def backtest(
     # By default an agent is evaluated on bars that neither trained nor selected it.
     seen = max((seen_rows(bars, each) for each in runs), default=0) if len(bars) else 0
     if start is None and 0 < seen < len(bars):
-        start = str(bars.index[seen])
-        log.warning(
-            "%s starts on %s, after the bars that it was trained or selected on; give %s to begin "
-            "at another bar",
-            targets.name,
-            bars.index[seen].date(),
-            argument("start"),
-        )
+        start = _unseen(bars, seen, targets.name)
     if run is not None and run.replacement is not None:
         when = {"start": start, "stop": stop, "delay": delay}
         return _of_replacement(bars, run, costs, fill, order, name, seen, when, limits)
@@ -153,32 +147,13 @@ def backtest(
     rules = with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
     if run is not None:
         done = _of_run(task, bars, run, costs, rules, span, seen, delay, look)
+    elif mix is not None:
+        done = _of_blend(bars, mix, costs, rules, span, seen, delay, look)
     else:
-        # Before the simulation, so that what is wrong with a part has its name.
-        asked = None if mix is None else parts_of(bars[:last], mix, first)
         done = _of_targets(bars, targets, costs, rules, span, delay, check)
-        if mix is not None and asked is not None:
-            flat = late(asked.reshape(len(asked), -1), delay + mix.lag)
-            parts = in_force(flat, first)[first:].reshape(asked[first:].shape)
-            done = done._replace(parts=parts)
-        if runs:
-            in_sample, looks = _looked(runs, bars, span, seen, look)
-            done = done._replace(in_sample=in_sample, looks=looks)
     trace, name = done.trace, name or done.name
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
     columns = columns_of(trace, index, symbols, costs)
-    if mix is not None and done.parts is not None:
-        equity, traded = columns["equity"].to_numpy(), bars[first:last]
-        units = trades.units_held(traded, equity, np.asarray(trace.weight))
-        columns["parts"] = earned(
-            traded,
-            mix.parts,
-            done.parts,
-            trades.fills_in(traded, trace, rules),
-            units,
-            equity,
-            rules.fill == "next_open",
-        )
     result = Result(
         name=name,
         **columns,
@@ -193,6 +168,7 @@ def backtest(
         bars=bars,
         run=run,
         unchecked=done.unchecked,
+        parts=done.parts,
         again=functools.partial(
             backtest,
             task if run else done.known,
@@ -216,9 +192,9 @@ def backtest(
 
 
 class _Simulated(NamedTuple):
-    """What was simulated. known, again: the bars and targets that a rerun is given.
+    """What was simulated; most fields are those of `Result`.
 
-    parts: `[N, P, A]` what each part of a blend orders.
+    known, again: the bars and targets that a rerun is given.
     """
 
     trace: Any
@@ -229,7 +205,19 @@ class _Simulated(NamedTuple):
     in_sample: int | None = None
     looks: int | None = None
     unchecked: bool = False
-    parts: np.ndarray | None = None
+    parts: pd.DataFrame | None = None
+
+
+def _unseen(bars: Bars, seen: int, name: str) -> str:
+    """Return the time of the first bar that trained or selected nothing, and log it."""
+    log.warning(
+        "%s starts on %s, after the bars that it was trained or selected on; give %s to begin "
+        "at another bar",
+        name,
+        bars.index[seen].date(),
+        argument("start"),
+    )
+    return str(bars.index[seen])
 
 
 def _rows(bars: Bars, start: str | None, stop: str | None) -> tuple[int, int]:
@@ -260,8 +248,6 @@ def _of_replacement(
 
     seen: rows of `bars` up to which the run was trained or selected. when: start, stop and delay.
     """
-    from nca_trader.evaluate.verdict import in_sample_sentence  # imports scipy, as below
-
     rule = run.replacement
     assert rule is not None
     costs = costs or run.env_config.costs
@@ -312,6 +298,32 @@ def _looked(
     if not look or first + in_sample >= last:
         return in_sample, None
     return in_sample, max(count_look(run, bars[first + in_sample : last]) for run in runs)
+
+
+def _of_blend(
+    bars: Bars,
+    mix: Strategy,
+    costs: Costs,
+    rules: Rules,
+    span: tuple[int, int],
+    seen: int,
+    delay: int,
+    look: bool,
+) -> _Simulated:
+    """Simulate a blend, and divide what it earned among its parts."""
+    first, last = span
+    # Before the simulation, so that what is wrong with a part has its name.
+    asked = parts_of(bars[:last], mix, first)
+    done = _of_targets(bars, mix, costs, rules, span, delay, check=False)
+    if mix.runs:
+        in_sample, looks = _looked(mix.runs, bars, span, seen, look)
+        done = done._replace(in_sample=in_sample, looks=looks)
+    flat = late(asked.reshape(len(asked), -1), delay + mix.lag)
+    asked = in_force(flat, first)[first:].reshape(asked[first:].shape)
+    traded, equity = bars[first:last], np.exp(done.trace.log_equity)
+    units = trades.units_held(traded, equity, np.asarray(done.trace.weight))
+    fills, at_open = trades.fills_in(traded, done.trace, rules), rules.fill == "next_open"
+    return done._replace(parts=earned(traded, mix.parts, asked, fills, units, equity, at_open))
 
 
 def _of_targets(

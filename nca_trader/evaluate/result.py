@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from nca_trader.agents.targets import NO_CUT, Cut
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.risk import CODES
 from nca_trader.envs.account.state import Rules
-from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.simulate import Trace
 from nca_trader.evaluate.trades import Fills
+from nca_trader.machine import make_directory, write_atomically
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars, Costs
 
@@ -401,21 +401,11 @@ class Result:
                 f"{argument('path', str(path))}: a result by bar is written to .parquet or .csv; "
                 "give such a name. `report` writes a page to .html."
             )
-        # Renamed when complete, so that the file is whole or not there.
-        part = path.with_name(path.name + ".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)  # as `report` does
-            if path.suffix == ".csv":  # text of a float that reads back as the same float
-                self.to_frame().to_csv(part, index=False)
-            else:
-                self.to_frame().to_parquet(part, index=False)
-            os.replace(part, path)
-        except OSError as error:
-            # The disk may be gone; the first error is the one to report.
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
-            what = error.strerror or str(error)
-            raise StateError(f"{path}: cannot be written ({what}); repair that.") from None
+        make_directory(path.parent)  # as `report` does
+        frame = self.to_frame()
+        # The text of a float reads back as the same float.
+        csv = path.suffix == ".csv"
+        write_atomically(path, frame.to_csv(index=False) if csv else frame.to_parquet(index=False))
         return path
 
 
@@ -435,81 +425,3 @@ def columns_of(trace: Trace, index: pd.Index, symbols: pd.Index, costs: Costs) -
         "flows": table(trace.flows.named(costs)),
         "trace": trace,
     }
-
-
-class Comparison:
-    """Several results side by side, made by `compare`.
-
-    Attributes:
-      results: in the order given.
-      table: one row per result, with its first and last bar, and a column per metric.
-    """
-
-    def __init__(self, results: Sequence[Result]):
-        """Build the table."""
-        self.results = tuple(results)
-        rows = {
-            result.name: {
-                "start": result.equity.index[0],
-                "stop": result.equity.index[-1],
-                "in_sample": result.in_sample,
-                **result.metrics,
-            }
-            for result in self.results
-        }
-        self.table = pd.DataFrame.from_dict(rows, orient="index")
-        self.table.index.name = "name"
-
-    def __repr__(self) -> str:
-        from nca_trader.evaluate.report.summary import comparison_lines
-
-        return "\n".join(comparison_lines(self.results))
-
-    def _repr_html_(self) -> str:
-        from nca_trader.evaluate.report.summary import comparison_html
-
-        return comparison_html(self.results)
-
-    def plot(self) -> Figure:
-        """Draw equity and drawdown of every result on one time axis."""
-        from nca_trader.evaluate.report.figures import result_figure
-
-        return result_figure(self.results)
-
-
-def compare(results: Sequence[Result]) -> Comparison:
-    """Put several results side by side, in a table and a plot.
-
-    Args:
-      results: at least one, each of another name; they may be of other bars and costs, which the
-        table shows.
-
-    Returns:
-      A `Comparison`, whose `table` has one row per result.
-
-    Raises:
-      ConfigError: no result, something else, or two of one name.
-
-    Example:
-      >>> import nca_trader as nca
-      >>> bars = nca.sample_bars("sp500")[-500:]
-      >>> strategies = nca.rules.sma_cross(), nca.rules.momentum()
-      >>> nca.compare([nca.backtest(bars, each) for each in strategies]).table.index.tolist()
-      ['SMA cross 10/30', 'momentum 50']
-    """
-    # A single result is taken as a list of one.
-    if isinstance(results, Result):
-        results = [results]
-    expect("results", results, Sequence, "a sequence of Results, e.g. of nca.backtest")
-    for result in results:
-        expect("results", result, Result, "a sequence of Results, e.g. of nca.backtest")
-    if not results:
-        raise ConfigError("compare was given no result; give at least one.")
-    names = [result.name for result in results]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"results has {name!r} more than once; name them apart, e.g. with "
-                "nca.backtest(..., name=...)."
-            )
-    return Comparison(results)

@@ -12,8 +12,7 @@ import pandas as pd
 
 from nca_trader.agents.strategy import refuse_delay
 from nca_trader.errors import ConfigError, argument
-from nca_trader.evaluate.metrics import summary
-from nca_trader.evaluate.verdict import decimal, percent
+from nca_trader.evaluate.wording import decimal, money, percent
 from nca_trader.progress import tracked
 
 if TYPE_CHECKING:
@@ -63,8 +62,6 @@ class Stress:
     @property
     def sentence(self) -> str:
         """What the tables say, in words."""
-        from nca_trader.evaluate.report.summary import money
-
         ratios = ", ".join(f"{decimal(x)} at {f:g}x" for f, x in self.costs["sharpe"].items())
         said = [f"Sharpe ratio by costs: {ratios}."]
         if math.isfinite(self.break_even):
@@ -83,8 +80,6 @@ class Stress:
         return " ".join(said)
 
     def __repr__(self) -> str:
-        from nca_trader.evaluate.report.summary import money
-
         shown = [f"Stress of {self.name}"]
         for table in (self.costs, self.delays, self.capacity.rename(money)):
             if len(table):
@@ -154,11 +149,7 @@ def stress(
 
 
 def _row(result: Result) -> dict[str, float]:
-    interest = result.flows.get("interest")
-    found = summary(
-        result.equity, result.weights, result.turnover, result.bars_per_year, interest=interest
-    )
-    return {name: found[name] for name in COLUMNS}
+    return {name: result.account_metrics[name] for name in COLUMNS}
 
 
 def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:

@@ -14,6 +14,7 @@ from nca_trader.agents.baselines import MATCHED
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import inference
 from nca_trader.evaluate.inference import Interval, Moments
+from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent
 
 if TYPE_CHECKING:
     from nca_trader.evaluate.gate import Gate
@@ -224,27 +225,6 @@ def _summed(returns: np.ndarray, joined: int) -> np.ndarray:
     return returns[:whole].reshape(-1, joined).sum(axis=1)
 
 
-def percent(value: float, digits: int = 1) -> str:
-    """Write 0.123 as 12.3% and NaN as n/a. A value that rounds to zero has no minus sign."""
-    # `z` takes the sign from a value that rounds to zero.
-    return "n/a" if math.isnan(value) else f"{value:z.{digits}%}"
-
-
-def decimal(value: float, digits: int = 2) -> str:
-    """Write 1.234 as 1.23 and NaN as n/a."""
-    return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
-
-
-def count(number: int, noun: str) -> str:
-    """Write "1 bar" or "2,000 bars"."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def times(number: int) -> str:
-    """Write "once" or "2 times"."""
-    return "once" if number == 1 else f"{number} times"
-
-
 def copy_sentence(evidence: Evidence) -> str:
     """Name the baseline that the agent copies, or is nearest to."""
     share = percent(evidence.nearest_share)
@@ -256,15 +236,6 @@ def copy_sentence(evidence: Evidence) -> str:
     return (
         f"It is not a copy of a baseline: the nearest, {evidence.nearest}, has the same target "
         f"weights on {share} of the bars."
-    )
-
-
-def in_sample_sentence(in_sample: int, num_bars: int) -> str:
-    """Say that the agent had seen `in_sample` of the `num_bars` bars."""
-    return (
-        f"IN SAMPLE: {in_sample:,} of these {num_bars:,} bars are not later than the last that the "
-        "agent was trained or selected on. What it did here is not evidence of what it would do on "
-        "others."
     )
 
 

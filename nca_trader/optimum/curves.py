@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.figures import AGENT, BASELINES, DASHES, MUTED, PRINTED
 from nca_trader.evaluate.report.render import render, write
-from nca_trader.evaluate.verdict import percent
+from nca_trader.evaluate.wording import percent
 from nca_trader.optimum.prove import Proof
 
 PROOF_HEADERS = ("market", "seed", "fraction", "error", "bar", "verdict", "steps", "seconds")
@@ -57,7 +57,7 @@ def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: s
         headers=[*PROOF_HEADERS, *proofs[0].without],
         rows=rows,
     )
-    write(path, text.encode())
+    write(path, text)
 
 
 def draw_proofs(figure: Figure, proofs: Sequence[Proof], colours: Mapping[str, str]) -> None:

@@ -228,7 +228,7 @@ def test_what_is_saved_reads_back_bit_for_bit(bars, run, tmp_path, suffix):
 def test_a_result_that_cannot_be_saved_leaves_nothing(bars, tmp_path):
     result = backtest(bars, np.zeros((240, 2)))
     (tmp_path / "file").touch()
-    with pytest.raises(StateError, match=r"r.parquet: cannot be written"):
+    with pytest.raises(StateError, match=r"file: cannot be made"):
         result.save(tmp_path / "file" / "r.parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -353,7 +353,7 @@ def test_training_metrics_may_be_one_number_or_one_a_seed():
 
 def test_a_page_that_cannot_be_written_leaves_nothing(report, tmp_path):
     (tmp_path / "taken").write_text("a file, not a folder")
-    with pytest.raises(StateError, match="cannot be written"):
+    with pytest.raises(StateError, match="taken: cannot be made"):
         write_report(tmp_path / "taken" / "report.html", report)
     assert [p.name for p in tmp_path.iterdir()] == ["taken"]
 

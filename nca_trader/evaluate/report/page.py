@@ -369,7 +369,7 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     Raises:
       StateError: it cannot be written there.
     """
-    return write(Path(path), page(report).encode())
+    return write(Path(path), page(report))
 
 
 def page(report: Report) -> str:

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from nca_trader.config.ranges import expect
-from nca_trader.errors import ConfigError, StateError, argument
-from nca_trader.evaluate import verdict as words
-from nca_trader.evaluate.verdict import percent
+from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate import wording
+from nca_trader.evaluate.verdict import copy_sentence
+from nca_trader.machine import make_directory, write_atomically
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "lightweight_charts" / "lightweight-charts.standalone.production.js"
 # What the templates write numbers and sentences with.
-WRITERS = ("count", "decimal", "percent", "times", "copy_sentence", "in_sample_sentence")
+WRITERS = ("count", "decimal", "percent", "times", "in_sample_sentence")
 
 
 def script(path: Path) -> str:
@@ -63,28 +64,21 @@ def render(template: str, scripts: Sequence[str] = (), **shown: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {name: getattr(words, name) for name in WRITERS}
+    environment.globals |= {name: getattr(wording, name) for name in WRITERS}
+    environment.globals |= {"copy_sentence": copy_sentence}
     environment.globals |= {"scripts": scripts, "policy": policy(scripts)}
-    environment.filters["percent"] = percent
+    environment.filters["percent"] = wording.percent
     return environment.get_template(template).render(shown)
 
 
-def write(path: Path, content: bytes) -> Path:
+def write(path: Path, content: str | bytes) -> Path:
     """Write a file whole or not at all, and the folder where it is missing; return its path.
 
     Raises:
       StateError: it cannot be written there.
     """
-    # Renamed when complete: a reader never sees half a page.
-    partial = path.with_name(path.name + ".partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(path)
-    except OSError as error:
-        raise StateError(
-            f"{path}: cannot be written ({error.strerror or error}); choose another folder."
-        ) from error
+    make_directory(path.parent)
+    write_atomically(path, content)
     return path
 
 

@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from nca_trader.evaluate.trades import OPEN, TRADING_COSTS
-from nca_trader.evaluate.verdict import decimal, in_sample_sentence, percent
+from nca_trader.evaluate.wording import (
+    decimal,
+    in_sample_sentence,
+    money,
+    percent,
+    whole,
+    with_error,
+)
 from nca_trader.runs.universe import others_sentence
 from nca_trader.types import trading_year
 
@@ -26,31 +33,11 @@ SHOWN = (
     ("sortino", "Sortino ratio", decimal),
     ("calmar", "Calmar ratio", decimal),
     ("max_drawdown", "max drawdown", percent),
-    ("max_drawdown_duration", "longest, in bars", lambda x: whole(x)),
+    ("max_drawdown_duration", "longest, in bars", whole),
     ("value_at_risk", "5% VaR per bar", lambda x: percent(x, 2)),
     ("skewness", "skewness", decimal),
     ("kurtosis", "kurtosis", decimal),
 )
-
-
-def whole(value: float) -> str:
-    """Write 1234.0 as 1,234 and NaN as n/a."""
-    return "n/a" if math.isnan(value) else f"{value:,.0f}"
-
-
-def money(value: float) -> str:
-    """Write 1234567.0 as 1.23M and NaN as n/a."""
-    if math.isnan(value):
-        return "n/a"
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
-
-
-def with_error(value: float, error: float, write=decimal) -> str:
-    """Write an estimate with its standard error, e.g. "0.52 (se 0.03)"."""
-    return f"{write(value)} (se {write(error)})"
 
 
 def title_of(result: Result) -> str:

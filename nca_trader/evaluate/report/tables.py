@@ -18,10 +18,10 @@ from nca_trader.evaluate import metrics
 from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
-from nca_trader.evaluate.report.summary import annual, money, whole, with_error
+from nca_trader.evaluate.report.summary import annual
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.trades import OPEN
-from nca_trader.evaluate.verdict import decimal, percent
+from nca_trader.evaluate.wording import decimal, money, percent, whole, with_error
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -237,7 +237,7 @@ def write_sections(
 ) -> Path:
     """Write a page of sections that are a verdict, plots and a table each."""
     text = render("sections.html", title=title, about=about, sections=sections, command=command)
-    return write(path, text.encode())
+    return write(path, text)
 
 
 def parameters_of(table: pd.DataFrame) -> list[str]:

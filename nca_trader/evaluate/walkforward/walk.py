@@ -36,7 +36,7 @@ from nca_trader.evaluate.combinations import (
 from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other
 from nca_trader.evaluate.inference import mean_difference_interval
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.verdict import count, walk_verdict
+from nca_trader.evaluate.verdict import walk_verdict
 from nca_trader.evaluate.walkforward import stored
 from nca_trader.evaluate.walkforward.folds import Fold, make_folds
 from nca_trader.evaluate.walkforward.outcome import (
@@ -58,6 +58,7 @@ from nca_trader.evaluate.walkforward.refit import (
     mean_of,
     train_seed,
 )
+from nca_trader.evaluate.wording import count
 from nca_trader.machine import write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
