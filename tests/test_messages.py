@@ -116,7 +116,7 @@ def project_files(root):
 def test_nothing_is_installed_from_a_registry_by_the_name_of_this_project(root, monkeypatch):
     files = project_files(root)
     wanted = {"README.md", "Makefile", "pyproject.toml", "requirements.lock", ".ci/run"}
-    wanted |= {"docs/guides/pod.md", "tools/service/Containerfile", "notebooks/sb3_ppo.ipynb"}
+    wanted |= {"docs/guides/plan.md", "tools/service/Containerfile", "notebooks/sb3_ppo.ipynb"}
     assert wanted <= {str(file.relative_to(root)) for file in files}
     found = []
     for file in files:
