@@ -98,7 +98,7 @@ class Broken(Exchange):
 
     def quote(self, *args):
         self.reach()
-        super().quote(*args)
+        return super().quote(*args)
 
     def match(self, price, quote, ts):
         """Let only half of some orders meet the market at first."""

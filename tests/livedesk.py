@@ -9,6 +9,7 @@ import pathlib
 import numpy as np
 
 from nca_trader.paper.feed import ReplayFeed
+from nca_trader.paper.gate import bar_of, completed
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.loop import Session
 from nca_trader.paper.venue import (
@@ -24,6 +25,13 @@ from nca_trader.paper.venue import (
 
 SECOND = 1_000_000_000
 BEGIN = 20  # bars that are history when a session of `Room` starts
+
+
+def bar_at(seconds, *rows):
+    """A bar of open, high, low, close and volume of each asset; None where it is missing."""
+    names = [str(number) for number in range(len(rows))]
+    bar = bar_of(dict(zip(names, rows, strict=True)), tuple(names), seconds)
+    return completed(bar, np.full(len(rows), np.nan))
 
 
 class Still:
@@ -49,7 +57,7 @@ class Desk:
     script: what the next submissions meet, e.g. ["lost", "mute", "reject", "busy"]; None is well.
     """
 
-    name = "desk"
+    name, symbols = "desk", ("AAA", "BBB")
 
     def __init__(self, cash=1e5, script=(), share=1.0):
         self.cash, self.units, self.price = cash, {}, {}
@@ -66,9 +74,13 @@ class Desk:
             self.down -= 1
             raise Unreachable("timeout", "the desk does not answer")
 
-    def quote(self, time, now, rows):
+    def quote(self, bar, now):
+        there = zip(self.symbols, bar.close.tolist(), bar.present, strict=False)
+        self.tell(now, {symbol: close for symbol, close, present in there if present})
+
+    def tell(self, now, prices):
         self.clock = max(self.clock, now)
-        self.price |= {symbol: row[3] for symbol, row in rows.items() if row}
+        self.price |= prices
 
     def instrument(self, symbol):
         return Instrument(symbol)

@@ -18,7 +18,7 @@ from nca_trader.paper.broker import valued
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.core import Core, Observed, Outcome, State, View
 from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.gate import Gate, bar_body, in_json
+from nca_trader.paper.gate import Gate, in_json
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.ledger import Books
 from nca_trader.paper.risk import Halt
@@ -80,8 +80,7 @@ class Modelled:
         if state.account is None and not self._core.ready(state, bar):
             return None
         # The exchange moves first: what it fills at the open was ordered at the last close.
-        rows = bar_body(bar, self._symbols)
-        fills, flows = self._exchange.quote(ts // NANOSECONDS, ts, rows)
+        fills, flows = self._exchange.quote(bar, ts)
         view = self._core.modelled(state, bar, legs)
         close = np.where(bar.present, bar.close, state.close)
         return self._seen(view, fills, close, sum(flow.amount for flow in flows))
@@ -117,14 +116,16 @@ class Modelled:
         if outcome.decision is None:
             return None
         accepted, fills = self._exchange.work(outcome.working)
+        seen = None
+        if self.settles_late:
+            seen = self._seen(View(state.account), fills, state.close)
         if accepted or fills:
             with self._journal.transaction(durable=False):
                 for name in accepted:
                     self._write("order_ack", name, {}, ts)
-                seen = self._seen(View(state.account), fills, state.close)
-                self.record(seen, ts)
-            return seen
-        return self._seen(View(state.account), (), state.close)
+                if seen is not None:
+                    self.record(seen, ts)
+        return seen
 
     def snapshot(self, state: State, seen: Seen) -> dict[str, Any]:
         """Return the body of the snapshot of a close."""
@@ -136,14 +137,14 @@ class Modelled:
             "weight": in_json(np.asarray(account.held)),
             "cash": cash,
             "units": in_json(units),
-            "value": self.value(state.close),
+            "value": seen.value,
         }
 
-    def fault(self, state: State) -> Halt | None:
+    def fault(self, state: State, seen: Seen | None) -> Halt | None:
         """Return the halt where account and exchange disagree."""
-        if state.account is None:
+        if state.account is None or seen is None:
             return None
-        expected, value = self._capital * equity_of(state.account), self.value(state.close)
+        expected, value = self._capital * equity_of(state.account), seen.value
         _, units = self._exchange.position()
         held = np.asarray(state.account.held)
         # Both are compared: equity alone would not show a position in the wrong asset.
@@ -232,7 +233,7 @@ class Reported:
             return None
         try:
             if self._quote is not None:
-                self._quote(ts // NANOSECONDS, self._now(), bar_body(bar, self._symbols))
+                self._quote(bar, self._now())
             if young:
                 self.router.sync(ts)
                 self._refuse_skew()
@@ -319,7 +320,7 @@ class Reported:
             "value": seen.value,
         }
 
-    def fault(self, state: State) -> Halt | None:
+    def fault(self, state: State, seen: Seen | None) -> Halt | None:
         """Return the halt where a position has had no bar for as long as training knows.
 
         There such an asset counts as gone and is paid out, as the simulated exchange does too.

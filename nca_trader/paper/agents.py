@@ -224,15 +224,15 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
             f"strategy {strategy.name!r}: its orders carry stops or targets, which no broker of "
             "this version can rest; leave them out, or close the position in `act`."
         )
-    num_assets, sees = bars.num_assets, strategy.sees_portfolio
+    num_assets, sees, none = bars.num_assets, strategy.sees_portfolio, bars[:0]
     call, names = jax.jit(strategy.decide), [part.name for part in strategy.parts]
 
     def begin() -> Plan:
-        with float64_on_cpu(), strategy_faults(bars[:0], strategy):
+        with float64_on_cpu(), strategy_faults(none, strategy):
             return Plan(strategy.init(num_assets), np.full(num_assets, np.nan))
 
     def act(memory: Plan, bar: Bar, account: Account | None, book: Book | None, first: bool):
-        with float64_on_cpu(), strategy_faults(bars[:0], strategy):
+        with float64_on_cpu(), strategy_faults(none, strategy):
             seen = None
             if sees and account is not None and book is not None:
                 seen = exits.portfolio(account, book)

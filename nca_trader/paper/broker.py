@@ -168,6 +168,8 @@ class SimulatedBroker:
         """Return `[A]` units that the working orders ask for at `price` `[A]`; None without any."""
         # The first orders of a session may fill at a close that `close` was not called for.
         self._last = np.nan_to_num(price)
+        if not self._working:
+            return None
         # An asset without a bar has no price to fill at, so its order waits.
         active = np.array([s in self._working for s in self._symbols]) & quote.present
         if not active.any():

@@ -50,13 +50,15 @@ def check_broker(
     Example:
       >>> import pathlib, tempfile
       >>> import nca_trader as nca
+      >>> import numpy as np
       >>> from nca_trader.paper.exchange import Exchange
       >>> books = pathlib.Path(tempfile.mkdtemp()) / "books"
       >>> venue = Exchange(books, 1000.0, nca.Costs(), ["X"])
       >>> days = iter(range(1, 100))
       >>> def advance():
-      ...     day = next(days)
-      ...     venue.quote(day, (day + 1) * 10**9, {"X": [10.0, 10.0, 10.0, 10.0, 1.0]})
+      ...     day, price = next(days), np.array([10.0])
+      ...     bar = nca.Bar(np.array([day]), *[price] * 5, present=np.array([True]))
+      ...     venue.quote(bar, (day + 1) * 10**9)
       >>> advance()
       >>> print(nca.check_broker(venue, "X", 2.0, advance))
       ok       an order that was never sent is not found

@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from nca_trader.config.records import loads
 from nca_trader.envs.account.state import Quote, Rules, next_legs
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.broker import Order, Position, SimulatedBroker
-from nca_trader.paper.gate import bar_of, completed
+from nca_trader.paper.gate import bar_body, bar_of, completed
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -147,35 +147,34 @@ class Exchange:
             )
         self._state, self._close = kept, close
         self._books.restore(cash, units, close)
+        self._bar: Bar | None = None  # the last one
         if kept["rows"] is not None:
-            self._at_close = self._quoted(self._bar_of(kept["time"], kept["rows"]))
+            bar = bar_of(kept["rows"], self._symbols, kept["time"])
+            self._bar = completed(bar, close)
+            # Of its returns nothing is known any more, and no order needs them.
+            none = np.zeros(len(close), int)
+            self._at_close = next_legs(close, self._bar, 0, none, costs, rules).at_close
+        # Whether an order in units was ever sent here.
+        self.used = self._db.execute("SELECT 1 FROM orders LIMIT 1").fetchone() is not None
         with self._transaction():
             pass
-
-    @property
-    def used(self) -> bool:
-        """Whether an order was ever sent here."""
-        return self._db.execute("SELECT 1 FROM orders LIMIT 1").fetchone() is not None
 
     def instrument(self, symbol: str) -> Instrument:
         """Return the lots and the least order of the account's rules."""
         return Instrument(symbol, self._rules.lot, self._rules.tick, self._rules.min_notional)
 
-    def quote(
-        self, time: int, now: int, rows: Mapping[str, Sequence[float | None] | None]
-    ) -> Activity:
+    def quote(self, bar: Any, now: int) -> Activity:
         """Fill at the open of a bar that is newer than the last, and charge what holding costs.
 
         Returns:
           The fills and payments of this bar.
         """
         # A session that was restarted sends bars again; of those only the time counts.
-        last = self._state["time"]
+        last, time = self._state["time"], int(bar.time[0])
         if last is not None and time <= last:
             if now > self._state["clock"]:
                 self._state["clock"] = now
             return Activity([], [])
-        bar: Any = self._bar_of(time, rows)
         seconds = 0 if last is None else time - last
         gone = ~bar.present & np.isfinite(self._close)
         missing = np.where(gone, self._missing + 1, 0)
@@ -196,7 +195,7 @@ class Exchange:
                 fills += self.match(bar.close, legs.at_close, now)
             self._list(fills, flows)
             # An order at this close comes after the bar, and fills by what is kept here.
-            self._missing, self._state["rows"] = missing, rows
+            self._missing, self._bar = missing, bar
         return Activity(fills, flows)
 
     def work(self, orders: Sequence[Order]) -> tuple[list[str], list[Fill]]:
@@ -218,6 +217,7 @@ class Exchange:
             return Answer(Outcome.REJECTED, "duplicate-id")
         if why := self._refusal(ticket):
             return Answer(Outcome.REJECTED, why, final=True)
+        self.used = True
         with self._transaction():
             self._db.execute(
                 "INSERT INTO orders(client_id, symbol, units, filled, status) "
@@ -276,7 +276,7 @@ class Exchange:
     def match(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
         """Fill the open orders at `price` `[A]`, the oldest of each symbol first."""
         fills: list[Fill] = []
-        waiting = self.working()
+        waiting = self.working() if self.used else []
         while waiting:
             # One order per symbol and round: books take one number per asset.
             first = {order.symbol: order for order in reversed(waiting)}
@@ -317,6 +317,8 @@ class Exchange:
         return "" if ticket.stop is None else "stop-orders-are-not-supported"
 
     def _list(self, fills: Sequence[Fill], flows: Sequence[CashFlow] = ()) -> None:
+        if not (fills or flows):
+            return
         self._db.executemany(
             "INSERT INTO fills(client_id, execution_id, symbol, units, price, commission, ts) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -334,23 +336,16 @@ class Exchange:
         )
         return [OrderState(*row[:5], venue_id=str(row[5])) for row in rows]
 
-    def _bar_of(self, time: int, rows: Mapping[str, Sequence[float | None] | None]) -> Bar:
-        given = {symbol: rows.get(symbol) for symbol in self._symbols}
-        return completed(bar_of(given, self._symbols, time), self._close)
-
-    def _quoted(self, bar: Bar) -> Quote:
-        """Return what an order can fill at after `bar`; its returns are not known any more."""
-        none = np.zeros(len(self._symbols), int)
-        return next_legs(self._close, bar, 0, none, self._costs, self._rules).at_close
-
     @contextlib.contextmanager
     def _transaction(self):
         """Write what happens inside, and the books after it, at once or not at all."""
+        if self.path is None:  # nobody else reads it, and nothing outlives it
+            yield
+            return
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
-            if self.path is not None:
-                self._save()
+            self._save()
             self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
@@ -364,7 +359,7 @@ class Exchange:
             "units": units.tolist(),
             "missing": self._missing.tolist(),
             "close": [None if np.isnan(x) else x for x in self._close.tolist()],
-            "rows": None if self._state["rows"] is None else dict(self._state["rows"]),
+            "rows": None if self._bar is None else bar_body(self._bar, self._symbols),
         }
         self._db.execute(
             "INSERT OR REPLACE INTO state VALUES ('books', ?)", (json.dumps(self._state),)

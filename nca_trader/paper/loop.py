@@ -403,20 +403,20 @@ class Session:
             self._record("snapshot", key, self._account.snapshot(self._state, seen), ts)
             if not decision.usable:
                 self._record("risk", key, not_finite(decision), ts)
-        halt = self._verdict(decision)
+        halt = self._verdict(decision, seen)
         if halt is not None:
             self._record_halt(halt)
         return halt
 
-    def _verdict(self, decision: Decision | None) -> Halt | None:
+    def _verdict(self, decision: Decision | None, seen: Seen | None) -> Halt | None:
         """Return why to halt: bankruptcy, books, failures of the policy, or a limit."""
         account = self._state.account
         if decision is None or account is None:
-            return self._account.fault(self._state)
+            return self._account.fault(self._state, seen)
         if account.ruined:  # positions at the venue go on below the floor: nothing to compare
             return Halt("ruined", equity=equity_of(account), value=self._value())
         self._failures = 0 if decision.usable else self._failures + 1
-        if (halt := self._account.fault(self._state)) is not None:
+        if (halt := self._account.fault(self._state, seen)) is not None:
             return halt
         if self._failures >= MAX_IN_A_ROW:
             return Halt("policy-not-finite", in_a_row=self._failures)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from nca_trader.errors import NcaTraderError
+from nca_trader.types import Bar
 
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
 BY_VENUE = ("margin-", "delisted")  # how the ids of fills begin by which a venue closes positions
@@ -206,12 +207,12 @@ class Awaited:
 class SimulatedVenue(Venue, Protocol):
     """A venue without a market of its own: the session tells it each bar, and it fills there."""
 
-    def quote(self, time: int, now: int, rows: dict[str, list[float | None] | None]) -> None:
+    def quote(self, bar: Bar, now: int) -> Any:
         """Fill what works at this bar's open. A bar that is not newer than the last is ignored.
 
         Args:
-          time: seconds since 1970 UTC of the bar's open.
+          bar: the closed bar, fields `[A]` in the order of the session's symbols; a missing asset
+            has its last close as its prices.
           now: nanoseconds since 1970 UTC, the venue's clock from here on.
-          rows: open, high, low, close, volume by symbol; None where the bar is missing.
         """
         ...

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from documents import ROOT, blocks
-from livedesk import SECOND, Still, Tape
+from livedesk import SECOND, Still, Tape, bar_at
 
 import nca_trader as nca
 from nca_trader.errors import CheckFailed
@@ -29,8 +29,8 @@ class Right:
     def advance(self):
         self.day += 1
         price = 50.0 + self.day % 3
-        rows = {symbol: [price] * 4 + [1e6] for symbol in "AB"}
-        self.inner.quote(self.day * 86_400, (self.day + 1) * 86_400 * SECOND, rows)
+        bar = bar_at(self.day * 86_400, *2 * [[price] * 4 + [1e6]])
+        self.inner.quote(bar, (self.day + 1) * 86_400 * SECOND)
 
     def __getattr__(self, name):
         return getattr(self.inner, name)

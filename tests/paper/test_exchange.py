@@ -7,11 +7,12 @@ import sqlite3
 
 import pytest
 from brokenexchange import Broken, Faults
-from livedesk import SECOND
+from livedesk import SECOND, bar_at
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.exchange import Exchange
+from nca_trader.paper.gate import completed
 from nca_trader.paper.session import open_venue
 from nca_trader.paper.venue import Outcome, Ticket, Unreachable
 from nca_trader.types import Costs
@@ -21,9 +22,10 @@ DAY = 86_400
 
 
 def told(exchange, day, open_=50.0, close=50.0, other=20.0):
-    rows = {"A": [open_, max(open_, close), min(open_, close), close, 1e6]}
-    rows["B"] = None if other is None else [other] * 4 + [1e6]
-    exchange.quote(day * DAY, (day + 1) * DAY * SECOND, rows)
+    first = [open_, max(open_, close), min(open_, close), close, 1e6]
+    second = None if other is None else [other] * 4 + [1e6]
+    bar = completed(bar_at(day * DAY, first, second), exchange._close)
+    exchange.quote(bar, (day + 1) * DAY * SECOND)
 
 
 @pytest.fixture

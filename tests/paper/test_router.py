@@ -45,7 +45,7 @@ class Table:
 
     def __init__(self, path, desk=None, **more):
         self.path, self.desk, self.clock, self.more = path, desk or Desk(), Still(), more
-        self.desk.quote(BAR, CLOSED, {"A": [10.0] * 5, "B": [20.0] * 5})
+        self.desk.tell(CLOSED, {"A": 10.0, "B": 20.0})
         self.journal = None
         self.again()
 

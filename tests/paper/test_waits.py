@@ -103,8 +103,7 @@ class Telling(Tape):
 
     def tell(self):
         close = self.bars.close[self.place - 1]
-        rows = {s: [c] * 5 for s, c in zip(self.symbols, close.tolist(), strict=True)}
-        self.desk.quote(0, self.now(), rows)
+        self.desk.tell(self.now(), dict(zip(self.symbols, close.tolist(), strict=True)))
 
     def __iter__(self):
         for item in super().__iter__():
@@ -258,7 +257,7 @@ class Table:
 
     def __init__(self, path, desk=None):
         self.desk, self.clock = desk or Desk(), Still()
-        self.desk.quote(BAR, CLOSED, {s: [10.0] * 5 for s in SYMBOLS})
+        self.desk.tell(CLOSED, dict.fromkeys(SYMBOLS, 10.0))
         self.journal = Journal(path, lambda: 0)
         self.router = VenueBroker(
             self.desk, self.journal, RUN, SYMBOLS, self.newest_for, self.clock
