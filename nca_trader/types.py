@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -197,13 +198,21 @@ class Bars:
         return digest.hexdigest()
 
     @functools.cached_property
-    def _seconds(self) -> np.ndarray:
+    def seconds(self) -> np.ndarray:
+        """`[N]` int64 seconds since 1970 UTC of the bars' opens."""
         return self.time.astype("datetime64[s]").astype(np.int64)
 
     def as_bar(self) -> Bar:
         """Return one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
-        time = np.broadcast_to(self._seconds[:, None], self.close.shape)
+        time = np.broadcast_to(self.seconds[:, None], self.close.shape)
         return Bar(time, **{name: getattr(self, name) for name in self.fields})
+
+    def each(self) -> Iterator[Bar]:
+        """Yield one `Bar` of arrays `[A]` after the other; a copy, which reaches no later row."""
+        fields = [(name, getattr(self, name)) for name in self.fields]
+        for row, second in enumerate(self.seconds):
+            time = np.full(self.num_assets, second)
+            yield Bar(time, **{name: np.array(values[row]) for name, values in fields})
 
 
 def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:

@@ -22,20 +22,14 @@ from nca_trader.cli.options import (
 )
 from nca_trader.errors import ConfigError
 
+TRADED = ("param", "seed", "force-agent", "allow-code")
+ENV = {"help": "with --strategy: an environment's costs and limits"}
+
 
 def add_paper_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add what trades, its account, the feed, the broker and the journal."""
     add_subject(parser, "run folder or exported file")
-    add_options(
-        parser,
-        "param",
-        "seed",
-        "force-agent",
-        "allow-code",
-        *READING,
-        *ACCOUNT,
-        env={"help": "with --strategy: an environment's costs and limits"},
-    )
+    add_options(parser, *TRADED, *READING, *ACCOUNT, env=ENV)
     feeds = "replay:FILE, a bar file; live: alpaca:SYM,.. or ccxt:EXCHANGE:SYM or module:name"
     parser.add_argument("--feed", required=True, metavar="FEED", help=feeds)
     brokers = "simulated (default), or with a live feed alpaca or module:name"
@@ -150,14 +144,12 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
 
 
 def add_halt_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the session's journal and the reason."""
     parser.add_argument("--journal", required=True, metavar="FILE", help="of the session")
     parser.add_argument("--reason", required=True, metavar="TEXT", help="kept in the journal")
 
 
-def add_resume_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    add_halt_options(parser)
+add_resume_options = add_halt_options
 
 
 def run_halt(args: argparse.Namespace) -> dict[str, Any]:
@@ -187,7 +179,7 @@ def run_resume(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_journal_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the journal, what to do with it, and what traded."""
     walk = (
         "verify: walk the hash chain; exit 4 names the first damage. replay: trade its bars again "
         "with --run or --strategy, and compare bit for bit"
@@ -196,15 +188,7 @@ def add_journal_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="the journal")
     what = "replay: the run folder or exported file that traded"
     add_subject(parser, what, required=False)
-    add_options(
-        parser,
-        "param",
-        "seed",
-        "force-agent",
-        "allow-code",
-        *ACCOUNT,
-        env={"help": "replay with --strategy: an environment's costs and limits"},
-    )
+    add_options(parser, *TRADED, *ACCOUNT, env=ENV)
 
 
 def run_journal(args: argparse.Namespace) -> dict[str, Any]:

@@ -16,7 +16,7 @@ SHOWN += ("paper_bars", "paper_equity", "paper_drawdown")
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add what to follow, how often, and where its metrics and alerts go."""
     parser.add_argument("--run", dest="run_dir", metavar="DIR", help="the run folder to follow")
     parser.add_argument("--journal", metavar="FILE", help="a paper session's journal to follow")
     rules = "alert rules, see docs/guides/watch.md"
@@ -137,7 +137,7 @@ def _follow(
 
 
 def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the journals to show, the address, and who may ask."""
     many: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
     journals = "journals of paper sessions to show; they need not exist yet"
     parser.add_argument("--journal", metavar="FILE", help=journals, **many)

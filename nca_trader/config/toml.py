@@ -102,7 +102,8 @@ def from_toml_text(
 
     Keys are the dataclass's fields and nested dataclasses are tables; what is left out has its
     default. Whole numbers do for floats, lists for tuples, "none" for None. The metadata of a field
-    may name another `key`, and a function `read` of its value, which may raise `Mismatch`.
+    may name another `key`, and a function `read` of its value, which may raise `Mismatch`. A
+    `secret` is not repeated by messages.
 
     Args:
       cls: the dataclass to build.
@@ -293,9 +294,8 @@ class _Reader:
                     )
                 except Mismatch as mismatch:
                     doubtful.append(key)
-                    self.report(
-                        here, f"{key} = {shown(value)} where {mismatch.expected} is expected."
-                    )
+                    given = "..." if field.metadata.get("secret") else shown(value)
+                    self.report(here, f"{key} = {given} where {mismatch.expected} is expected.")
         # A table with problems has no object, and its problems are recorded already.
         if any(
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()

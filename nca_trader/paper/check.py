@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from nca_trader.envs.check import Report, report_of
@@ -275,13 +274,11 @@ class _Bars:
         bars = self.feed.history(self.wanted)
         _same("history's symbols", tuple(bars.symbols), tuple(self.feed.symbols))
         _true(0 < len(bars) <= self.wanted, f"history({self.wanted}) gave {len(bars)} bars")
-        times = bars.time.astype("datetime64[s]").astype(np.int64)
-        close = (int(times[-1]) + self.feed.period) * NANOSECONDS
+        close = (int(bars.seconds[-1]) + self.feed.period) * NANOSECONDS
         # Two seconds, as the clocks of a venue and of its data differ.
         _true(close <= self.feed.now() + 2 * NANOSECONDS, "history's last bar is not closed yet")
-        rows = bars.as_bar()
-        for row in range(len(bars)):
-            self._take(jax.tree.map(lambda field, row=row: np.array(field[row]), rows))
+        for bar in bars.each():
+            self._take(bar)
         few = self.feed.history(1)
         _same("the bars of history(1)", len(few), 1)
 
@@ -310,12 +307,11 @@ class _Bars:
 
     def bars_are_on_one_grid_with_history(self) -> None:
         bars = self.feed.history(self.wanted)
-        times = bars.time.astype("datetime64[s]").astype(np.int64)
-        steps = np.diff(times)
+        steps = np.diff(bars.seconds)
         _true(
             bool((steps >= self.feed.period).all()), "bars are nearer to each other than the period"
         )
-        _true(self.last in times, "the last live bar is not in the history that follows")
+        _true(self.last in bars.seconds, "the last live bar is not in the history that follows")
 
     def the_clock_does_not_go_back(self) -> None:
         _true(self.feed.now() >= self.first, "now() went back")

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import jax
-import numpy as np
-
 from nca_trader.config.reading import replayed
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import ConfigError, argument
@@ -73,7 +70,7 @@ class LiveFeed(Protocol):
 
 
 class ReplayFeed:
-    """Replays the bars of a file: each bar is a copy, so no later row is within reach.
+    """Replays the bars of a file.
 
     Its clock is the open of the bar last given, so that two replays write the same journal.
     """
@@ -81,7 +78,7 @@ class ReplayFeed:
     def __init__(self, bars: Bars):
         self.symbols, self.source = bars.symbols, bars.source
         self.bars = bars
-        self._now = int(bars.time[0].astype("datetime64[ns]").astype(np.int64)) if len(bars) else 0
+        self._now = int(bars.seconds[0]) * NANOSECONDS if len(bars) else 0
 
     def __len__(self) -> int:
         """Return the number of bars in the file."""
@@ -90,7 +87,7 @@ class ReplayFeed:
     @property
     def last(self) -> int:
         """Seconds since 1970 UTC of the open of the file's last bar."""
-        return int(self.bars.time[-1].astype("datetime64[s]").astype(np.int64))
+        return int(self.bars.seconds[-1])
 
     def now(self) -> int:
         """Return the nanoseconds since 1970 UTC of the bar last given; of the first, before it."""
@@ -98,10 +95,7 @@ class ReplayFeed:
 
     def __iter__(self) -> Iterator[Bar]:
         """Yield every bar from the first, fields `[A]`."""
-        rows = self.bars.as_bar()
-        for row in range(len(self.bars)):
-            # A copy, because a view of the file's array would reach the next row.
-            bar = jax.tree.map(lambda field, row=row: np.array(field[row]), rows)
+        for bar in self.bars.each():
             # Before the bar is given: the session stamps its events with this time.
             self._now = int(bar.time[0]) * NANOSECONDS
             yield bar

@@ -85,9 +85,8 @@ def fetch_bars(
     except OSError as error:
         raise StateError(f"{partial}: can't be written ({error.strerror or error}).") from error
     bars = bars_of(rows, grid, source.symbols, str(path))
-    opens = bars.time.astype("datetime64[s]").astype("int64")
     # The last bar may still be open at the venue, and would change.
-    bars = bars[: int((opens + grid.period <= end).sum())]
+    bars = bars[: int((bars.seconds + grid.period <= end).sum())]
     if not len(bars):
         partial.unlink()
         raise BarError(f"{', '.join(source.symbols)}: no bar in that span; give another one.")
@@ -103,9 +102,8 @@ def late_starts(bars: Bars, start: str) -> dict[str, str]:
     for.
     """
     limit = moment(start, "from").timestamp() + 7 * DAY_SECONDS
-    seconds = bars.time.astype("datetime64[s]").astype("int64")
     firsts = {s: int(bars.present[:, i].argmax()) for i, s in enumerate(bars.symbols)}
-    return {s: str(bars.time[row])[:10] for s, row in firsts.items() if seconds[row] >= limit}
+    return {s: str(bars.time[row])[:10] for s, row in firsts.items() if bars.seconds[row] >= limit}
 
 
 def _chunks(start: int, end: int, source: Source) -> Iterator[tuple[int, int]]:

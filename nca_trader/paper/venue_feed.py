@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
 from nca_trader.config.reading import parse_step
@@ -89,7 +88,7 @@ class VenueFeed:
         bars = closed[-count:] if len(closed) > count else closed
         if len(bars):
             self._closes = bars.close[-1]
-            self._last = int(bars.time[-1].astype("datetime64[s]").astype(np.int64))
+            self._last = int(bars.seconds[-1])
         return bars
 
     def __iter__(self) -> Iterator[Bar | Notice]:
@@ -230,14 +229,13 @@ class VenueFeed:
     def _bar(self, rows: list[Row]) -> Bar:
         bars = bars_of(rows, self.grid, self.symbols, before=self._closes)
         self._closes = bars.close[-1]
-        return bar_of(bars, 0)
+        return next(bars.each())
 
     def _closed_by(self, rows: list[Row], start: int, stop: int) -> Bars:
         """Return the bars of rows from `start` on that are over by `stop`."""
         bars = bars_of(rows, self.grid, self.symbols, "history")
-        opens = bars.time.astype("datetime64[s]").astype(np.int64)
         # The rows may begin within a bar of a session that began before them.
-        first, last = np.searchsorted(opens, [start, stop - self.period + 1])
+        first, last = np.searchsorted(bars.seconds, [start, stop - self.period + 1])
         return bars[int(first) : int(last)]
 
 
@@ -420,8 +418,3 @@ def bars_of(
 
 def _times(seconds: np.ndarray) -> np.ndarray:
     return seconds.astype("datetime64[s]").astype("datetime64[ns]")
-
-
-def bar_of(bars: Bars, row: int) -> Bar:
-    """Return one row of bars as a `Bar`, fields `[A]`."""
-    return jax.tree.map(lambda field: np.array(field[row]), bars.as_bar())

@@ -66,7 +66,7 @@ class Rule:
     comparison: str = ""
     threshold: float | None = None
     for_seconds: float = dataclasses.field(default=0.0, metadata={"key": "for", "read": seconds_of})
-    sinks: tuple[str, ...] = ("log",)
+    sinks: tuple[str, ...] = dataclasses.field(default=("log",), metadata={"secret": True})
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a rule. Whether its sinks are there is seen when they are opened.

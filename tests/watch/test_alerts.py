@@ -200,6 +200,13 @@ def test_a_faulty_row_is_one_line_with_its_number_and_the_remedy(tmp_path, text,
     assert len(str(error.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("sinks", ['"apprise:json://secret"', '["apprise:json://secret", 3]'])
+def test_an_address_is_not_repeated(tmp_path, sinks):
+    with pytest.raises(ConfigError, match=r"sinks = \.\.\. where a list") as error:
+        read_rules(write(tmp_path, ROW + f'comparison = ">"\nthreshold = 1\nsinks = {sinks}'))
+    assert "secret" not in str(error.value)
+
+
 def test_all_faults_are_told_at_once(tmp_path):
     with pytest.raises(ConfigError) as error:
         read_rules(write(tmp_path, '[[rule]]\nname = "a"\n\n[[rule]]\nname = "b"\n'))
