@@ -100,7 +100,8 @@ PURELIB := import os, sysconfig; print(os.path.relpath(sysconfig.get_path("purel
 PLANNED := tests/scale/test_compiled.py tests/scale/test_core.py tests/scale/test_cost.py \
            tests/scale/test_layout.py
 
-# Each other slice is a minute more: `make test-oracles BRIEF=planned` plans them all.
+# Each other slice is a minute more: `make test-oracles BRIEF=planned` plans them all, and
+# `PLAN_ARGS="--sample 12"` draws twelve of these tests.
 BRIEF := not (planned and (v6e or v5p or tpu7x))
 
 .venv-oracles/.installed: requirements-oracles.lock requirements-peers.lock $(DEAD_ORACLES) | .venv/.installed
@@ -118,7 +119,7 @@ BRIEF := not (planned and (v6e or v5p or tpu7x))
 
 test-oracles: .venv-oracles/.installed
 	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) tests/oracles tests/watch/test_watch_metrics.py $(PYTEST_ARGS)
-	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) $(PLANNED) -m "" -k "$(BRIEF)" $(PYTEST_ARGS)
+	@.venv-oracles/bin/python -m pytest $(IN_PARALLEL) $(PLANNED) -m "" -k "$(BRIEF)" $(PLAN_ARGS) $(PYTEST_ARGS)
 
 # No hashes here: torch without CUDA has another file on every index. It comes first and alone, so
 # that nothing after it asks the registry for the build with CUDA.
