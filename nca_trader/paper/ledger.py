@@ -1,4 +1,4 @@
-"""What a session's journal says about its account at a venue: orders, cash and units; and sizes.
+"""What a session's journal says about its account: orders, cash and units; and sizes.
 
 Pure: the same events give the same books, in the session that wrote them and in the next one.
 """
@@ -72,8 +72,9 @@ class Ledger:
         name = body.get("client_id", key.partition("#")[0])
         order = self.order(name)
         if kind == "order_intent":
-            ticket = Ticket(name, body["symbol"], body["units"])
-            self.open[name], self.orders = Sent(ticket, body["bar"]), self.orders + 1
+            # A replay orders weights, which are sized where they fill.
+            ticket = Ticket(name, body["symbol"], body.get("units", np.nan))
+            self.open[name], self.orders = Sent(ticket, body.get("bar", 0)), self.orders + 1
         elif kind in ("order_sent", "order_ack", "order_ambiguous") and order:
             order.state = {"order_sent": "sent", "order_ack": "working"}.get(kind, "ambiguous")
             # Sendings and not answers: each one has a key of its own in the journal.
@@ -89,13 +90,15 @@ class Ledger:
             self._fill(Fill(**body), order)
         elif kind == "cash":
             self.cash += body["amount"]
-            self.last, self.moves = max(self.last, body["ts"]), self.moves + 1
+            self.last, self.moves = max(self.last, body.get("ts", 0)), self.moves + 1
         # Other findings of a comparison change no books.
         elif kind == "recon" and "cash" in body:
             self.cash, self.units = body["cash"], dict(body["units"])
             self.since = self.last = body["now"]
             self.adopted = frozenset(body.get("payments", ()))
             self.moves = 0
+        elif kind == "run_started" and "venue" not in body:
+            self.cash = body["capital"]  # a venue has its own
         elif kind == "resume":
             self.since = None  # a person has looked: the venue's books are taken over again
         if kind == "recon":

@@ -2,7 +2,7 @@
 
 The backtest's table is in the run folder, the journal anywhere. Equity is compared twice: as the
 journal's snapshots have it, and as a plain sum of cash and units from the journal's fills and
-closing prices, which shares no code with either side.
+closing prices, which shares no code with the account of either side.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import RunError, StateError
+from nca_trader.paper.broker import valued
+from nca_trader.paper.clock import NANOSECONDS
+from nca_trader.paper.gate import bar_of
 from nca_trader.paper.journal import Event, read_events, verify
-from nca_trader.paper.tally import Tally
+from nca_trader.paper.ledger import Ledger
 from nca_trader.runs.manifest import Run
 
 TABLE = "backtest.parquet"
@@ -98,7 +101,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     symbols = started[0].body["symbols"]
     # From the disk on both sides: two values in memory could be one object.
     table = _read_table(Path(run_dir) / TABLE, symbols)
-    paper = _paper_table(events, symbols)
+    paper = _paper_table(events, symbols, started[0].body["capital"])
     names = [f"target:{s}" for s in symbols]
     # Before paper's first decision, rows without a decision in the backtest either are not missing.
     idle = table[names].isna().all(axis=1)
@@ -142,12 +145,15 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
     return table.set_axis(index.as_unit("ns"), axis=0)
 
 
-def _paper_table(events: Sequence[Event], symbols: Sequence[str]) -> pd.DataFrame:
+def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float) -> pd.DataFrame:
     """Return the journal's decisions and equities by bar, columns named as the backtest's."""
     rows: dict[int, dict[str, Any]] = {}
-    tally = Tally()
+    ledger, close = Ledger(), np.full(len(symbols), np.nan)
     for event in events:
-        tally.add(event)
+        ledger.apply(event.kind, event.key, event.body)
+        if event.kind == "bar":
+            bar = bar_of(event.body, tuple(symbols), event.ts_event // NANOSECONDS)
+            close = np.where(bar.present, bar.close, close)
         row = rows.setdefault(event.ts_event, {})
         if event.kind == "decision":
             for symbol, target, logits in zip(
@@ -157,7 +163,9 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str]) -> pd.DataFram
                 for i, value in enumerate(logits):
                     row[f"logits:{symbol}:{i}"] = np.nan if value is None else value
         elif event.kind == "snapshot":
-            row |= {"equity": event.body["equity"], "ledger": tally.ledger[-1]}
+            cash, units = ledger.books(symbols)
+            worth = (cash + float(valued(units, close).sum())) / capital
+            row |= {"equity": event.body["equity"], "ledger": worth}
     table = pd.DataFrame.from_dict({ts: r for ts, r in rows.items() if "equity" in r}, "index")
     return table.set_axis(pd.to_datetime(table.index, unit="ns", utc=True).as_unit("ns"), axis=0)
 

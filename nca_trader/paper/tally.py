@@ -1,7 +1,8 @@
-"""The fold of a journal: one event in, sums and the newest rows out.
+"""The fold of a journal for people: one event in, sums and the newest rows out.
 
-Summary, page, metrics and parity read it. Bodies are read with care: a journal that was changed by
-hand, or that another version wrote, still has a page.
+Summary, page and metrics read it; `paper.ledger` folds what a session holds and has ordered. Bodies
+are read with care: a journal that was changed by hand, or that another version wrote, still has a
+page.
 """
 
 from __future__ import annotations
@@ -72,8 +73,6 @@ class Tally:
       started: the body of `run_started`. symbols: the assets.
       times, equity, hold, drawdown: at each snapshot; times in seconds. `hold` buys every asset
         with the same money when the session first may, and never trades again, at no cost.
-      ledger: at each snapshot, equity as a plain sum of cash and units at the last closes, from
-        fills and payments alone.
       traded: at each snapshot, money moved at the market's prices since the one before, as a
         fraction of the account. costs: commissions, and how much worse fills were than the price
         of the bar at which a backtest fills them; in money.
@@ -98,7 +97,6 @@ class Tally:
         self.equity: list[float] = []
         self.hold: list[float] = []
         self.drawdown: list[float] = []
-        self.ledger: list[float] = []
         self.traded: list[float] = []
         self.snapshot: dict[str, Any] = {}
         self.decision: dict[str, Any] = {}
@@ -114,7 +112,6 @@ class Tally:
         self.recons: list[Event] = []
         self.flows: dict[str, float] = {}
         self.commission = self.costs = self._moved = self._amount = 0.0
-        self._cash, self._units = math.nan, dict[str, float]()
         self._fills_at: Mapping[str, float] = {}
         self._waiting: list[Paid] = []  # fills of a venue whose bar has not come
         self._unpriced: list[tuple[Order, str, float, float]] = []  # fills before their bar's open
@@ -191,7 +188,6 @@ class Tally:
 
     def _on_run_started(self, event: Event) -> None:
         self.started = event.body
-        self._cash = number(event.body.get("capital"))
         symbols = event.body.get("symbols")
         self.symbols = [str(s) for s in symbols] if isinstance(symbols, list) else []
 
@@ -284,8 +280,6 @@ class Tally:
         fee = fee if math.isfinite(fee) else 0.0
         self.commission += fee
         symbol = str(body.get("symbol", ""))
-        self._cash -= units * price + fee
-        self._units[symbol] = self._units.get(symbol, 0.0) + units
         fill = Paid(symbol, units, price, fee)
         if "venue" in self.started:
             self._waiting.append(fill)
@@ -321,7 +315,6 @@ class Tally:
         paid = paid if math.isfinite(paid) else 0.0
         kind = str(event.body.get("kind", "cash"))
         self.flows[kind] = self.flows.get(kind, 0.0) + paid
-        self._cash += paid
 
     def _on_snapshot(self, event: Event) -> None:
         equity = number(event.body.get("equity"))
@@ -349,8 +342,6 @@ class Tally:
         self.equity.append(equity)
         self.hold.append(self._held())
         self.drawdown.append(equity / self._peak - 1.0)
-        held = sum(units * self.closes.get(s, math.nan) for s, units in self._units.items())
-        self.ledger.append((self._cash + held) / number(self.started.get("capital") or None))
 
     def _held(self) -> float:
         """Return what one unit of money is worth that was spread over all assets and left there."""
