@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader.agents import load_agent
-from nca_trader.agents.encoder import entered
-from nca_trader.agents.lattice import ROWS, TAPS, delayed, rows_dense
+from nca_trader.agents.lattice import ROWS, TAPS, delayed, entered, rows_dense
 from nca_trader.agents.nca import dilations_of
 from nca_trader.agents.policy import make_policy
 from nca_trader.config.ranges import switched
@@ -74,7 +73,7 @@ def convolutional(policy, config, width):
 
     def encode(params, x, present, fire=None, halo=0):
         p = params["tcn"]
-        state = rows_dense(p["embed"], entered(config, x, present), "float32")
+        state = rows_dense(p["embed"], entered(ROWS, config.feature_clip, x, present), "float32")
         for k, dilation in enumerate(dilations):
             seen = jnp.concatenate([delayed(state, j * dilation) for j in range(TAPS)])
             hidden = rows_dense(p[f"taps_{k}"], seen, "float32")

@@ -28,11 +28,11 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.agents.heads import Head
-from nca_trader.agents.lattice import ROWS, delayed, rows_dense, stored, wide
+from nca_trader.agents.lattice import ROWS, delayed, entered, rows_dense, stored, wide
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
-from nca_trader.config.extensions import Registry
 from nca_trader.config.ranges import described
+from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec
 
@@ -68,14 +68,9 @@ class MLP(nnx.Module):
         self.cell = nnx.Param(normal(rngs.params(), (config.hidden, config.channels)))
         self.cell_bias = nnx.Param(jnp.zeros(config.channels))
 
-    @staticmethod
-    def receptive_field(config: PolicyConfig) -> int:
-        """Bars that a cell sees, itself included."""
-        return config.window
-
     def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
         """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
-        seen = entered(self.config, x, present)
+        seen = entered(ROWS, self.config.feature_clip, x, present)
         # Newest first, as in `stream`, which uses the same weights.
         bars = [delayed(seen, j, halo) for j in range(self.config.window)]
         return ROWS.leave(self._cells(jnp.concatenate(bars)))
@@ -88,7 +83,7 @@ class MLP(nnx.Module):
 
     def stream(self, past: Array, x: Array, present: Array) -> tuple[Array, Array]:
         """Encode one new bar, `x` `[A, F]` and `present` `[A]`; return cells `[A, C]`."""
-        seen = entered(self.config, x[None, None], present[None, None])
+        seen = entered(ROWS, self.config.feature_clip, x[None, None], present[None, None])
         bars = jnp.concatenate([seen[None], past])
         cells = self._cells(bars.reshape(-1, *seen.shape[1:]))
         return bars[:-1], ROWS.leave(cells)[0, 0]
@@ -101,13 +96,6 @@ class MLP(nnx.Module):
         hidden = stored(jnp.tanh(hidden), self.precision)
         cells = rows_dense(self.cell[...], hidden, dtype)
         return jnp.tanh(cells + ROWS.column(self.cell_bias[...]))
-
-
-def entered(config: PolicyConfig, x: Array, present: Array) -> Array:
-    """Return `[F + 1, T, B, A]`: features clipped, 0 in missing bars, and the mask of bars."""
-    mask = present.astype(jnp.float32)[..., None]
-    clipped = jnp.clip(x, -config.feature_clip, config.feature_clip)
-    return ROWS.enter(jnp.concatenate([clipped * mask, mask], axis=-1))
 
 
 class GRU(nnx.Module):
@@ -137,11 +125,6 @@ class GRU(nnx.Module):
         self.inputs = nnx.Param(normal(rngs.params(), (spec.num_features + 1, 3 * width)))
         self.recurrent = nnx.Param(normal(rngs.params(), (width, 3 * width)))
         self.bias = nnx.Param(jnp.zeros(3 * width))
-
-    @staticmethod
-    def receptive_field(config: PolicyConfig) -> int:
-        """Bars that a cell sees, itself included."""
-        return config.window
 
     def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
         """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
@@ -181,7 +164,7 @@ class GRU(nnx.Module):
 
     def _added(self, x: Array, present: Array) -> Array:
         """Return the `[3 C, T, B, A]` inputs of each bar to the gates."""
-        seen = entered(self.config, x, present)
+        seen = entered(ROWS, self.config.feature_clip, x, present)
         # Computed once per bar, though W windows read it.
         added = rows_dense(self.inputs[...], seen, self.matmul_dtype)
         return added + ROWS.column(self.bias[...])

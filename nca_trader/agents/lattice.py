@@ -126,6 +126,15 @@ def wide(x: Array) -> Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def entered(form: Form, clip: float, x: Array, present: Array) -> Array:
+    """Return features `[B, T, A, F]`, clipped, and the mask of bars as one more, laid out.
+
+    A missing bar has features 0, and the mask tells it from a bar whose features are 0.
+    """
+    mask = present.astype(jnp.float32)[..., None]
+    return form.enter(jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1))
+
+
 def delayed(state: Array, bars: int, first: int = 0) -> Array:
     """Delay `state` `[C, T, B, A]` by `bars`, 0 before the first bar; return it from `first` on."""
     # A delay longer than the segment sees only bars before the first.

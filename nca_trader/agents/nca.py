@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, stored, wide
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, entered, stored, wide
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import EnvSpec
@@ -231,15 +231,13 @@ class NCA(nnx.Module):
 
     def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
         """Return the mask, `e`, and the input that `e` adds to every step, laid out as `form`."""
-        mask = present.astype(jnp.float32)[..., None]
-        clip = self.config.feature_clip
-        # A missing bar has features 0, and the mask tells it from a bar whose features are 0.
-        seen = jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1)
-        embedded = form.placed(form.dense(self.embed[...], form.enter(seen), self.matmul_dtype))
+        seen = entered(form, self.config.feature_clip, x, present)
+        embedded = form.placed(form.dense(self.embed[...], seen, self.matmul_dtype))
         # The same for every step, so it is computed once.
         injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
         embedded = stored(embedded, self.precision)
-        return form.enter(mask), embedded, injected + form.column(self.hidden_bias[...])
+        mask = form.enter(present.astype(jnp.float32)[..., None])
+        return mask, embedded, injected + form.column(self.hidden_bias[...])
 
     def _beside(self, form: Form, state: Array, mask: Array) -> list[Array]:
         return neighbour_states(state, mask, self.spec, self.config, form.assets)

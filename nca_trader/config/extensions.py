@@ -5,8 +5,7 @@ A name is "module:member", "file.py:member" or an entry point of an installed pa
 "mine:momentum(period=20)", with values as TOML writes them. A module is found where Python finds
 it, and in the current folder.
 
-A config holds the name and never the object, so another process can load a run. `Registry` is a
-mapping of built-in names that also finds such names.
+A config holds the name and never the object, so another process can load a run.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any, NamedTuple, TypeVar
 
@@ -460,53 +459,3 @@ def _global(value: Any) -> tuple[str, str]:
             if found is value and not name.startswith("nca_trader.") and member.isidentifier():
                 return name, member
     return "", ""
-
-
-class Registry(Mapping[str, T]):
-    """What names of one kind stand for: built in, of an installed package, or your own code.
-
-    It lists the built-in and the installed names, and finds every name of your own code.
-    """
-
-    def __init__(self, kind: str, builtin: Mapping[str, T], made: Callable[[Any, str], T]):
-        """Set what is built in.
-
-        Args:
-          kind: of the entry points, "features" for the group "nca_trader.features".
-          builtin: by name.
-          made: `(object, name) ->` what the registry holds; raises ConfigError for another object.
-        """
-        self.kind, self.builtin, self._made = kind, dict(builtin), made
-        self._own: dict[str, T] = {}
-        FORGET.append(self._own.clear)
-
-    def __getitem__(self, name: str) -> T:
-        """Return what `name` stands for; the same object at each call.
-
-        Raises:
-          ConfigError: there is no such name, or its code does not give what is needed.
-        """
-        if name in self.builtin:
-            return self.builtin[name]
-        if name not in self._own:
-            if origin_of(self.kind, name) is None:
-                what = self.kind.removesuffix("s").replace("policie", "policy")
-                raise ConfigError(
-                    f"unknown {what} {name!r}; {nearest(name, self)}Give a known name, or "
-                    "module:name of your own."
-                )
-            self._own[name] = self._made(load(self.kind, name), name)
-        return self._own[name]
-
-    def __contains__(self, name: object) -> bool:
-        """Whether it is a name; nothing is imported."""
-        text = isinstance(name, str)
-        return text and (name in self.builtin or origin_of(self.kind, str(name)) is not None)
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the built-in names, then those of installed packages."""
-        yield from self.builtin
-        yield from (name for name in installed(self.kind) if name not in self.builtin)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)

@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.extensions import FORGET, Registry, own_code
+from nca_trader.config.extensions import FORGET, own_code
 from nca_trader.config.ranges import described
+from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import MOST_ASSETS, as_one_kernel, float64_on_cpu, packed, unpacked
 from nca_trader.types import Bar, Bars, Tensor

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.extensions import Registry
 from nca_trader.config.ranges import described
+from nca_trader.config.registry import Registry
 from nca_trader.envs.account.costs import examined
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec, Tensor

@@ -17,8 +17,8 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.extensions import Registry
 from nca_trader.config.ranges import described
+from nca_trader.config.registry import Registry
 from nca_trader.envs.account.costs import examined
 from nca_trader.envs.account.state import Account, Legs, Rules, open_account
 from nca_trader.errors import ConfigError

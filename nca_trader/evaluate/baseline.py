@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.agents.blend import alone
 from nca_trader.agents.strategy import Strategy, sized_once
 from nca_trader.agents.targets import (
     as_targets,
@@ -18,10 +20,9 @@ from nca_trader.agents.targets import (
 )
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.state import equity, legs_of, open_account, rules_of
+from nca_trader.envs.account.state import equity, open_account, rules_of
 from nca_trader.envs.gym.environment import GymEnv
 from nca_trader.evaluate.outputs import function_targets
-from nca_trader.evaluate.simulate import strategy_step
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar
 
@@ -64,63 +65,46 @@ class WithBaseline(gymnasium.Wrapper):
             refuse_no_targets(targets)
             decided = function_targets(bars, targets) if callable(targets) else targets
             targets = _written(as_targets(decided, bars))
-        strategy, costs, rules = targets, config.costs, rules_of(config)
-        num_assets = bars.num_assets
-        # Of the strategy and not of the environment, as in a backtest of it.
-        rules = rules._replace(order=strategy.order)
-        if rules.scale is not None:
-            strategy = sized_once(strategy, rules.scale.span)
+        # The order is the strategy's and not the environment's, as in a backtest of it.
+        rules = rules_of(config)._replace(order=targets.order)
+        strategy = targets if rules.scale is None else sized_once(targets, rules.scale.span)
+        own = alone(strategy, config.costs, rules)
         with float64_on_cpu():
-            self._legs = jax.tree.map(jnp.asarray, legs_of(bars, costs, rules))
-            # Time before an episode earns no interest.
-            years = None if self._legs.years is None else jnp.zeros_like(self._legs.years)
-            self._still = self._legs._replace(years=years)
             self._bars: Bar = jax.tree.map(jnp.asarray, bars.as_bar())
+            flat = open_account(jnp.zeros(bars.num_assets, jnp.float64))
+            book = exits.open_book(bars.num_assets, jnp.float64)
         self._strategy, self._all = strategy, bars
-        never = jnp.full(num_assets, jnp.nan)
+
+        def closed(state: Any, bars: Bar, row: Array, trading: bool) -> Any:
+            """Return the state after one more bar."""
+            bar, seen = jax.tree.map(lambda x: x[row], bars), exits.portfolio(flat, book, trading)
+            return own.decide(state, bar, seen)[0]
 
         def begin(bars: Bar, row: Array) -> Any:
-            """Return what trading begins with at the close of `row`, and its first order."""
-            account = open_account(jnp.zeros(num_assets, jnp.float64), rules)
-            book = exits.open_book(num_assets, jnp.float64)
-            flat = exits.portfolio(account, book, trading=False)
-
-            def warm(k: Array, carry: Any) -> Any:
-                state, last = carry
-                state, order = strategy.decide(state, jax.tree.map(lambda x: x[k], bars), flat)
-                return state, jnp.where(jnp.isnan(order.target), last, order.target)
-
-            start = (strategy.init(num_assets), never.astype(jnp.float64))
+            """Return the state at the close of `row`, where the account opens."""
             # A loop and no scan: the number of bars before an episode differs from one to the
             # next.
-            state, last = jax.lax.fori_loop(0, row, warm, start)
-            return (account, book, state), last
+            start = jax.tree.map(jnp.asarray, own.init(flat.weight.size))
+            before = jax.lax.fori_loop(0, row, lambda k, s: closed(s, bars, k, False), start)
+            return closed(before, bars, row, True)
 
-        def step(legs: Any, bars: Bar, row: Array, carry: Any, held_over: Array) -> Any:
-            now, bar = jax.tree.map(lambda x: x[row], (legs, bars))
-            carry, _ = strategy_step(carry, now, bar, strategy, costs, rules, held_over)
-            return carry, equity(carry[0])
-
-        self._begin, self._step, self._never = jax.jit(begin), jax.jit(step), never
-        self._carry: Any = None
+        self._begin = jax.jit(begin)
+        self._step = jax.jit(functools.partial(closed, trading=True))
+        self._state: Any = None
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode, and the strategy's account with it."""
         seen, info = self.env.reset(**options)
-        row = info["row"]
         with float64_on_cpu(), strategy_faults(self._all, self._strategy):
-            carry, last = self._begin(self._bars, row)
-            # Before the first close the account is flat, so that this bar moves nothing in it.
-            self._carry, _ = self._step(self._still, self._bars, row, carry, last)
+            self._state = self._begin(self._bars, info["row"])
         return seen, info | {"baseline": 1.0}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step the environment, and move the strategy's account through the same bar."""
         seen, reward, terminated, truncated, info = self.env.step(action)
         with float64_on_cpu():
-            self._carry, worth = self._step(
-                self._legs, self._bars, info["row"], self._carry, self._never
-            )
+            self._state = self._step(self._state, self._bars, info["row"])
+            worth = equity(self._state[1].account)
         return seen, reward, terminated, truncated, info | {"baseline": float(worth)}
 
 

@@ -21,7 +21,7 @@ from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.config import AgentConfig, LearnerConfig
-from nca_trader.config.extensions import Registry
+from nca_trader.config.registry import Registry
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError

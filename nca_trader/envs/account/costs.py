@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.config.extensions import Registry, own_code
+from nca_trader.config.extensions import own_code
 from nca_trader.config.ranges import described
+from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import arrays, float64_on_cpu
 from nca_trader.types import Bars, Costs, Tensor
