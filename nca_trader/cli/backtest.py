@@ -9,6 +9,7 @@ from typing import Any
 from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
+    COUNT,
     READING,
     account_of,
     add_options,
@@ -41,7 +42,7 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=int,
+        type=COUNT,
         metavar="K",
         help="with --run: updates of each cell, more or fewer than it was trained with",
     )

@@ -9,6 +9,7 @@ import sys
 import types
 from typing import Any
 
+from nca_trader.cli.options import COUNT
 from nca_trader.progress import Progress, say
 
 # Each option belongs to one benchmark: giving it to another is a mistake, not a no-op.
@@ -29,7 +30,7 @@ def add_bench_options(parser: argparse.ArgumentParser) -> None:
         help="an interpreter with the peers installed, see `make bench-peers`; also measures "
         "them, in a checkout",
     )
-    parser.add_argument("--envs", type=int, help="environments of `env` (default 4096)")
+    parser.add_argument("--envs", type=COUNT, help="environments of `env` (default 4096)")
 
 
 def run_bench(args: argparse.Namespace) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 from nca_trader.cli.options import READING, agent_of, limits_of, overrides, params_of
@@ -55,20 +53,6 @@ ENDINGS = {
     "prove": (".html", ".png", ".svg"),
     "sweep": (".html", ".parquet", ".csv"),
 }
-AT_LEAST_ONE = ("sample", "steps", "devices", "cases", "envs", "group", "micro_batches", "seeds")
-# Option: the condition of its values, and what to give instead. `every` of `watch` is a number; of
-# a bar file it is a text, which the library checks.
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "seed": (lambda seed: 0 <= seed < 2**32, f"a whole number from 0 to {2**32 - 1}"),
-    "capital": (lambda money: 0.0 < money < math.inf, "a sum of money above 0"),
-    "tolerance": (lambda change: 0.0 <= change < math.inf, "0, or e.g. 1e-9"),
-    "min_agreement": (lambda share: 0.0 <= share <= 1.0, "a share from 0 to 1"),
-    "bits": (lambda bits: bits in (4, 8, 16), "4, 8 or 16"),
-    "every": (
-        lambda every: isinstance(every, str) or 0.05 <= every < math.inf,
-        "seconds, at least 0.05",
-    ),
-}
 
 
 def check(args: argparse.Namespace) -> None:
@@ -105,14 +89,6 @@ def check(args: argparse.Namespace) -> None:
         params_of(args)
     if "strategy" in given:
         check_strategy(given["strategy"], features=args.command == "leakcheck")
-    for name in AT_LEAST_ONE:
-        if name in given and given[name] < 1:
-            raise ConfigError(
-                f"{argument(name, given[name])} is not a whole number of at least 1; give one."
-            )
-    for name, (holds, accepted) in RANGES.items():
-        if name in given and not holds(given[name]):
-            raise ConfigError(f"{argument(name, given[name])}: give {accepted}.")
     # Built and dropped: its own checks say what is wrong with a cost.
     Costs(**{name: given[name] for name in ("commission", "slippage") if name in given})
     if args.command == "sweep":
@@ -153,9 +129,6 @@ def _check_jobs(command: str, given: dict[str, Any]) -> None:
 
     spans.check_metric(given["metric"])
     if command == "tune":
-        for name in ("trials", "batch"):
-            if given[name] < 1:
-                raise ConfigError(f"{argument(name, given[name])}: give at least 1.")
         # Optuna is an extra; its absence is said before bars are read.
         spans.check_optuna()
         spans.check_space(agent_of(argparse.Namespace(**given)), spans.parse_space(given["space"]))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.backtest import looks_at
-from nca_trader.cli.options import add_options, typed
+from nca_trader.cli.options import COUNT, add_options, typed
 from nca_trader.cli.train import selection_line
 
 OFTEN_SEEN = (
@@ -61,7 +61,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         help="a panel of assets: FILE, or futures that lie next to the checkout; without them, or "
         "with `simulated`, drawn ones",
     )
-    parser.add_argument("--steps", type=int, help="environment steps of each seed (the agent's)")
+    parser.add_argument("--steps", type=COUNT, help="environment steps of each seed (the agent's)")
     parser.set_defaults(**DEFAULTS)
 
 

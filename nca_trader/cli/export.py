@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from nca_trader.cli.options import READING, add_options, load_bars, reading_options, typed
+from nca_trader.cli.options import (
+    COUNT,
+    READING,
+    add_options,
+    load_bars,
+    reading_options,
+    real,
+    typed,
+)
 
 NOTE = (
     "The file is measured on the bars that trained the run. --data gives others; an evaluation on "
@@ -29,7 +37,9 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--until", "--stop", metavar="DATE", help="with --data: only bars before this date"
     )
-    parser.add_argument("--bits", type=int, default=8, help="4, 8 (default) or 16 per weight")
+    parser.add_argument(
+        "--bits", type=int, choices=(4, 8, 16), default=8, help="4, 8 (default) or 16 per weight"
+    )
     parser.add_argument(
         "--activations",
         action="store_true",
@@ -37,12 +47,12 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     )
     codebook = "euclidean or cosine: groups of weights share one of 2^bits entries"
     parser.add_argument("--codebook", default="none", metavar="KIND", help=codebook)
-    parser.add_argument("--group", type=int, help="weights per group (default 1; cosine 2)")
+    parser.add_argument("--group", type=COUNT, help="weights per group (default 1; cosine 2)")
     trained = "of a codebook's training (default 0)"
     parser.add_argument("--codebook-seed", type=int, default=0, help=trained)
     parser.add_argument(
         "--min-agreement",
-        type=float,
+        type=real("[0, 1]"),
         default=0.99,
         metavar="SHARE",
         help="of decisions that must be the same; below it nothing is written (default .99)",

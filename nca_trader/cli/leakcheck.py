@@ -7,7 +7,7 @@ from typing import Any
 
 from nca_trader.cli import fail_check
 from nca_trader.cli.checks import STRATEGIES
-from nca_trader.cli.options import READING, add_options, params_of, reading_options
+from nca_trader.cli.options import COUNT, READING, add_options, params_of, reading_options, real
 
 NOTE = (
     "STRATEGY is a rule ("
@@ -26,7 +26,7 @@ def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
         "strategy", metavar="STRATEGY", help="a rule, feature:NAME, cost:NAME or FILE.py:NAME"
     )
     parser.add_argument("--data", metavar="FILE", required=True, help="a bar file (CSV, Parquet)")
-    parser.add_argument("--cases", type=int, default=200, help="futures to try (default 200)")
+    parser.add_argument("--cases", type=COUNT, default=200, help="futures to try (default 200)")
     parser.add_argument(
         "--decided",
         choices=("close", "open"),
@@ -36,7 +36,7 @@ def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tolerance",
-        type=float,
+        type=real("[0, inf)"),
         default=0.0,
         help="largest change that is rounding, e.g. 1e-9 (default 0: bit for bit)",
     )

@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import math
 import re
 import shlex
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from nca_trader.config.records import loads
 from nca_trader.errors import ConfigError, argument, options_named
 
+
+def whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the `type` of an option: a whole number from `least` to `most`."""
+
+    def read(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            number = int(text)
+            if least <= number and (most is None or number <= most):
+                return number
+        words = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number {words}; give one")
+
+    return read
+
+
+def real(interval: str) -> Callable[[str], float]:
+    """Return the `type` of an option: a number in an interval, e.g. "[0, 1)"."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            number = float(text)
+            above = low < number or (interval[0] == "[" and low == number)
+            if above and (number < high or (interval[-1] == "]" and number == high)):
+                return number
+        raise argparse.ArgumentTypeError(f"{text} is not a number in {interval}; give one")
+
+    return read
+
+
+COUNT, SEED = whole(1), whole(0, 2**32 - 1)
 # The options of `read_bars`, the same for every command that reads a bar file.
 READING = (
     "symbol",
@@ -31,7 +64,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "env": {"help": "an environment: preset name or TOML file"},
     "agent": {"help": "an agent: preset name or TOML file"},
     "run": {"dest": "run_dir", "metavar": "DIR", "help": "run folder or exported file"},
-    "seed": {"type": int, "metavar": "N", "help": "the agent of that number, from 0"},
+    "seed": {"type": SEED, "metavar": "N", "help": "the agent of that number, from 0"},
     "force-agent": {
         "action": "store_true",
         "help": "with --run: the agent trades, also where a baseline was deployed in its place",

@@ -18,6 +18,7 @@ from nca_trader.cli.options import (
     add_options,
     params_of,
     reading_options,
+    real,
     typed,
 )
 from nca_trader.errors import ConfigError
@@ -40,7 +41,11 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--journal", required=True, metavar="FILE", help=journal)
     parser.add_argument("--start", metavar="DATE", help="decide nothing before; default: warm-up")
     parser.add_argument(
-        "--capital", type=float, default=100_000.0, metavar="MONEY", help="default %(default)s"
+        "--capital",
+        type=real("(0, inf)"),
+        default=100_000.0,
+        metavar="MONEY",
+        help="default %(default)s",
     )
 
 

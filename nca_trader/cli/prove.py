@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from nca_trader.cli import fail_check
-from nca_trader.cli.options import add_options, typed
+from nca_trader.cli.options import COUNT, add_options, typed
 from nca_trader.progress import say
 
 NUM_SEEDS = 3
@@ -28,7 +28,7 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
         seed={"help": f"one seed; without it {NUM_SEEDS} are drawn, and printed"},
         set={"help": "change a field of the agent; repeatable"},
     )
-    parser.add_argument("--steps", type=int, help="environment steps of each run")
+    parser.add_argument("--steps", type=COUNT, help="environment steps of each run")
     parser.add_argument(
         "--alone", action="store_true", help="train no controls (agents without history, ...)"
     )

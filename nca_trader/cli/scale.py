@@ -8,6 +8,7 @@ from typing import Any
 
 from nca_trader.cli import fail_check
 from nca_trader.cli.options import (
+    COUNT,
     READING,
     add_options,
     load_bars,
@@ -62,7 +63,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_training_options(parser)
-    parser.add_argument("--steps", type=int, default=3, help="updates to trace (%(default)s)")
+    parser.add_argument("--steps", type=COUNT, default=3, help="updates to trace (%(default)s)")
     parser.add_argument(
         "--out", default="profile", metavar="DIR", help="where the trace goes (%(default)s)"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import (
     ACCOUNT,
+    COUNT,
     READING,
     account_of,
     add_options,
@@ -50,7 +51,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
         "range to draw from; repeatable",
     )
     add_options(parser, "data", *READING, seed={"help": "of --sample, from 0"})
-    parser.add_argument("--sample", type=int, metavar="N", help="draw N combinations")
+    parser.add_argument("--sample", type=COUNT, metavar="N", help="draw N combinations")
     parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))
     parser.add_argument("--precision", choices=("f32", "f64"), default="f32")
     add_options(parser, *ACCOUNT)
@@ -139,10 +140,10 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     )
     for name, metavar, kind, default, text in (
         ("folder", "DIR", str, None, "holds the study; the same command resumes it"),
-        ("trials", "N", int, 20, "of the search in all (default 20)"),
-        ("seeds", "N", int, 1, "agents of each trial, whose mean counts (default 1)"),
-        ("steps", "N", int, None, "environment steps of each agent"),
-        ("batch", "N", int, 4, "trials proposed together; decides the search (default 4)"),
+        ("trials", "N", COUNT, 20, "of the search in all (default 20)"),
+        ("seeds", "N", COUNT, 1, "agents of each trial, whose mean counts (default 1)"),
+        ("steps", "N", COUNT, None, "environment steps of each agent"),
+        ("batch", "N", COUNT, 4, "trials proposed together; decides the search (default 4)"),
         ("metric", "NAME", str, "sharpe", "to maximise (default sharpe)"),
         ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
     ):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.options import (
+    COUNT,
     READING,
     SHARED,
     add_old_name,
@@ -62,7 +63,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         run={"required": True, "help": "the run folder; may be gs:// or s3://"},
         seed={"default": 0, "help": "of everything random, also a synthetic market (default 0)"},
     )
-    parser.add_argument("--steps", type=int, help="environment steps of each seed, in all")
+    parser.add_argument("--steps", type=COUNT, help="environment steps of each seed, in all")
     tracked = "also show the metrics elsewhere: tensorboard[:DIR]; see docs/guides/training.md"
     parser.add_argument("--track", metavar="KIND[:OPTIONS]", help=tracked)
     peers = parser.add_argument_group(

@@ -11,6 +11,7 @@ from typing import Any
 from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import (
     ACCOUNT,
+    COUNT,
     READING,
     account_of,
     add_options,
@@ -59,8 +60,8 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("embargo", "BARS", int, 0, "left out in addition (default 0)"),
         ("scheme", "NAME", str, "rolling", "rolling or expanding (default rolling)"),
         ("metric", "NAME", str, "sharpe", "that the train span chooses by (default sharpe)"),
-        ("seeds", "N", int, None, "agents that each fold trains (its num_seeds, or 3)"),
-        ("steps", "N", int, None, "environment steps of each agent in each fold"),
+        ("seeds", "N", COUNT, None, "agents that each fold trains (its num_seeds, or 3)"),
+        ("steps", "N", COUNT, None, "environment steps of each agent in each fold"),
         ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
         ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),
         ("trials", "DIR", str, None, "of the trial log (default: that of --folder, or runs)"),

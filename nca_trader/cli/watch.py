@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal, stopped
+from nca_trader.cli.options import real
 
 SHOWN = ("update", "steps", "steps_per_s", "reward", "loss", "approx_kl", "skipped")
 SHOWN += ("paper_bars", "paper_equity", "paper_drawdown")
@@ -27,7 +28,11 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
         help="serve the metrics there; without HOST to this machine alone",
     )
     parser.add_argument(
-        "--every", type=float, default=5.0, metavar="SECONDS", help="between looks (%(default)s)"
+        "--every",
+        type=real("[0.05, inf)"),
+        default=5.0,
+        metavar="SECONDS",
+        help="between looks (%(default)s)",
     )
     parser.add_argument(
         "--once",

@@ -50,7 +50,7 @@ def made_up(rng, command):
             continue
         choices = [str(c) for c in action.choices or ()]
         value = rng.choice(choices if choices and rng.random() < 0.9 else VALUES)
-        if action.type in (int, float) and rng.random() < 0.7:
+        if action.type is not None and rng.random() < 0.7:
             value = rng.choice(["0", "1", "2", "10", "-1", "0.5", "1e-3", "99999999999999999999"])
         if not action.option_strings:
             words.append(value)

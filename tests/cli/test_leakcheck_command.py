@@ -169,9 +169,9 @@ def test_a_file_that_cannot_be_imported_says_where(check, mine, code, says):
     ("option", "says"),
     [
         ("--data=nowhere.csv", "nowhere.csv: D001 no such file."),
-        ("--cases=0", "--cases 0 is not a whole number of at least 1"),
-        ("--seed=-1", "--seed=-1: give a whole number from 0 to"),
-        ("--tolerance=-1", "--tolerance=-1.0: give 0, or e.g. 1e-9"),
+        ("--cases=0", "--cases: 0 is not a whole number of at least 1"),
+        ("--seed=-1", "--seed: -1 is not a whole number from 0 to"),
+        ("--tolerance=-1", "--tolerance: -1 is not a number in [0, inf)"),
         ("--symbol=XX", "XX"),
     ],
 )

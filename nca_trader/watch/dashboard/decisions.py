@@ -18,7 +18,7 @@ from nca_trader.watch.dashboard.parts import (
     short,
     table,
 )
-from nca_trader.watch.metrics import reason_of
+from nca_trader.watch.paper import reason_of
 
 ASSETS = 24  # rows of a table of assets
 ORDERS = 60  # rows of the table of orders

@@ -27,7 +27,7 @@ from nca_trader.watch.dashboard.parts import (
     table,
     tile,
 )
-from nca_trader.watch.metrics import reason_of
+from nca_trader.watch.paper import reason_of
 
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of the latencies
 CLOSE_TO = 0.8  # of a limit: worth a look
