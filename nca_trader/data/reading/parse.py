@@ -30,9 +30,9 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
+from nca_trader.data.reading.files import Chunk
+from nca_trader.data.reading.load import load
 from nca_trader.data.reading.repairs import ADJUSTMENTS
-from nca_trader.data.reading.sources import load
-from nca_trader.data.reading.text import Chunk
 from nca_trader.data.reading.times import Growing, TimeReader, holds_numbers, is_clock, joined
 from nca_trader.errors import argument
 

@@ -1,26 +1,30 @@
-"""Reads delimited text: its first lines show the format in which all rows are then read."""
+"""Loads files and frames; the first lines of a delimited text show the format of all its rows."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import csv
-import gzip
 import io
 import itertools
+import os
 import re
-import zipfile
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
+from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.config.reading import FIELDS, named_pair, plain, role_of
+from nca_trader.data.reading import files
 from nca_trader.data.reading.faults import Code, Request, refusal, refuse_large
+from nca_trader.data.reading.files import Bytes, Chunk, EndlessRow, feather, parquet, slices, titled
 from nca_trader.data.reading.times import TimeReader, joined
-from nca_trader.errors import BarError, argument, printable
+from nca_trader.errors import BarError, argument
+from nca_trader.progress import Progress
 
 MISSING = (
     *("", "NA", "N/A", "n/a", "#N/A", "#N/A N/A", "NaN", "nan", "-NaN", "-nan"),
@@ -33,57 +37,6 @@ NUMBER = re.compile(r"[+-]?[$€£¥]? ?([\d.,]*\d) ?[KMBkmb%]?")
 BETWEEN = re.compile("(?<=\\d)['\u00a0\u202f](?=\\d{3})")  # signs that part thousands alone
 # "1,234" may be either: a decimal sign, or one between thousands.
 THOUSANDS = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
-CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
-FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes time
-# Bytes of memory that a column takes in addition to its cells, about, as it takes time.
-COLUMN_BYTES = 1 << 19
-LINE = 1 << 22  # bytes of a line, at most
-MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer than the first ones
-SHOWS = 1 << 24  # unpacked bytes that show how much a packed file unpacks to
-# A byte of unpacked text counts as so many of memory: 500 MiB of it take ten seconds to read.
-TEXT_BYTES = 4
-UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
-RECODE, TABLE = "Save it as UTF-8", "Save the table in it as CSV"
-ZIP = b"PK\x03\x04"
-SPREADSHEET = ("[Content_Types].xml", "mimetype")  # files in those of Microsoft and OpenDocument
-NOT_TEXT = {  # what begins with these bytes, and what to do with it
-    b"PK\x03\x04": ("a zip archive in an archive", UNPACK),
-    b"\x1f\x8b": ("compressed by gzip twice", UNPACK),
-    b"BZh": ("compressed by bzip2", UNPACK),
-    b"\xfd7zXZ": ("compressed by xz", UNPACK),
-    b"\x28\xb5\x2f\xfd": ("compressed by zstd", UNPACK),
-    b"PAR1": ("Parquet", "Give it a name that ends in .parquet"),
-    b"ARROW1": ("Arrow or Feather", "Give it a name that ends in .feather"),
-    b"FEA1": ("Arrow or Feather", "Give it a name that ends in .feather"),
-    b"SQLite format 3": ("a SQLite database", EXPORT),
-    **dict.fromkeys((b"<!", b"<html", b"<?xml"), ("an HTML or XML page", TABLE)),
-    **dict.fromkeys((b"{", b"["), ("JSON", EXPORT)),
-    # Before UTF-16, with whose mark this one begins.
-    **dict.fromkeys((b"\xff\xfe\0\0", b"\0\0\xfe\xff"), ("UTF-32 text", RECODE)),
-    **dict.fromkeys((b"\xff\xfe", b"\xfe\xff"), ("UTF-16 text", RECODE)),
-}
-
-
-class Chunk(NamedTuple):
-    """Some rows of a file or a frame, as they were found.
-
-    Attributes:
-      frame: its index is what a reader counts: lines from 1 (the header's) or rows from 0.
-      name: the file.
-      unit: "line" or "row".
-      decimal: the sign of texts that are numbers.
-      proved: whether numbers or the user show that sign, so that the other parts thousands.
-      short: lines that end early.
-      share: of the file that was read up to here.
-    """
-
-    frame: pd.DataFrame
-    name: str
-    unit: str
-    decimal: str = "."
-    proved: bool = False
-    short: tuple[int, ...] = ()
-    share: float = 1.0
 
 
 class Layout(NamedTuple):
@@ -109,112 +62,78 @@ class Layout(NamedTuple):
     chunk_rows: int
 
 
-class EndlessRow(ValueError):
-    """Rows with too much text for a chunk: a quote is open, or lines grow without bound."""
-
-
-def _open_zipped(path: Path) -> tuple[Any, int]:
-    """Open the one file of a zip archive; return it and its size.
-
-    Raises:
-      BarError: a spreadsheet, an archive of no file or of several, or one with a password.
-    """
-    with zipfile.ZipFile(path) as archive:
-        # macOS adds a folder of attributes.
-        files = [
-            one for one in archive.infolist() if not (one.is_dir() or one.filename[:2] == "__")
-        ]
-        names = ", ".join(printable(one.filename) for one in files[:4])
-        if any(one.filename in SPREADSHEET for one in files):
-            raise refusal(path, Code.D001, "is a spreadsheet", "Save the sheet as CSV")
-        if len(files) != 1:
-            say = f"is a zip archive of {len(files)} files ({names or 'none'})"
-            raise refusal(path, Code.D001, say, UNPACK)
-        if files[0].flag_bits & 1:
-            raise refusal(path, Code.D001, f"has a password ({names})", UNPACK)
-        # Python unpacks the other ways without a bound.
-        if files[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise refusal(path, Code.D001, f"is not packed by deflate ({names})", UNPACK)
-        return archive.open(files[0]), files[0].file_size  # open until it is closed itself
-
-
-class Bytes(io.RawIOBase):
-    """Bytes of a text file, unpacked where it is a gzip file or a zip archive, with bounded lines.
-
-    `taken` counts the bytes since its reader last set it to 0.
+def load(
+    source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Request
+) -> Iterator[Chunk]:
+    """Read a file or a frame in chunks of rows, so that memory stays bounded.
 
     Args:
-      path: the file.
-      memory_gb: see `read_bars`.
+      source: the file, or its URL in an object store, or the frame.
+      request: columns that hold texts or are asked for by number, the decimal sign, and the memory
+        that reading may take.
 
     Raises:
-      BarError: the file is not text, a line has no end, or it unpacks to more than is allowed.
-      EndlessRow: too much was taken.
+      BarError: there is no table, or it unpacks to more than is allowed.
     """
+    if isinstance(source, pd.DataFrame):
+        path = copy = "DataFrame"
+        chunks = titled(slices(source), path, len(source))
+    else:
+        path = place(source)
+        try:
+            copy = fetched(path) if isinstance(path, CloudPath) else path
+        except FileNotFoundError as error:
+            raise refusal(path, Code.D001, "no such object", "Check the URL") from error
+        chunks = _guarded(copy, request)
+    empty = True
+    try:
+        for chunk in chunks:
+            if not chunk.frame.empty:
+                empty = False
+                yield chunk._replace(name=str(path))
+    except BarError as error:
+        # The file is a copy where the user gave a URL; messages give the URL.
+        raise BarError(*(line.replace(str(copy), str(path)) for line in error.args)) from error
+    if empty:
+        raise refusal(path, Code.D002, "there are no rows")
 
-    def __init__(self, path: Path, memory_gb: float):
-        self._path, self._memory_gb, self._size = path, memory_gb, path.stat().st_size
-        self._line, self._length, self.taken, self._total = 1, 0, 0, 0
-        with contextlib.ExitStack() as stack:
-            file: Any = stack.enter_context(open(path, "rb"))
-            self._file = self._counted = file
-            # The suffix may be wrong, so the first bytes decide.
-            begin = file.peek(16)
-            self._packed = begin.startswith((b"\x1f\x8b", ZIP))
-            if begin.startswith(ZIP):
-                self._file, self._size = _open_zipped(path)
-                self._counted = stack.enter_context(self._file)
-            elif self._packed:
-                self._file = stack.enter_context(gzip.open(file))
-            begin = self._file.peek(16)
-            # Again, as these may be the unpacked bytes.
-            markup = begin.lstrip().lower()
-            for mark, (what, remedy) in NOT_TEXT.items():
-                if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
-                    raise refusal(path, Code.D001, f"is {what}", remedy)
-            self._files = stack.pop_all()
 
-    @property
-    def share(self) -> float:
-        """The share of the file that was read; 1 of a packed one that has not shown it yet."""
-        if self._packed and self._total < SHOWS:
-            return 1.0
-        return min(self._counted.tell() / max(self._size, 1), 1.0)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            self._files.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into `buffer` and return the number of bytes."""
-        size = self._file.readinto(buffer)
-        block = bytes(memoryview(buffer)[:size])
-        if (at := block.find(0)) >= 0:
-            line = self._line + block.count(b"\n", 0, at)
-            say = f"line {line} holds a zero byte, as UTF-16 and binary files do"
-            raise refusal(self._path, Code.D001, say, "Save it as text in UTF-8")
-        self._line += block.count(b"\n")
-        # The last line of a block may continue in the next one.
-        end = max(block.rfind(b"\n"), block.rfind(b"\r"))
-        self._length = self._length + size if end < 0 else size - end - 1
-        self.taken += size
-        self._total += size
-        if self._packed:
-            text = self._total / self.share
-            say = f"unpacks to about {text:,.0f} bytes of text, which"
-            refuse_large(self._path, say, text * TEXT_BYTES, self._memory_gb)
-        if self._length > LINE:
-            say = f"line {self._line} has more than {LINE:,} bytes"
-            raise refusal(self._path, Code.D022, say, "Break it into lines")
-        if self.taken > MOST_TEXT:
-            raise EndlessRow(f"rows of more than {MOST_TEXT // CHUNK_ROWS:,} bytes")
-        return size
+def _guarded(path: Path, request: Request) -> Iterator[Chunk]:
+    """Read a file; any failure becomes a `BarError` that names it."""
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            # A pipe has size 0 and cannot be read twice, which the layout needs.
+            kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
+            say = f"is {kind} and not a file"
+            raise refusal(path, Code.D001, say, "Save what it gives to a file")
+        if path.stat().st_size == 0:
+            raise refusal(path, Code.D002, "the file is empty")
+        size, done = path.stat().st_size, 0
+        if path.suffix in (".parquet", ".pq"):
+            chunks = titled(*parquet(path, request))
+        elif path.suffix in (".feather", ".arrow"):
+            chunks = titled(*feather(path, request))
+        else:
+            chunks = load_csv(path, request)
+        with Progress(size, f"read {path.name}", "bytes") as shown:
+            for chunk in chunks:
+                yield chunk
+                # Arrow keeps what it freed, which would add up to more than the bars.
+                pa.default_memory_pool().release_unused()
+                read = round(chunk.share * size)
+                shown.update(read - done)
+                done = read
+    except FileNotFoundError as error:
+        raise refusal(path, Code.D001, "no such file", "Check the path") from error
+    except BarError:
+        raise
+    except MemoryError as error:
+        raise refusal(path, Code.D001, "takes more memory than there is") from error
+    except Exception as error:
+        # On a damaged file pandas, pyarrow and zlib raise anything, including KeyError.
+        what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+        raise refusal(path, Code.D001, f"can't be read ({what.rstrip('.')})") from error
 
 
 def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
@@ -281,8 +200,11 @@ def _chunks(path: Path, request: Request, layout: Layout) -> Iterator[Chunk]:
         for frame in chunks:
             source.taken = 0
             frame.index += begin + 1
-            values = frame.drop(columns=list(layout.texts))
-            frame = frame[values.notna().any(axis=1)]  # without blank lines
+            texts = list(layout.texts)
+            blank = frame.drop(columns=texts).isna().all(axis=1)
+            if blank.any():
+                blank[blank] = frame.loc[blank, texts].fillna("").eq("").all(axis=1)
+            frame = frame[~blank]
             short: tuple[int, ...] = ()
             # Pandas silently fills lines up that end early, so fields are counted again.
             if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
@@ -304,7 +226,7 @@ def _layout(path: Path, request: Request) -> Layout:
     lines: list[str] = []
     with _text(Bytes(path, request.memory_gb)) as file:
         for line in file:
-            if len(lines) >= SAMPLE or (len(lines) > 3 and sum(map(len, lines)) > LINE):
+            if len(lines) >= SAMPLE or (len(lines) > 3 and sum(map(len, lines)) > files.LINE):
                 break
             lines.append(line)
     above = 0
@@ -321,12 +243,12 @@ def _layout(path: Path, request: Request) -> Layout:
         remedy = f"Name the columns by number, e.g. {_by_number(sample)}"
         raise refusal(path, Code.D023, "line 1 holds values, not the columns' names", remedy)
     most = max(len(names), width)
-    refuse_large(path, f"{most:,} columns", most * COLUMN_BYTES, request.memory_gb)
+    refuse_large(path, f"{most:,} columns", most * files.COLUMN_BYTES, request.memory_gb)
     decimal, proved = _decimal(path, sample[depth:], above + depth, delimiter, request.decimal)
     # Long rows come in smaller chunks, to bound the memory of one.
     size = sum(map(len, lines)) // len(lines) + 1
-    fewest = min(FEW_ROWS, MOST_TEXT // 2 // size)
-    chunk_rows = min(max(CHUNK_TEXT // size, fewest, 1), CHUNK_ROWS)
+    fewest = min(files.FEW_ROWS, files.MOST_TEXT // 2 // size)
+    chunk_rows = min(max(files.CHUNK_TEXT // size, fewest, 1), files.CHUNK_ROWS)
     texts = _texts(names, request)
     layout = Layout(delimiter, above, depth, names, texts, decimal, proved, chunk_rows)
     if len(names) < width:
