@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pandas as pd
 
@@ -25,7 +23,7 @@ from nca_trader.data.reading.repairs import (
     rows_that_stay,
     typical,
 )
-from nca_trader.data.reading.times import exchanged, runs_one_way
+from nca_trader.data.reading.times import runs_one_way
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
@@ -257,7 +255,7 @@ def order_faults(
     local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone or "UTC").tz_localize(None)
     local, other = local.to_numpy(), local.to_numpy().copy()
     swap = among & (local.astype("datetime64[D]") - local.astype("datetime64[M]") < DAYS_12)
-    other[swap] = exchanged(local[swap])
+    other[swap] = _exchanged(local[swap])
     # Sorting such rows would hide the wrong dates, so no repair fixes this fault.
     if runs_one_way(other[rows], inside) and not runs_one_way(local[rows], inside):
         mask = among & (other != local)
@@ -287,6 +285,14 @@ def order_faults(
         places = np.arange(len(table))[rows]
         faults.append(Fault(Code.D020, say, table.marked([places[1:][back]])))
     return faults
+
+
+def _exchanged(time: np.ndarray) -> np.ndarray:
+    """Return times with day and month exchanged, both at most 12."""
+    month, day = time.astype("datetime64[M]"), time.astype("datetime64[D]")
+    january = time.astype("datetime64[Y]").astype("datetime64[M]")
+    new = (january + (day - month).astype(int)).astype("datetime64[D]")
+    return new + (month - january).astype(int).astype("timedelta64[D]") + (time - day)
 
 
 def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
@@ -337,57 +343,34 @@ def series_faults(
     checked = present & (columns["close"][rows] > 0)
     if not checked.all():  # a missing bar carries an old price that was not traded
         rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]
-    bars = Series(*(columns[name][rows] for name in ("symbol", "time", *PRICES, "volume")))
-    jump = jump_fault(bars, symbols, timezone)
-    if jump is not None and jump.mask is not None:
-        add(Code.D026, jump.mask, jump.say, remedy=jump.remedy)
+    bars = {name: columns[name][rows] for name in ("symbol", "time", *PRICES, "volume")}
+    if len(at := jumps(bars)):
+        say, remedy = _about_jumps(bars, at, symbols, timezone)
+        add(Code.D026, at, say, remedy=remedy)
     return faults
 
 
-class Series(NamedTuple):
-    """Present bars in order of symbol and time.
-
-    Attributes:
-      code: `[n]` the symbol, a place among the names.
-      time: `[n]` datetime64[ns].
-      open, high, low, close, volume: `[n]` float64.
-    """
-
-    code: np.ndarray
-    time: np.ndarray
-    open: np.ndarray
-    high: np.ndarray
-    low: np.ndarray
-    close: np.ndarray
-    volume: np.ndarray
-
-    @property
-    def inside(self) -> np.ndarray:
-        """`[n - 1]` bool, whether the next bar is of the same symbol and span."""
-        return (self.code[1:] == self.code[:-1]) & (np.diff(self.time) <= REUSE)
-
-
-def jump_fault(bars: Series, names: list[str], timezone: str | None) -> Fault | None:
-    """Return the fault of jumps (see `jumps`) at places of `bars`, with splits that undo them."""
-    at = jumps(bars)
-    if not len(at):
-        return None
-    before, after = bars.close[at - 1], bars.open[at]
-    local = pd.DatetimeIndex(bars.time, tz="UTC").tz_convert(timezone or "UTC")
+def _about_jumps(
+    bars: dict[str, np.ndarray], at: np.ndarray, names: list[str], timezone: str | None
+) -> tuple[str, str]:
+    """Return what a message says of jumps at places of `bars`, and the splits that undo them."""
+    before, after = bars["close"][at - 1], bars["open"][at]
+    local = pd.DatetimeIndex(bars["time"], tz="UTC").tz_convert(timezone or "UTC")
     named, said = [], ""
     for i, row in enumerate(at[:MOST_NAMED]):
-        ratio, symbol = split_of(after[i] / before[i]), names[bars.code[row]]
+        ratio, symbol = split_of(after[i] / before[i]), names[bars["symbol"][row]]
         if ratio and local[row].date() > local[row - 1].date() and not set(symbol) & set(",:"):
             named.append(f"{symbol}:{local[row]:%Y-%m-%d}:{ratio}")
         if ratio and not i:
             said = f", as a split of {ratio.replace('/', ' for ')} that is not adjusted"
-    say = f"{names[bars.code[at[0]]]} jumps from close {before[0]:.6g} to open {after[0]:.6g}, "
-    some = f" ({len(named)} of {len(at):,} jumps)" if len(named) < len(at) else ""
-    way = (
-        argument("split", ",".join(named)) + some if named else argument("columns", "split=COLUMN")
+    first = (
+        f"{names[bars['symbol'][at[0]]]} jumps from close {before[0]:.6g} to open {after[0]:.6g}"
     )
+    some = f" ({len(named)} of {len(at):,} jumps)" if len(named) < len(at) else ""
+    way = argument("columns", "split=COLUMN")
+    way = argument("split", ",".join(named)) + some if named else way
     remedy = f"{Code.D026.remedy}, e.g. {way}"
-    return Fault(Code.D026, f"{say}{after[0] / before[0]:.4g} times{said}", at, remedy)
+    return f"{first}, {after[0] / before[0]:.4g} times{said}", remedy
 
 
 def split_of(times: float) -> str:
@@ -401,11 +384,17 @@ def split_of(times: float) -> str:
     return ratios[near] if abs(np.log(times / near)) <= NEAR_RATIO else ""
 
 
-def jumps(bars: Series) -> np.ndarray:
-    """Return places whose open is far from the close before, or by a split's ratio."""
-    inside = bars.inside
+def jumps(bars: dict[str, np.ndarray]) -> np.ndarray:
+    """Return places whose open is far from the close before, or by a split's ratio.
+
+    Args:
+      bars: symbol, time, prices and volume `[n]` of present bars, by symbol and time.
+    """
+    code, time, opens, close = (bars[name] for name in ("symbol", "time", "open", "close"))
+    # Where the next bar is of the same symbol and span.
+    inside = (code[1:] == code[:-1]) & (np.diff(time) <= REUSE)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        gaps = np.log(bars.open[1:] / bars.close[:-1]).astype(np.float32)
+        gaps = np.log(opens[1:] / close[:-1]).astype(np.float32)
     # Between symbols, or without a price, there is no move.
     gaps[~(inside & np.isfinite(gaps))] = 0.0
     places = np.flatnonzero(np.abs(gaps) > np.log(RATIOS[0][0] / RATIOS[0][1]) - NEAR_RATIO)
@@ -413,8 +402,8 @@ def jumps(bars: Series) -> np.ndarray:
     high = places[is_far(gaps[places], 0.0)]
     if len(high):
         with np.errstate(divide="ignore", invalid="ignore"):
-            move = np.abs(np.diff(np.log(bars.close)))
-        far = is_far(gaps[high], typical(move, inside, bars.code)[high])
+            move = np.abs(np.diff(np.log(close)))
+        far = is_far(gaps[high], typical(move, inside, code)[high])
         found.update((high[far] + 1).tolist())
     size, near = np.abs(gaps[places]), np.zeros(len(places), dtype=bool)
     for after, before in RATIOS:
@@ -432,19 +421,19 @@ def is_far(move: np.ndarray, typical: np.ndarray | float) -> np.ndarray:
     return (size > JUMP) & (size > JUMP_MOVES * typical)
 
 
-def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
+def _is_split(bars: dict[str, np.ndarray], row: int, gaps: np.ndarray) -> bool:
     """Return whether only the level of the price changes at `row`.
 
     News that moves a price as far also widens the bar's range and multiplies its volume. A split of
     k for 1 multiplies the volume by k.
     """
-    first, last = max(row - AROUND, 0), min(row + AROUND + 1, len(bars.code))
+    first, last = max(row - AROUND, 0), min(row + AROUND + 1, len(bars["symbol"]))
     part = slice(first, last)
-    own = bars.code[part] == bars.code[row]
+    own = bars["symbol"][part] == bars["symbol"][row]
     at, gap = row - first, abs(float(gaps[row - 1]))
     with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.log(bars.high[part] / bars.low[part])
-        body = np.abs(np.log(bars.close[part] / bars.open[part]))
+        spread = np.log(bars["high"][part] / bars["low"][part])
+        body = np.abs(np.log(bars["close"][part] / bars["open"][part]))
     others = own.copy()
     others[at] = False
     if others.sum() < 5:
@@ -458,7 +447,7 @@ def _is_split(bars: Series, row: int, gaps: np.ndarray) -> bool:
         return False
     if not spread[at] <= max(CALM * usual, gap / QUIET):
         return False
-    volume = bars.volume[part]
+    volume = bars["volume"][part]
     known = volume[:at][own[:at]]
     if not len(known) or not np.median(known) > 0.0:
         return True

@@ -31,6 +31,7 @@ FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes ti
 # Bytes of memory that a column takes in addition to its cells, about, as it takes time.
 COLUMN_BYTES = 1 << 19
 CELLS = 1 << 19  # of a chunk: enough that the work per cell outweighs the work per chunk
+CAPACITY = 1 << 16  # rows of an array to begin with
 LINE = 1 << 22  # bytes of a line, at most
 MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer than the first ones
 SHOWS = 1 << 24  # unpacked bytes that show how much a packed file unpacks to
@@ -78,6 +79,32 @@ class Chunk(NamedTuple):
     proved: bool = False
     short: tuple[int, ...] = ()
     share: float = 1.0
+
+
+class Growing:
+    """An array that chunks are added to.
+
+    It doubles as it grows, and no page of it takes memory before it is written to. A list of the
+    chunks, joined at the end, would take twice the memory: the freed chunks leave fragments.
+    """
+
+    def __init__(self, dtype: np.dtype | type | str):
+        self._array, self._size = np.empty(CAPACITY, dtype), 0
+
+    def add(self, values: np.ndarray) -> None:
+        """Append `values` `[n]`."""
+        size = self._size + len(values)
+        if size > len(self._array):
+            grown = np.empty(max(2 * len(self._array), size), self._array.dtype)
+            grown[: self._size] = self.whole
+            self._array = grown
+        self._array[self._size : size] = values
+        self._size = size
+
+    @property
+    def whole(self) -> np.ndarray:
+        """`[size]` all that was added, not a copy."""
+        return self._array[: self._size]
 
 
 class EndlessRow(ValueError):

@@ -22,7 +22,7 @@ from nca_trader.config.reading import FIELDS, named_pair, plain, role_of
 from nca_trader.data.reading import files
 from nca_trader.data.reading.faults import Code, Request, refusal, refuse_large
 from nca_trader.data.reading.files import Bytes, Chunk, EndlessRow, feather, parquet, slices, titled
-from nca_trader.data.reading.times import TimeReader, joined
+from nca_trader.data.reading.times import joined, read_times
 from nca_trader.errors import BarError, argument
 from nca_trader.progress import Progress
 
@@ -446,6 +446,4 @@ def _by_number(rows: Sequence[list[str]]) -> str:
 
 def _readable(column: pd.Series, order: str) -> bool:
     """Return whether most of a column's texts are times."""
-    reader = TimeReader(None, order)
-    reader.add(column)
-    return not np.isnat(reader.finish()[0]).mean() > 0.5
+    return not np.isnat(read_times([column], None, order).utc).mean() > 0.5

@@ -16,7 +16,15 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath
-from nca_trader.config.reading import FIELDS, INCOME, SPREADS, named_pair, plain, role_of
+from nca_trader.config.reading import (
+    FIELDS,
+    INCOME,
+    SPREADS,
+    named_pair,
+    plain,
+    refuse_times,
+    role_of,
+)
 from nca_trader.data.reading.faults import (
     FACTORS,
     GIB,
@@ -30,10 +38,16 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
-from nca_trader.data.reading.files import Chunk
+from nca_trader.data.reading.files import Chunk, Growing
 from nca_trader.data.reading.load import load
 from nca_trader.data.reading.repairs import ADJUSTMENTS
-from nca_trader.data.reading.times import Growing, TimeReader, holds_numbers, is_clock, joined
+from nca_trader.data.reading.times import (
+    holds_numbers,
+    is_clock,
+    joined,
+    kept,
+    read_times,
+)
 from nca_trader.errors import argument
 
 NONE = "-"  # in place of a column: no column has this role
@@ -182,12 +196,12 @@ def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series
     first, _, second = (part.strip() for part in text.partition("/"))
     used.add(at := _position(chunk, second))
     # Not a number gives NaN, which is a fault of its row (D030).
-    below = pd.to_numeric(chunk.frame.iloc[:, at], errors="coerce")
-    if first == "1":
-        return 1.0 / below
+    below = _floats(chunk.frame.iloc[:, at], chunk)
     # The numerator is not used up: a dividend's may be the close itself.
-    above = chunk.frame.iloc[:, _position(chunk, first)]
-    return pd.to_numeric(above, errors="coerce") / below
+    at = None if first == "1" else _position(chunk, first)
+    above = 1.0 if at is None else _floats(chunk.frame.iloc[:, at], chunk)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return pd.Series(above / below, chunk.frame.index)
 
 
 def _wide(
@@ -239,13 +253,13 @@ def _wide(
     return Arranged(frame, pd.DataFrame(index=frame.index), faults, tuple(positions))
 
 
-def _is_vendors(frame: pd.DataFrame) -> bool:
+def _is_vendors(column: object) -> bool:
     """Return whether dividends have a name that vendors use, also for adjusted prices."""
-    levels = (level for c in frame.columns for level in (c if isinstance(c, tuple) else (c,)))
-    return any(str(level).strip().lower() in VENDORS for level in levels)
+    levels = column if isinstance(column, tuple) else (column,)
+    return any(plain(level) in VENDORS for level in levels)
 
 
-VENDORS = ("dividends", "dividend_amount", "dividend amount")  # "dividend" is this package's own
+VENDORS = ("dividends", "dividend_amount")  # "dividend" is this package's own
 NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
 LONGEST = 64  # characters of a symbol at most
 
@@ -257,18 +271,18 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
       BarError: there is no table, no time or no close; there is no such symbol.
     """
     given = request.columns
-    times = TimeReader(request.timezone, request.dates)
+    refuse_times(request.timezone, request.dates)
+    times: list[pd.Series] = []
     symbols = _Symbols(request)
     columns: dict[str, Growing] = {}
     others: dict[tuple[int, str], Growing] = {}
     unread: dict[str, Unread] = {}
-    short, faults = [], {}
-    name, unit, wide, begin, vendor = "", "row", False, 0, False
+    short, faults, begin = [], {}, 0
     clock: dict[str, int] = {}
-    close_name = "close"
+    chunk = arranged = None
     for chunk in load(source, request):
         arranged = arrange(chunk, given, clock)
-        name, unit, wide = chunk.name, chunk.unit, arranged.symbols is not None
+        name = chunk.name
         if not {"time", "close"} <= set(arranged.frame):  # no other column can stand in for these
             refuse(name, arranged.faults)
         # Every chunk has the same header, so the same faults come with each.
@@ -284,11 +298,10 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
             columns.setdefault(key, Growing(array.dtype)).add(array)
         rest = arranged.others if taken.all() else arranged.others[taken]
         for i, (label, column) in enumerate(rest.items()):
-            adjusts = plain(label) in ADJUSTMENTS
-            if adjusts and pd.api.types.is_numeric_dtype(column.dtype):
-                values = column.to_numpy(np.float64, na_value=np.nan)
-                others.setdefault((i, str(label).strip()), Growing(float)).add(values)
-        times.add(raw["time"])
+            if plain(label) in ADJUSTMENTS:
+                label = str(label).strip()
+                others.setdefault((i, label), Growing(float)).add(_floats(column, chunk))
+        times.append(kept(raw["time"]))
         if raw.index.isin(chunk.short).any():
             short.append(np.flatnonzero(raw.index.isin(chunk.short)) + begin)
         begin += len(raw)
@@ -298,37 +311,36 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
             if max(begin * ROW_BYTES, 0.8 * size) > request.memory_gb * GIB:
                 what = f"about {size / ROW_BYTES:,.0f} bars of an asset"
                 refuse_large(name, what, size, request.memory_gb)
-        named = (c for c in chunk.frame.columns if role_of(c) == "close" or plain(c) == "price")
-        close_name = str(given.get("close") or next(named, "close"))
-        vendor = vendor or ("cash_dividend" not in given and _is_vendors(chunk.frame))
+    assert chunk is not None and arranged is not None  # `load` refuses a file without rows
     # Only the whole file shows that it lacks a symbol.
-    symbols.check(name)
+    symbols.check(chunk.name)
     if not begin:
-        raise refusal(name, Code.D002, "there are no rows")
-    (time, time_faults), blank = times.finish(), list(symbols.blank)[:1]
+        raise refusal(chunk.name, Code.D002, "there are no rows")
+    header = chunk.frame.columns
+    closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
+    read, blank = read_times(times, request.timezone, request.dates), list(symbols.blank)[:1]
     notes = [f"Blanks around symbols were removed, first of {name!r}." for name in blank]
     # Times come last, since later rows may decide their form.
-    arrays = {"time": time} | {key: column.whole for key, column in columns.items()}
+    arrays = {"time": read.utc} | {key: column.whole for key, column in columns.items()}
     ticks = arrays.pop("ticks", None)
     if ticks is not None and not arrays["volume"].any():
         arrays["volume"] = ticks
         notes.append("Volume is the number of ticks, as the volume's own column holds zeros.")
     return Table(
-        name=name,
+        name=chunk.name,
         place=arrays.pop("place"),
         columns=arrays,
         symbols=list(symbols.codes),
-        # A column shorter than the table held text in some chunk.
-        others=[(key[1], c.whole) for key, c in others.items() if len(c.whole) == begin],
-        unit=unit,
-        wide=wide,
+        others=[(label, column.whole) for (_, label), column in others.items()],
+        unit=chunk.unit,
+        wide=arranged.symbols is not None,
         unread=unread,
         short=short,
-        time_faults=time_faults,
+        time_faults=read.faults,
         faults=list(faults.values()),
-        notes=notes + times.notes,
-        close_name=close_name,
-        vendor=vendor,
+        notes=notes + read.notes,
+        close_name=str(given.get("close") or next(closes, "close")),
+        vendor="cash_dividend" not in given and any(map(_is_vendors, header)),
     )
 
 
@@ -358,23 +370,12 @@ def _numbers(
     for name in (*FIELDS, "ticks", *FACTORS, *INCOME, *spread_columns(raw)):
         if name not in raw:
             continue
-        column, number = raw[name], holds_numbers(raw[name])
-        # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
-        text = column if number else column.astype("str")
-        values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-        empty = column.isna().to_numpy()
-        # With a decimal comma, a point does not part decimals.
-        left = ~empty if chunk.decimal == "," else np.isnan(values) & ~empty
-        if not number and left.any():
-            cleaned = pd.to_numeric(_cleaned(text[left], chunk), errors="coerce")
-            values = np.array(values)
-            values[left] = cleaned.to_numpy(np.float64, na_value=np.nan)
-        arrays[name] = values
+        values, empty = _floats(raw[name], chunk), raw[name].isna().to_numpy()
         rows = np.flatnonzero(np.isnan(values) & ~empty)
         if len(rows):
-            unread.setdefault(name, Unread()).add(rows, column, begin)
-        if name in INCOME:  # an empty cell means 0, but a text is a fault
-            arrays[name] = np.where(present & empty, 0.0, values)
+            unread.setdefault(name, Unread()).add(rows, raw[name], begin)
+        # An empty cell of income means 0, but a text is a fault.
+        arrays[name] = np.where(present & empty, 0.0, values) if name in INCOME else values
     with np.errstate(divide="ignore", invalid="ignore"):
         if "bid" in arrays:
             bid, ask = arrays["bid"], arrays["ask"]
@@ -382,6 +383,21 @@ def _numbers(
         elif "spread" in arrays:
             arrays["half_spread"] = arrays["spread"] / (2.0 * arrays["close"])
     return arrays
+
+
+def _floats(column: pd.Series, chunk: Chunk) -> np.ndarray:
+    """Return a column as float64, NaN where a cell is not a number."""
+    number = holds_numbers(column)
+    # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
+    text = column if number else column.astype("str")
+    values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    # With a decimal comma, a point does not part decimals.
+    left = column.notna().to_numpy() & (np.isnan(values) | (chunk.decimal == ","))
+    if not number and left.any():
+        cleaned = pd.to_numeric(_cleaned(text[left], chunk), errors="coerce")
+        values = values.copy()
+        values[left] = cleaned.to_numpy(np.float64, na_value=np.nan)
+    return values
 
 
 def _cleaned(text: pd.Series, chunk: Chunk) -> pd.Series:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import zoneinfo
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nca_trader.config.reading import refuse_times
 from nca_trader.data.reading.faults import Code, Fault
 from nca_trader.errors import argument
 
@@ -30,8 +30,8 @@ EARLIEST, LATEST = np.datetime64("1800-01-01", "ns"), np.datetime64("2200-01-01"
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
 NAT, HOUR = np.datetime64("NaT", "ns"), np.timedelta64(1, "h")
 HEAD = 1 << 16  # rows that show the form of the times; epochs of 1970 alone would show no unit
-CAPACITY = 1 << 16  # rows of an array to begin with
-MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+LONGEST = 64  # characters of a time at most
+MONTHS = tuple(map(str, "jan feb mar apr may jun jul aug sep oct nov dec".split()))
 TEXT = (
     r"^(?:[A-Za-z]{3},? )?"
     r"(?P<date>\d{8}|\d{4}[./-]\d\d?[./-]\d\d?|\d\d?[./-]\d\d?[./-](?:\d{4}|\d\d)"
@@ -39,8 +39,6 @@ TEXT = (
     r"(?:(?:T|,? +|[-:]|)(?P<clock>\d\d?:\d\d(?::\d\d(?:\.\d+)?)?|\d{6}(?:\d{3}|\d{6})?)"
     r" *(?P<half>[AaPp][Mm]\b)? *(?P<zone>[A-Za-z][A-Za-z0-9_+/:-]*|[+-]\d\d(?::?\d\d)?)?)?$"
 )
-# What is known of a time; the rows of each are counted, and the first one's text is shown.
-UNREAD, NAIVE, AWARE, EITHER, DAY_FIRST, MONTH_FIRST = (1 << i for i in range(6))
 
 
 def holds_numbers(column: pd.Series) -> bool:
@@ -74,302 +72,274 @@ def joined(date: pd.Series, clock: pd.Series, seen: dict[str, int]) -> pd.Series
     return date.astype("str").str.strip() + " " + text
 
 
-class Growing:
-    """An array that chunks are added to.
+class Times(NamedTuple):
+    """The times of a file.
 
-    It doubles as it grows, and no page of it takes memory before it is written to. A list of the
-    chunks, joined at the end, would take twice the memory: the freed chunks leave fragments.
+    Attributes:
+      utc: `[rows]` datetime64[ns], NaT where a time cannot be known.
+      faults: what is wrong with them.
+      notes: sentences for the note of the bars.
     """
 
-    def __init__(self, dtype: np.dtype | type | str):
-        self._array, self._size = np.empty(CAPACITY, dtype), 0
-
-    def add(self, values: np.ndarray) -> None:
-        """Append `values` `[n]`."""
-        size = self._size + len(values)
-        if size > len(self._array):
-            grown = np.empty(max(2 * len(self._array), size), self._array.dtype)
-            grown[: self._size] = self.whole
-            self._array = grown
-        self._array[self._size : size] = values
-        self._size = size
-
-    @property
-    def whole(self) -> np.ndarray:
-        """`[size]` all that was added, not a copy."""
-        return self._array[: self._size]
+    utc: np.ndarray
+    faults: list[Fault]
+    notes: list[str]
 
 
-class TimeReader:
-    """Reads the times of a file chunk by chunk, in the one form that most of its first rows have.
+class _Written(NamedTuple):
+    """Times as they are written.
 
-    The first HEAD rows show the form, however the file is cut into chunks; a later row in another
-    form cannot be read. Times stay as written until all are known, as a late date may show which
-    number of 01/02/2018 is the day.
+    Attributes:
+      time: `[rows]` datetime64[ns], NaT where a time cannot be read.
+      zone: `[rows]` place of its zone in `zones`, which begin with UTC; -1 without one.
+      order: the fault of dates whose order cannot be known.
+      remedy: for times that cannot be read; or "".
+    """
+
+    time: np.ndarray
+    zone: np.ndarray
+    zones: list[str]
+    order: Fault | None = None
+    remedy: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def kept(column: pd.Series) -> pd.Series:
+    """Return what is kept of a chunk's times until all are known: texts without more than fits."""
+    moments = pd.api.types.is_datetime64_any_dtype(column.dtype)
+    return column if moments or holds_numbers(column) else _texts(column).str.slice(0, LONGEST)
+
+
+def read_times(parts: list[pd.Series], timezone: str | None, dates: str | None) -> Times:
+    """Read the times of a file in the one form that most of its first HEAD rows have.
+
+    A later row in another form cannot be read.
 
     Args:
+      parts: the times as `kept`, which depends on the file alone and not on where it is cut.
       timezone: IANA zone of times without UTC offset, or an offset; None: UTC.
       dates: "dmy", "mdy", or None: as the file proves.
-
-    Raises:
-      BarError: there is no such zone, or no such order of dates.
     """
-
-    def __init__(self, timezone: str | None, dates: str | None = None):
-        refuse_times(timezone, dates)
-        self._timezone, self._dates = timezone, dates
-        self._form, self._size, self._mixed = "", float("nan"), False
-        self._head: list[pd.Series] = []  # the first rows, until there are HEAD
-        self._time, self._mark = Growing("datetime64[ns]"), Growing(np.uint8)
-        # The zone that is written in each row; times of the first, UTC, are moments already.
-        self._zone, self._zones = Growing(np.int16), {"": 0}
-        self._texts: dict[int, str] = {}  # the first row's, by what is known of it
-        self._days: dict[str, tuple[str, np.datetime64, int]] = {}
-
-    def add(self, column: pd.Series) -> None:
-        """Take the next rows of the file."""
-        moments = pd.api.types.is_datetime64_any_dtype(column.dtype)
-        if not self._form and not moments:
-            self._head.append(column)
-            if sum(map(len, self._head)) >= HEAD:
-                self._flush()
-            return
-        self._flush()
-        # Of a file that begins with typed times, texts are read as ISO 8601.
-        self._form = self._form or "iso"
-        if moments and self._form in ("iso", "number"):
-            aware = getattr(column.dtype, "tz", None) is not None
-            times = column.dt.tz_convert(None) if aware else column
-            self._append(times, np.full(len(column), AWARE if aware else NAIVE), column)
-        else:
-            self._take(column)
-
-    def _flush(self) -> None:
-        """Find the form of the first rows, "iso", "number" or the order of a date, and take these.
-
-        A form that only some rows have is chosen where no other has more.
-        """
-        head, self._head = self._head, []
-        if not head:
-            return
-        text = pd.concat([_texts(column) for column in head])[:HEAD]
-        self._form, iso = "iso", _iso(text).notna().mean()
-        if iso <= 0.5:
-            numbers = pd.to_numeric(text, errors="coerce")
-            given = [column if holds_numbers(column) else _texts(column) for column in head]
-            given = pd.to_numeric(pd.concat(given)[:HEAD], errors="coerce")
-            self._size = float(given.abs().median())
-            known = numbers.notna().mean() > 0.5 and self._size < EPOCHS[0][0] * 100
-            parts = _parts(text)
-            dated = parts["date"].dropna()
-            if known and _of_numbers(numbers, self._size)[0].notna().mean() > 0.5:
-                self._form = "number"
-            elif len(dated) > iso * len(text):
-                order = [self._day(date)[0] for date in dated.unique()]
-                self._form = pd.Series(order).mode()[0]
-        for column in head:
-            self._take(column)
-
-    def _take(self, column: pd.Series) -> None:
-        """Take rows in the form found."""
-        if self._form == "number":
-            numbers = column if holds_numbers(column) else _texts(column)
-            numbers = pd.to_numeric(numbers, errors="coerce")
-            times, moments = _of_numbers(numbers, self._size)
-            if _unit(self._size) == 10**6 and (times.notna() & (numbers >= MICROSECONDS)).any():
-                self._mixed = True
-            return self._append(times, np.full(len(times), AWARE if moments else NAIVE), column)
-        text = _texts(column)
-        if self._form == "iso":
-            aware = text.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
-            return self._append(_iso(text), np.where(aware, AWARE, NAIVE), column)
-        parts = _parts(text)
-        code, dates = pd.factorize(parts["date"])  # few days for many rows
-        days = [self._day(str(date)) for date in dates]
-        fits = [order == self._form for order, _, _ in days]
-        # The last is that of rows without a date.
-        day = np.array([d if f else NAT for (_, d, _), f in zip(days, fits, strict=True)] + [NAT])
-        mark = np.array([m if f else 0 for (*_, m), f in zip(days, fits, strict=True)] + [0])
-        zone, shift = self._zones_of(parts["zone"])
-        mark = mark[code] | np.where(zone == 0, AWARE, NAIVE)
-        times = pd.Series(day[code] + _since_midnight(parts) - shift)
-        self._append(times, mark, text, np.maximum(zone, 0))
-
-    def _day(self, text: str) -> tuple[str, np.datetime64, int]:
-        """Return the order of a date's parts, the date, and what its numbers show of the order.
-
-        Without an order given, a date of two numbers and a year is read as days first, and as
-        months first where the days cannot come first. `finish` exchanges them if months do.
-        """
-        if text in self._days:
-            return self._days[text]
-        parts = [part for part in re.split(r"[./, -]+", text) if part]
-        mark, order = 0, "ymd"
-        if len(parts) == 1:
-            parts = [text[:4], text[4:6], text[6:]]
-        elif len(parts[0]) < 4 or parts[0].isalpha():
-            named = parts[0].isalpha()
-            order = "Mdy" if named else "dMy" if parts[1].isalpha() else "day"
-            a, b, year = parts
-            if order == "day":
-                first, second = (
-                    (len(year) == 4 and int(number) > 12 >= int(other))
-                    for number, other in ((a, b), (b, a))
-                )
-                mark = EITHER | DAY_FIRST * first | MONTH_FIRST * second
-                named = self._dates == "mdy" or (self._dates is None and second)
-            day, month = (b, a) if named else (a, b)
-            if len(year) == 2:
-                year = str((1900 if int(year) > 68 else 2000) + int(year))
-            parts = [year, month, day]
-        year, month, day = parts
-        if month.isalpha():
-            near = [i for i, name in enumerate(MONTHS, 1) if month[:3].lower() == name]
-            month = str(near[0]) if near else "0"
-        try:
-            found = np.datetime64(f"{int(year):04}-{int(month):02}-{int(day):02}", "ns")
-        except ValueError:
-            found = NAT
-        self._days[text] = order, found, 0 if np.isnat(found) else mark
-        return self._days[text]
-
-    def _zones_of(self, column: pd.Series) -> tuple[np.ndarray, np.ndarray]:
-        """Return the zone of each row, 0 of UTC and -1 of none, and the offset that is left."""
-        code, names = pd.factorize(column)
-        zone, shift = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, "timedelta64[ns]")
-        for i, name in enumerate(map(str, names)):
-            name = re.sub(r"^(?:GMT|UTC)(?=[+-]\d\d:?\d\d$)", "", name)
-            sign = name[0]
-            if name.upper() in ("Z", "UTC", "GMT"):
-                zone[i] = 0
-            elif sign in "+-":
-                hours, minutes = int(name[1:3]), int(name[3:].strip(":") or 0)
-                zone[i], shift[i] = 0, np.timedelta64(int(f"{sign}1") * (60 * hours + minutes), "m")
-            elif name in zoneinfo.available_timezones():
-                zone[i] = self._zones.setdefault(name, len(self._zones))
-            else:
-                shift[i] = np.timedelta64("NaT")
-        return zone[code], shift[code]
-
-    def _append(
-        self, times: pd.Series, mark: np.ndarray, column: pd.Series, zone: np.ndarray | int = 0
-    ) -> None:
-        """Append times `[n]` as they are written; `column` is their text."""
-        wild = (times.isna() | (times < EARLIEST) | (times > LATEST)).to_numpy()
-        mark = np.where(wild, UNREAD, mark).astype(np.uint8)
-        for bit in (UNREAD, NAIVE, EITHER, DAY_FIRST, MONTH_FIRST):
-            if bit not in self._texts and (mark & bit).any():
-                value = column.iloc[int(np.argmax(mark & bit))]
-                if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
-                    value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
-                self._texts[bit] = str(value)
-        self._time.add(times.mask(wild).to_numpy("datetime64[ns]"))
-        self._mark.add(mark)
-        self._zone.add(np.broadcast_to(zone, len(mark)))
-
-    @property
-    def notes(self) -> list[str]:
-        """Sentences for the note of the bars, after `finish`."""
-        return ["Times are in milliseconds and, of other rows, in microseconds."] * self._mixed
-
-    def finish(self) -> tuple[np.ndarray, list[Fault]]:
-        """Return all times in UTC `[rows]`, NaT where they cannot be known, and their faults."""
-        self._flush()
-        time, mark = self._time.whole, self._mark.whole
-        if self._form == "number":
-            self._settle_units(time, mark)
-        if self._form == "day" and self._dates is None and (mark & EITHER).any():
-            fault = self._settle_order(time, mark)
-            if fault is not None:
-                return np.full(len(time), NAT), [fault]
-        faults, unread = [], (mark & UNREAD) > 0
-        if unread.any():
-            say, remedy = f"time {self._texts[UNREAD]!r} can't be read", ""
-            if SERIALS[0] < self._size < SERIALS[1]:
-                say += ": a spreadsheet's count of days"
-                remedy = "Give the column the format of a date and save the file again"
-            faults.append(Fault(Code.D013, say, unread, remedy))
-        naive = (mark & NAIVE) > 0
-        skipped = np.zeros(len(time), dtype=bool)
-        for name, place in self._zones.items():
-            rows, zone = naive & (self._zone.whole == place), name or self._timezone
-            if zone is None or not rows.any():
-                continue
-            local = time[rows]
-            time[rows] = _utc(local, zone)
+    alike = len({holds_numbers(part) for part in parts}) == 1
+    column = pd.concat(parts if alike else map(_texts, parts), ignore_index=True)
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        aware = getattr(column.dtype, "tz", None) is not None
+        time = _ns(column.dt.tz_convert(None) if aware else column)
+        written = _Written(time, np.full(len(time), aware - 1), ["UTC"])
+    else:
+        written = _written(column, dates)
+    if written.order is not None:
+        return Times(np.full(len(column), NAT), [written.order], [])
+    time = written.time
+    faults, unread = [], np.isnat(time)
+    if unread.any():
+        say = f"time {_shown(column, unread)!r} can't be read"
+        faults.append(Fault(Code.D013, say, unread, written.remedy))
+    skipped, clock = np.zeros(len(time), dtype=bool), timezone
+    for place, zone in [*enumerate(written.zones[1:], 1), (-1, timezone)]:
+        rows = ~unread & (written.zone == place)
+        if zone is not None and rows.any():
+            time[rows] = _utc(time[rows], zone)
             lost = rows & np.isnat(time)
-            if lost.any() and not skipped.any():
-                first = pd.Timestamp(local[np.argmax(lost[rows])])
-                say = f"time '{first}' is skipped or repeated by the clock of {zone}"
+            clock = zone if lost.any() and not skipped.any() else clock
             skipped |= lost
-        if skipped.any():
-            faults.append(Fault(Code.D016, say, skipped))
-        return time, faults + self._unplaced(time, naive & (self._zone.whole == 0))
+    if skipped.any():
+        say = f"time {_shown(column, skipped)!r} is skipped or repeated by the clock of {clock}"
+        faults.append(Fault(Code.D016, say, skipped))
+    naive = ~unread & (written.zone < 0)
+    if timezone is None and naive.any():
+        faults += _unplaced(time, naive, int((written.zone >= 0).sum()), _shown(column, naive))
+    return Times(time, faults, [*written.notes])
 
-    def _unplaced(self, time: np.ndarray, naive: np.ndarray) -> list[Fault]:
-        """Return the fault of times whose zone is neither written nor given."""
-        if not naive.any() or self._timezone is not None:
-            return []
-        aware = int(((self._mark.whole & AWARE) > 0).sum())
-        local = time[naive]
-        if not aware and not (local - local.astype("datetime64[D]")).any():
-            return []  # dates
-        # The example is a zone whose clock has each of these times once.
-        zones = ("America/New_York", "UTC")
-        zone = next(name for name in zones if not np.isnat(_utc(local, name)).any())
-        remedy = f"{argument('timezone')}, e.g. {argument('timezone', zone)}"
-        say = f"time {self._texts[NAIVE]!r} has no"
-        if aware:
-            say = f"{say} UTC offset but {aware:,} others do"
-            return [Fault(Code.D014, say, naive, f"Add an offset or pass {remedy}")]
-        return [Fault(Code.D015, f"{say} time zone", naive, f"Add a UTC offset or pass {remedy}")]
 
-    def _settle_units(self, time: np.ndarray, mark: np.ndarray) -> None:
-        """Mark epochs in a coarser unit than the others, e.g. seconds after milliseconds.
+def _ns(times: pd.Series) -> np.ndarray:
+    """Return times as datetime64[ns], NaT for years that can be no bar's."""
+    wild = times.isna() | (times < EARLIEST) | (times > LATEST)
+    return times.mask(wild).to_numpy("datetime64[ns]").copy()
 
-        In the others' unit these are of 1970 or 1971, and nothing leads from there to the others.
-        Milliseconds before microseconds are read, as an exchange changed from one to the other.
-        """
-        unit = _unit(self._size)
-        early = (time >= EPOCH) & (time < UNIT_BEGINS)
-        if unit is None or not early.any():
-            return
-        if time[early].max() >= UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
-            return
-        if unit == 10**3:
-            time[early] = EPOCH + (time[early] - EPOCH) * 1000
-            self._mixed = True
-            return
-        if not (mark[: int(np.argmax(early))] & UNREAD).any():
-            self._texts[UNREAD] = str(int(time[early][0].astype(np.int64)) // unit)
-        mark[early], time[early] = UNREAD, NAT
 
-    def _settle_order(self, time: np.ndarray, mark: np.ndarray) -> Fault | None:
-        """Exchange day and month where the file proves that months come first.
+def _shown(column: pd.Series, mask: np.ndarray) -> str:
+    """Return the first time of `mask` as it is written."""
+    value = column.iloc[int(np.argmax(mask))]
+    if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
+        value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
+    return str(value)
 
-        Returns:
-          The fault where no date shows the order, or some show another than others.
-        """
-        known, day_first, month_first = ((mark & b) > 0 for b in (EITHER, DAY_FIRST, MONTH_FIRST))
-        other = time.copy()
-        open_ = known & ~day_first & ~month_first
-        other[open_] = exchanged(time[open_])
-        if day_first.any() and month_first.any():
-            few, most = sorted((DAY_FIRST, MONTH_FIRST), key=lambda bit: ((mark & bit) > 0).sum())
-            say = f"time {self._texts[few]!r} has day and month in another order than "
-            return Fault(Code.D017, f"{say}{self._texts[most]!r}", (mark & few) > 0)
-        if month_first.any():
-            time[:] = other
-            return None
-        if day_first.any():
-            return None
-        say = f"time {self._texts[EITHER]!r}: no date shows which is the day, which the month"
-        ways = [argument("dates", name) for name in ("dmy", "mdy")]
-        ordered = [runs_one_way(each[known]) for each in (time, other)]
-        if ordered[0] != ordered[1]:
-            best = ordered.index(True)
-            ways = [f"{ways[best]}, by which the times are in order,", ways[1 - best]]
-        return Fault(Code.D017, say, known, f"Pass {' or '.join(ways)}")
+
+def _unplaced(time: np.ndarray, naive: np.ndarray, aware: int, text: str) -> list[Fault]:
+    """Return the fault of times whose zone is neither written nor given; dates need none."""
+    local = time[naive]
+    if not aware and not (local - local.astype("datetime64[D]")).any():
+        return []
+    # The example is a zone whose clock has each of these times once.
+    zones = ("America/New_York", "UTC")
+    zone = next(name for name in zones if not np.isnat(_utc(local, name)).any())
+    remedy = f"{argument('timezone')}, e.g. {argument('timezone', zone)}"
+    if aware:
+        say = f"time {text!r} has no UTC offset but {aware:,} others do"
+        return [Fault(Code.D014, say, naive, f"Add an offset or pass {remedy}")]
+    remedy = f"Add a UTC offset or pass {remedy}"
+    return [Fault(Code.D015, f"time {text!r} has no time zone", naive, remedy)]
+
+
+def _written(column: pd.Series, dates: str | None) -> _Written:
+    """Read texts and numbers in the form that the first rows show."""
+    head = column[:HEAD]
+    text, number = _texts(head), holds_numbers(column)
+    iso = _iso(text).notna().mean()
+    if iso <= 0.5:
+        numbers = pd.to_numeric(text, errors="coerce")
+        size = float((pd.to_numeric(head, errors="coerce") if number else numbers).abs().median())
+        known = numbers.notna().mean() > 0.5 and size < EPOCHS[0][0] * 100
+        if known and _of_numbers(numbers, size)[0].notna().mean() > 0.5:
+            return _epochs(column if number else pd.to_numeric(column, errors="coerce"), size)
+        dated = _parts(text)["date"].dropna()
+        if len(dated) > iso * len(text):
+            order = pd.Series([_split_date(date)[0] for date in dated.unique()]).mode()[0]
+            return _dated(_texts(column), order, dates)
+        if SERIALS[0] < size < SERIALS[1]:
+            remedy = "A spreadsheet's count of days: give the column the format of a date, and save"
+            return _Written(np.full(len(column), NAT), np.zeros(len(column)), [], None, remedy)
+    time, zone = [], []
+    for piece in _pieces(_texts(column)):
+        time.append(_ns(_iso(piece)))
+        aware = piece.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
+        zone.append(np.where(aware, 0, -1).astype(np.int8))
+    return _Written(np.concatenate(time), np.concatenate(zone), ["UTC"])
+
+
+def _epochs(column: pd.Series, size: float) -> _Written:
+    """Read whole numbers of about this `size`: dates, or epochs of one unit.
+
+    Epochs in a coarser unit, e.g. seconds after milliseconds, are not read: in the others' unit
+    these are of 1970 or 1971, and nothing leads from there to the others. Milliseconds before
+    microseconds are read, as an exchange changed from one to the other.
+    """
+    times, moments = _of_numbers(column, size)
+    time, unit = _ns(times), _unit(size)
+    mixed = unit == 10**6 and bool((times.notna() & (column >= MICROSECONDS)).any())
+    early = (time >= EPOCH) & (time < UNIT_BEGINS)
+    if unit and early.any() and time[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
+        mixed = unit == 10**3
+        time[early] = EPOCH + (time[early] - EPOCH) * 1000 if mixed else NAT
+    notes = ("Times are in milliseconds and, of other rows, in microseconds.",) * mixed
+    return _Written(time, np.full(len(time), moments - 1), ["UTC"], notes=notes)
+
+
+def _dated(text: pd.Series, order: str, dates: str | None) -> _Written:
+    """Read dates whose parts are in this order, with or without a clock and a zone."""
+    days, zones = {"": 0}, ["UTC"]
+    codes, since, zone = [], [], []
+    for piece in _pieces(text):
+        parts = _parts(piece)
+        code, found = pd.factorize(parts["date"])  # few days for many rows
+        codes.append(np.array([days.setdefault(str(d), len(days)) for d in found] + [0])[code])
+        own, shift = _zones_of(parts["zone"], zones)
+        zone.append(own)
+        since.append(_since_midnight(parts) - shift)
+    code, split = np.concatenate(codes), [_split_date(day) for day in days]
+    fault, months_first = None, dates == "mdy"
+    if order == "day" and dates is None:
+        months_first, fault = _order(text, code, split)
+    each = np.array([_date(*day, months_first) if day[0] == order else NAT for day in split])
+    return _Written(each[code] + np.concatenate(since), np.concatenate(zone), zones, fault)
+
+
+def _order(
+    text: pd.Series, code: np.ndarray, split: list[tuple[str, str, str, str]]
+) -> tuple[bool, Fault | None]:
+    """Return whether months come first in dates of two numbers and a year.
+
+    A fault is returned where no date shows it, or some show another order than others.
+
+    Args:
+      text: `[rows]` the times.
+      code: `[rows]` the place of each date in `split`.
+      split: the dates in parts.
+    """
+    # A year of two digits may also be the day.
+    sure = [kind == "day" and len(year) == 4 for kind, year, *_ in split]
+    above = [
+        [known and int(day[i]) > 12 for known, day in zip(sure, split, strict=True)] for i in (2, 3)
+    ]
+    first, second = map(np.array, above)
+    day_first, month_first = (first & ~second)[code], (second & ~first)[code]
+    if day_first.any() and month_first.any():
+        few, most = sorted((day_first, month_first), key=np.sum)
+        say = f"time {_shown(text, few)!r} has day and month in another order than "
+        return False, Fault(Code.D017, f"{say}{_shown(text, most)!r}", few)
+    if day_first.any() or month_first.any():
+        return bool(month_first.any()), None
+    rows = np.array([kind == "day" for kind, *_ in split])[code]
+    say = f"time {_shown(text, rows)!r}: no date shows which is the day, which the month"
+    ways = [argument("dates", name) for name in ("dmy", "mdy")]
+    ordered = [
+        runs_one_way(np.array([_date(*day, months_first) for day in split])[code[rows]])
+        for months_first in (False, True)
+    ]
+    if ordered[0] != ordered[1]:
+        best = ordered.index(True)
+        ways = [f"{ways[best]}, by which the times are in order,", ways[1 - best]]
+    return False, Fault(Code.D017, say, rows, f"Pass {' or '.join(ways)}")
+
+
+def _split_date(text: str) -> tuple[str, str, str, str]:
+    """Return the order of a date's parts, "ymd", "dMy", "Mdy" or "day", its year, month and day.
+
+    Of "day", two numbers and a year, the numbers stay in their order.
+
+    >>> _split_date("27-Feb-2023"), _split_date("27/02/2023")
+    (('dMy', '2023', 'Feb', '27'), ('day', '2023', '27', '02'))
+    """
+    parts = [part for part in re.split(r"[./, -]+", text) if part]
+    a, b, c = parts if len(parts) == 3 else (text[:4], text[4:6], text[6:])
+    if a.isalpha():
+        return "Mdy", c, a, b
+    if b.isalpha():
+        return "dMy", c, b, a
+    return ("ymd", a, b, c) if len(a) in (0, 4) else ("day", c, a, b)
+
+
+def _date(kind: str, year: str, month: str, day: str, months_first: bool) -> np.datetime64:
+    """Return the date of parts as `_split_date` gives them, NaT where there is none."""
+    if kind == "day" and not months_first:
+        month, day = day, month
+    if month.isalpha():
+        month = f"{MONTHS.index(month[:3].lower()) + 1 if month[:3].lower() in MONTHS else 0}"
+    if len(year) == 2:
+        year = f"{'19' if year > '68' else '20'}{year}"
+    try:
+        found = np.datetime64(f"{year:0>4}-{month:0>2}-{day:0>2}", "D")
+    except ValueError:
+        return NAT
+    return found.astype("datetime64[ns]") if EARLIEST < found < LATEST else NAT
+
+
+def _pieces(text: pd.Series) -> Iterator[pd.Series]:
+    """Yield texts in parts, as pandas makes an object of each of those that it reads."""
+    return (text[begin : begin + HEAD] for begin in range(0, len(text), HEAD))
+
+
+def _zones_of(column: pd.Series, zones: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return each row's place in `zones`, -1 without a zone, and the offset that is left.
+
+    Adds zones that are new; the offset is NaT where there is no such zone.
+    """
+    code, names = pd.factorize(column)
+    zone, shift = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, "timedelta64[ns]")
+    for i, name in enumerate(map(str, names)):
+        name = re.sub(r"^(?:GMT|UTC)(?=[+-]\d\d:?\d\d$)", "", name)
+        if name[0] in "+-":
+            minutes = 60 * int(name[1:3]) + int(name[3:].strip(":") or 0)
+            zone[i], shift[i] = 0, np.timedelta64(int(f"{name[0]}1") * minutes, "m")
+        elif name.upper() in ("Z", "UTC", "GMT"):
+            zone[i] = 0
+        elif name in zoneinfo.available_timezones():
+            zones += [name] * (name not in zones)
+            zone[i] = zones.index(name)
+        else:
+            shift[i] = np.timedelta64("NaT")
+    return zone[code], shift[code]
 
 
 def _texts(column: pd.Series) -> pd.Series:
@@ -443,14 +413,6 @@ def _utc(local: np.ndarray, zone: str) -> np.ndarray:
     """Return times by the clock of a zone in UTC; NaT where it skips or repeats one."""
     index = pd.DatetimeIndex(local).tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
     return index.tz_convert(None).to_numpy("datetime64[ns]")
-
-
-def exchanged(time: np.ndarray) -> np.ndarray:
-    """Return times with day and month exchanged, both at most 12."""
-    month, day = time.astype("datetime64[M]"), time.astype("datetime64[D]")
-    january = time.astype("datetime64[Y]").astype("datetime64[M]")
-    new = (january + (day - month).astype(int)).astype("datetime64[D]")
-    return new + (month - january).astype(int).astype("timedelta64[D]") + (time - day)
 
 
 def runs_one_way(time: np.ndarray, inside: np.ndarray | bool = True) -> bool:
