@@ -192,7 +192,7 @@ def test_naive_times_need_a_zone_and_its_clock_changes_are_seen(read):
     for old, new in zip(("02", "03", "04", "05"), hours, strict=True):
         text = text.replace(f"2018-01-{old}", new)
     message = refusal(read, text, timezone="America/New_York")
-    assert message.startswith("D016 line 3: time '2018-03-11 02:30:00' is skipped or repeated")
+    assert message.startswith("D016 line 3: time '2018-03-11 02:30' is skipped or repeated")
     bars = read(text.replace("11 02:30", "11 03:30"), timezone="America/New_York")
     assert list(bars.index.strftime("%d %H:%M")) == ["09 19:30", "11 07:30", "12 18:30", "13 18:30"]
     with pytest.raises(BarError, match="did you mean 'Europe/Berlin'"):
