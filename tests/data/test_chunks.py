@@ -320,5 +320,6 @@ def test_two_million_rows_take_seconds_and_memory_of_the_bars(kind, tmp_path):
     write_minutes(tmp_path / f"bars.{kind}", rows)
     found = measured(tmp_path / f"first.{kind}", tmp_path / f"bars.{kind}")
     assert found["rows"] == rows
-    assert found["bytes"] < 2.5 * compact(rows)  # 1.7 to 2.1 times
+    # A Feather file of one batch is unpacked as a whole.
+    assert found["bytes"] < (3.0 if kind == "feather" else 2.5) * compact(rows)
     assert found["seconds"] < 30  # 2 to 7 on a quiet machine

@@ -124,6 +124,7 @@ def _guarded(path: Path, request: Request) -> Iterator[Chunk]:
                 read = round(chunk.share * size)
                 shown.update(read - done)
                 done = read
+        pa.default_memory_pool().release_unused()
     except FileNotFoundError as error:
         raise refusal(path, Code.D001, "no such file", "Check the path") from error
     except BarError:

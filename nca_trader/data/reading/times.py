@@ -6,9 +6,10 @@ date in another order of its parts, with or without a clock and a zone.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import zoneinfo
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,24 +117,24 @@ def read_times(parts: list[pd.Series], timezone: str | None, dates: str | None) 
     A later row in another form cannot be read.
 
     Args:
-      parts: the times as `kept`, which depends on the file alone and not on where it is cut.
+      parts: the times as `kept`; only their sum counts, not where it is cut.
       timezone: IANA zone of times without UTC offset, or an offset; None: UTC.
       dates: "dmy", "mdy", or None: as the file proves.
     """
-    alike = len({holds_numbers(part) for part in parts}) == 1
-    column = pd.concat(parts if alike else map(_texts, parts), ignore_index=True)
-    if pd.api.types.is_datetime64_any_dtype(column.dtype):
-        aware = getattr(column.dtype, "tz", None) is not None
-        time = _ns(column.dt.tz_convert(None) if aware else column)
+    if len({holds_numbers(part) for part in parts}) > 1:
+        parts = [_texts(part) for part in parts]
+    if pd.api.types.is_datetime64_any_dtype(parts[0].dtype):
+        aware = getattr(parts[0].dtype, "tz", None) is not None
+        time = np.concatenate([_ns(part.dt.tz_convert(None) if aware else part) for part in parts])
         written = _Written(time, np.full(len(time), aware - 1), ["UTC"])
     else:
-        written = _written(column, dates)
+        written = _written(parts, dates)
     if written.order is not None:
-        return Times(np.full(len(column), NAT), [written.order], [])
+        return Times(np.full(len(written.time), NAT), [written.order], [])
     time = written.time
     faults, unread = [], np.isnat(time)
     if unread.any():
-        say = f"time {_shown(column, unread)!r} can't be read"
+        say = f"time {_shown(parts, unread)!r} can't be read"
         faults.append(Fault(Code.D013, say, unread, written.remedy))
     skipped, clock = np.zeros(len(time), dtype=bool), timezone
     for place, zone in [*enumerate(written.zones[1:], 1), (-1, timezone)]:
@@ -144,11 +145,11 @@ def read_times(parts: list[pd.Series], timezone: str | None, dates: str | None) 
             clock = zone if lost.any() and not skipped.any() else clock
             skipped |= lost
     if skipped.any():
-        say = f"time {_shown(column, skipped)!r} is skipped or repeated by the clock of {clock}"
+        say = f"time {_shown(parts, skipped)!r} is skipped or repeated by the clock of {clock}"
         faults.append(Fault(Code.D016, say, skipped))
     naive = ~unread & (written.zone < 0)
     if timezone is None and naive.any():
-        faults += _unplaced(time, naive, int((written.zone >= 0).sum()), _shown(column, naive))
+        faults += _unplaced(time, naive, int((written.zone >= 0).sum()), _shown(parts, naive))
     return Times(time, faults, [*written.notes])
 
 
@@ -158,12 +159,20 @@ def _ns(times: pd.Series) -> np.ndarray:
     return times.mask(wild).to_numpy("datetime64[ns]").copy()
 
 
-def _shown(column: pd.Series, mask: np.ndarray) -> str:
+def _shown(parts: list[pd.Series], mask: np.ndarray) -> str:
     """Return the first time of `mask` as it is written."""
-    value = column.iloc[int(np.argmax(mask))]
+    row = int(np.argmax(mask))
+    value = next(
+        part.iloc[row - end] for part, end in zip(parts, _ends(parts), strict=True) if row < end
+    )
     if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
         value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
     return str(value)
+
+
+def _ends(parts: list[pd.Series]) -> list[int]:
+    """Return the number of rows until the end of each part."""
+    return list(itertools.accumulate(map(len, parts)))
 
 
 def _unplaced(time: np.ndarray, naive: np.ndarray, aware: int, text: str) -> list[Fault]:
@@ -182,28 +191,29 @@ def _unplaced(time: np.ndarray, naive: np.ndarray, aware: int, text: str) -> lis
     return [Fault(Code.D015, f"time {text!r} has no time zone", naive, remedy)]
 
 
-def _written(column: pd.Series, dates: str | None) -> _Written:
+def _written(parts: list[pd.Series], dates: str | None) -> _Written:
     """Read texts and numbers in the form that the first rows show."""
-    head = column[:HEAD]
-    text, number = _texts(head), holds_numbers(column)
+    head = pd.concat(parts[: 1 + bisect.bisect(_ends(parts), HEAD - 1)])[:HEAD]
+    text, number = _texts(head), holds_numbers(head)
     iso = _iso(text).notna().mean()
     if iso <= 0.5:
         numbers = pd.to_numeric(text, errors="coerce")
         size = float((pd.to_numeric(head, errors="coerce") if number else numbers).abs().median())
         known = numbers.notna().mean() > 0.5 and size < EPOCHS[0][0] * 100
         if known and _of_numbers(numbers, size)[0].notna().mean() > 0.5:
-            return _epochs(column if number else pd.to_numeric(column, errors="coerce"), size)
-        dated = _parts(text)["date"].dropna()
+            return _epochs(pd.to_numeric(pd.concat(parts), errors="coerce"), size)
+        dated = _fields(text)["date"].dropna()
         if len(dated) > iso * len(text):
             order = pd.Series([_split_date(date)[0] for date in dated.unique()]).mode()[0]
-            return _dated(_texts(column), order, dates)
+            return _dated(parts, order, dates)
         if SERIALS[0] < size < SERIALS[1]:
             remedy = "A spreadsheet's count of days: give the column the format of a date, and save"
-            return _Written(np.full(len(column), NAT), np.zeros(len(column)), [], None, remedy)
+            rows = _ends(parts)[-1]
+            return _Written(np.full(rows, NAT), np.zeros(rows), [], None, remedy)
     time, zone = [], []
-    for piece in _pieces(_texts(column)):
-        time.append(_ns(_iso(piece)))
-        aware = piece.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
+    for part in map(_texts, parts):
+        time.append(_ns(_iso(part)))
+        aware = part.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
         zone.append(np.where(aware, 0, -1).astype(np.int8))
     return _Written(np.concatenate(time), np.concatenate(zone), ["UTC"])
 
@@ -226,34 +236,34 @@ def _epochs(column: pd.Series, size: float) -> _Written:
     return _Written(time, np.full(len(time), moments - 1), ["UTC"], notes=notes)
 
 
-def _dated(text: pd.Series, order: str, dates: str | None) -> _Written:
+def _dated(parts: list[pd.Series], order: str, dates: str | None) -> _Written:
     """Read dates whose parts are in this order, with or without a clock and a zone."""
     days, zones = {"": 0}, ["UTC"]
     codes, since, zone = [], [], []
-    for piece in _pieces(text):
-        parts = _parts(piece)
-        code, found = pd.factorize(parts["date"])  # few days for many rows
+    for part in parts:
+        fields = _fields(_texts(part))
+        code, found = pd.factorize(fields["date"])  # few days for many rows
         codes.append(np.array([days.setdefault(str(d), len(days)) for d in found] + [0])[code])
-        own, shift = _zones_of(parts["zone"], zones)
+        own, shift = _zones_of(fields["zone"], zones)
         zone.append(own)
-        since.append(_since_midnight(parts) - shift)
+        since.append(_since_midnight(fields) - shift)
     code, split = np.concatenate(codes), [_split_date(day) for day in days]
     fault, months_first = None, dates == "mdy"
     if order == "day" and dates is None:
-        months_first, fault = _order(text, code, split)
+        months_first, fault = _order(parts, code, split)
     each = np.array([_date(*day, months_first) if day[0] == order else NAT for day in split])
     return _Written(each[code] + np.concatenate(since), np.concatenate(zone), zones, fault)
 
 
 def _order(
-    text: pd.Series, code: np.ndarray, split: list[tuple[str, str, str, str]]
+    parts: list[pd.Series], code: np.ndarray, split: list[tuple[str, str, str, str]]
 ) -> tuple[bool, Fault | None]:
     """Return whether months come first in dates of two numbers and a year.
 
     A fault is returned where no date shows it, or some show another order than others.
 
     Args:
-      text: `[rows]` the times.
+      parts: the times.
       code: `[rows]` the place of each date in `split`.
       split: the dates in parts.
     """
@@ -266,12 +276,12 @@ def _order(
     day_first, month_first = (first & ~second)[code], (second & ~first)[code]
     if day_first.any() and month_first.any():
         few, most = sorted((day_first, month_first), key=np.sum)
-        say = f"time {_shown(text, few)!r} has day and month in another order than "
-        return False, Fault(Code.D017, f"{say}{_shown(text, most)!r}", few)
+        say = f"time {_shown(parts, few)!r} has day and month in another order than "
+        return False, Fault(Code.D017, f"{say}{_shown(parts, most)!r}", few)
     if day_first.any() or month_first.any():
         return bool(month_first.any()), None
     rows = np.array([kind == "day" for kind, *_ in split])[code]
-    say = f"time {_shown(text, rows)!r}: no date shows which is the day, which the month"
+    say = f"time {_shown(parts, rows)!r}: no date shows which is the day, which the month"
     ways = [argument("dates", name) for name in ("dmy", "mdy")]
     ordered = [
         runs_one_way(np.array([_date(*day, months_first) for day in split])[code[rows]])
@@ -315,11 +325,6 @@ def _date(kind: str, year: str, month: str, day: str, months_first: bool) -> np.
     return found.astype("datetime64[ns]") if EARLIEST < found < LATEST else NAT
 
 
-def _pieces(text: pd.Series) -> Iterator[pd.Series]:
-    """Yield texts in parts, as pandas makes an object of each of those that it reads."""
-    return (text[begin : begin + HEAD] for begin in range(0, len(text), HEAD))
-
-
 def _zones_of(column: pd.Series, zones: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return each row's place in `zones`, -1 without a zone, and the offset that is left.
 
@@ -359,7 +364,7 @@ def _iso(text: pd.Series) -> pd.Series:
     return times.dt.tz_convert(None)
 
 
-def _parts(text: pd.Series) -> pd.DataFrame:
+def _fields(text: pd.Series) -> pd.DataFrame:
     """Return the date, clock, half of the day and zone of texts, missing where there is none."""
     found: Any = pc.call_function(
         "extract_regex",
@@ -371,14 +376,14 @@ def _parts(text: pd.Series) -> pd.DataFrame:
     return frame.mask(frame == "").set_axis(text.index)
 
 
-def _since_midnight(parts: pd.DataFrame) -> np.ndarray:
+def _since_midnight(fields: pd.DataFrame) -> np.ndarray:
     """Return the time of day, of a clock of 24 hours or of two halves; 0 where there is none."""
-    clock = parts["clock"].fillna("00:00")
+    clock = fields["clock"].fillna("00:00")
     for digits, colons in (("", r"\1:\2:\3"), (r"(\d+)", r"\1:\2:\3.\4")):
         clock = clock.str.replace(rf"^(\d\d)(\d\d)(\d\d){digits}$", colons, regex=True)
     time = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
     since = time.dt.tz_convert(None).to_numpy("datetime64[ns]") - EPOCH
-    half = parts["half"].str.lower()
+    half = fields["half"].str.lower()
     if half.notna().any():
         hour = since // HOUR
         since = since + 12 * HOUR * ((half == "pm").to_numpy(bool, na_value=False) & (hour < 12))
