@@ -79,6 +79,8 @@ def test_the_map_of_the_readme_is_short_and_leads_to_the_index(readme):
 def test_the_documentation_is_short(root, readme):
     notes = root / "docs" / "lab-notes"
     assert len(readme.split()) <= 700 and len([*notes.glob("*.md")]) <= 8
+    words = [len(page.read_text().split()) for page in root.glob("docs/**/*.md")]
+    assert sum(words) + len(readme.split()) <= 40_000
 
 
 def test_every_picture_of_the_documents_is_in_the_gallery(root):
