@@ -212,10 +212,21 @@ class Reported:
         """Fills of all time."""
         return self.router.ledger.count
 
-    def start(self, ts: int) -> None:
-        """Take over the venue's positions and cash, or compare them with the journal's."""
+    def start(self, ts: int, state: State, last: Outcome) -> None:
+        """Take over the venue's positions and cash, or compare them with the journal's.
+
+        Args:
+          ts: nanoseconds since 1970 UTC, for the journal.
+          state: after the journal's last bar.
+          last: what followed from it; the process may have ended before its orders were written.
+        """
+        # After a halt that a person lifted its targets are owed, and ordered at the next bar.
+        goes_on = self.router.ledger.since is not None
         self.router.start(ts)
         self._refuse_skew()
+        if goes_on and state.last is not None:
+            self._write_orders(last, state, state.last * NANOSECONDS, self._monotonic())
+            self.router.deliver(ts)
 
     def observe(self, state: State, bar: Bar, legs: Legs, late: bool, ts: int) -> Seen | None:
         """Read what the venue has; None where nothing is to be decided.
@@ -294,10 +305,7 @@ class Reported:
 
     def send(self, outcome: Outcome, state: State, ts: int, given: float) -> None:
         """Send the orders of a decision, and read what the venue says at once."""
-        if outcome.closed:
-            self.router.withdraw([name for name, _ in outcome.closed], ts)
-            with self.router.transaction():
-                self._size(outcome, state.close, ts, given)
+        self._write_orders(outcome, state, ts, given)
         self.router.deliver(ts)
         names = [order.client_id for order in outcome.sent]
         sent = [order for name in names if (order := self.router.ledger.order(name)) is not None]
@@ -353,12 +361,20 @@ class Reported:
         with contextlib.suppress(Unreachable):
             self.router.take(self._now())
 
+    def _write_orders(self, outcome: Outcome, state: State, ts: int, given: float) -> None:
+        """Withdraw what a decision replaces, and journal the orders that it lacks."""
+        if outcome.closed:
+            self.router.withdraw([name for name, _ in outcome.closed], ts)
+        if any(self.router.ledger.order(order.client_id) is None for order in outcome.sent):
+            with self.router.transaction():
+                self._size(outcome, state.close, ts, given)
+
     def _size(self, outcome: Outcome, close: np.ndarray, ts: int, given: float) -> None:
         """Journal target weights as orders in units, and those that cannot be sent."""
-        agent = self._core.agent
+        agent, known = self._core.agent, self.router.ledger.order
+        orders = {o.client_id: o for o in outcome.sent if known(o.client_id) is None}
         sizes = (self.books, close, agent.costs, agent.rules.borrow)
-        tickets, refused = self.router.size(outcome.sent, *sizes)
-        orders = {order.client_id: order for order in outcome.sent}
+        tickets, refused = self.router.size(list(orders.values()), *sizes)
         for name, code in refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
             self.router.write("risk", f"{ts // NANOSECONDS}:{name}:{code}", body, ts)

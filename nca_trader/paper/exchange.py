@@ -103,10 +103,11 @@ class Exchange:
         self._books = _Books(self, capital, costs, self._symbols, rules)
         self.path = None if path is None else Path(path)
         self._at_close: Quote | None = None  # what an order at the last close can fill at
-        none = [None] * len(self._symbols)
+        # A replay may begin before 1970.
+        none, clock = [None] * len(self._symbols), 0 if path is not None else -(2**62)
         about = {"symbols": list(self._symbols), "capital": float(capital)}
         self._state: dict[str, Any] = {
-            **about, "cash": float(capital), "units": [0.0] * len(none), "clock": 0,
+            **about, "cash": float(capital), "units": [0.0] * len(none), "clock": clock,
             "time": None, "missing": [0] * len(none), "close": none, "rows": None,
         }  # fmt: skip
         try:

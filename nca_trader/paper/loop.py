@@ -113,6 +113,7 @@ class Session:
         self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
         self._watched = False  # whether this process has said what is watched
         self._failures = 0
+        self._last = Outcome()  # of the newest bar that was repeated
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0}
         if self._live:
             self._gate = Gate(
@@ -297,7 +298,7 @@ class Session:
             missed = (now // NANOSECONDS - last) // self._feed.period
             count = max(missed + 1, 2)
         self._refuse()
-        self._account.start(now)
+        self._account.start(now, self._state, self._last)
         history = self._clock.call(self._feed.history, count)
         first = history.time[:1].astype("datetime64[s]").astype(np.int64)
         if last is not None and len(first) and first[0] > last + self._feed.period:
@@ -330,6 +331,7 @@ class Session:
         seen = self._account.seen(before, bar, legs) if decided else None
         view = View() if seen is None else seen.view
         self._state, outcome = self._core.step(before, bar, legs, view)
+        self._last = outcome
         # It passed once, and may only pass again by the same rules.
         self._gate.learn(bar)
         self._drifts(before, bar, legs, seen, outcome)  # in the journal already

@@ -400,3 +400,14 @@ def test_a_full_disk_stops_before_the_order_and_goes_on_when_there_is_space(
     stage.replay(path, bars, agent)
     stage.replay(tmp_path / "whole.db", bars, agent)
     assert digest(path) == digest(tmp_path / "whole.db")
+
+
+def test_bars_of_before_1970_are_traded_as_later_ones(path, stage, tmp_path):
+    early, late = stage.bars(start="1950-01-01"), stage.bars(start="1990-01-01")
+    found = stage.replay(path, early, stage.agent())
+    later = stage.replay(tmp_path / "later.db", late, stage.agent())
+    assert (found["equity"], found["fills"]) == (later["equity"], later["fills"])
+    for journal, bars in ((path, early), (tmp_path / "later.db", late)):
+        fills = list(read_events(journal, "fill"))
+        assert all(event.ts_event == event.body["ts"] for event in fills)
+        assert fills[0].ts_event >= bars.time[0].astype("datetime64[ns]").astype(int)
