@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 
@@ -167,14 +169,13 @@ def factor_faults(table: Table) -> list[Fault]:
     """Find present rows whose `split` or `dividend` factor is missing, infinite or not above 0."""
     faults = []
     for name in FACTORS:
-        if name not in table:
-            continue
-        factor, present = table[name], table["present"]
-        missing, usable = np.isnan(factor), np.isfinite(factor) & (factor > 0)
-        for mask, repair in ((~missing & ~usable, "drop-bad"), (missing, "drop-nan")):
-            if (mask & present).any():
-                say = f"{name} factor = {factor[mask & present][0]}"
-                faults.append(Fault(Code.D030, say, mask & present, repairs=(repair,)))
+        factor = table[name] if name in table else np.ones(len(table))
+        missing = np.isnan(factor)
+        wrong = ~missing & ~(np.isfinite(factor) & (factor > 0))
+        for mask, repair in ((wrong, "drop-bad"), (missing, "drop-nan")):
+            if (mask := mask & table["present"]).any():
+                say = f"{name} factor = {factor[mask][0]}"
+                faults.append(Fault(Code.D030, say, mask, repairs=(repair,)))
     return faults
 
 
@@ -209,22 +210,24 @@ def line_faults(table: Table) -> list[Fault]:
         say = "fewer fields than the other lines"
         remedy = "Complete or remove the line"
         faults.append(Fault(Code.D022, say, table.marked(table.short), remedy))
-    names = table.symbols
-    # A symbol goes into messages, file names and reports, so it must be safe to print.
-    unnamed = np.isin(table["symbol"], [i for i, name in enumerate(names) if not name])
-    wild = np.isin(table["symbol"], [i for i, name in enumerate(names) if not is_name(name)])
+    names, code = table.symbols, table["symbol"]
+    first = {name.casefold(): i for i, name in reversed([*enumerate(names)])}
+
+    def found(wrong: Callable[[int], bool]) -> tuple[np.ndarray, str]:
+        """Return the rows of symbols that are wrong, and the first one's name."""
+        mask = np.isin(code, [i for i in range(len(names)) if wrong(i)])
+        return mask, names[code[int(np.argmax(mask))]]
+
+    unnamed, _ = found(lambda i: not names[i])
     if unnamed.any():
         faults.append(Fault(Code.D024, "the symbol is empty", unnamed, "Write it there"))
+    # A symbol goes into messages, file names and reports, so it must be safe to print.
+    wild, name = found(lambda i: not is_name(names[i]))
     if wild.any():
-        name = names[table["symbol"][int(np.argmax(wild))]][:LONGEST]
-        say = f"the symbol {name!r} does not print or is longer than {LONGEST} characters"
+        say = f"the symbol {name[:LONGEST]!r} does not print or is longer than {LONGEST} characters"
         faults.append(Fault(Code.D024, say, wild))
-    first = {name.casefold(): i for i, name in reversed([*enumerate(names)])}
-    alike = np.isin(
-        table["symbol"], [i for i, name in enumerate(names) if first[name.casefold()] != i]
-    )
+    alike, name = found(lambda i: first[names[i].casefold()] != i)
     if alike.any():
-        name = names[table["symbol"][int(np.argmax(alike))]]
         say = f"the symbols {names[first[name.casefold()]]!r} and {name!r} differ in case alone"
         faults.append(Fault(Code.D024, say, alike, "Write them alike", ("keep-case",)))
     if {"dividend", "cash_dividend"} <= table.columns.keys():

@@ -238,12 +238,9 @@ def parquet(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, 
     for file, _ in files:
         about = pyarrow.parquet.read_metadata(file)
         width = about.num_columns
-        refuse_large(file, f"{width:,} columns", width * COLUMN_BYTES, request.memory_gb)
-        # A column that repeats a value is stored in a few bytes, and a text is as long as it is.
-        groups = (about.row_group(i).total_byte_size for i in range(about.num_row_groups))
         rows += about.num_rows
-        size = max(size + sum(groups), rows * width * 8, request.kept(rows))
-        refuse_large(file, f"{rows:,} rows of {width:,} columns", size, request.memory_gb)
+        size += sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+        _refuse_table(file, rows, width, size, request)
     frames = (frame.assign(**keys) for file, keys in files for frame in _pieces(file))
     return frames, str(path), rows
 
@@ -264,9 +261,7 @@ def feather(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, 
     """Return the batches of a file; its name, and its number of rows."""
     whole = pyarrow.dataset.dataset(path, format="feather")
     rows, width = whole.count_rows(), len(whole.schema.names)
-    refuse_large(path, f"{width:,} columns", width * COLUMN_BYTES, request.memory_gb)
-    size = max(rows * width * 8, request.kept(rows))
-    refuse_large(path, f"{rows:,} rows of {width:,} columns", size, request.memory_gb)
+    _refuse_table(path, rows, width, 0, request)
 
     def pieces() -> Iterator[pd.DataFrame]:
         with pa.OSFile(str(path)) as file, pyarrow.ipc.open_file(file) as batches:
@@ -278,6 +273,16 @@ def feather(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, 
                     yield _frame(batch.slice(begin, _rows(width)), path)
 
     return pieces(), str(path), rows
+
+
+def _refuse_table(path: object, rows: int, width: int, size: int, request: Request) -> None:
+    """Refuse a table that takes more memory than is allowed, whatever it is packed to.
+
+    A column that repeats a value is stored in a few bytes; `size` is what the file says of itself.
+    """
+    refuse_large(path, f"{width:,} columns", width * COLUMN_BYTES, request.memory_gb)
+    size = max(size, rows * width * 8, int(request.kept(rows)))
+    refuse_large(path, f"{rows:,} rows of {width:,} columns", size, request.memory_gb)
 
 
 def _is_flat(kind: pa.DataType) -> bool:
