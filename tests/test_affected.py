@@ -20,7 +20,7 @@ FILES = {
     "tests/test_high.py": "from nca_trader import high\n",
     "tests/test_text.py": "PROGRAM = 'import sys; from nca_trader.high import f'\n",
     "tests/test_shared.py": "import shared\n",
-    "tests/test_other.py": "import nca_trader\nPAGE = 'reference.md'\n",
+    "tests/test_other.py": "import nca_trader\nPAGE = 'page.md'\n",
 }
 
 
@@ -45,7 +45,7 @@ def chosen(repository, *changes):
         (["nca_trader/cli/train.py"], ["cli/command"]),
         (["tests/cli/conftest.py"], ["cli/command"]),
         (["tests/test_other.py"], ["other"]),
-        (["docs/reference.md"], ["other"]),
+        (["docs/page.md"], ["other"]),
         (["nca_trader/alone.py", "README.md"], []),
         ([], []),
     ],
