@@ -238,6 +238,7 @@ def test_a_ratio_on_the_day_of_a_split_is_no_factor_of_every_day(read, name):
         assert f'columns="split={name}"' in said
     bars = read(text, columns=f"split={name}")
     np.testing.assert_allclose(bars.close[:, 0], BY_HAND, rtol=1e-15)
+    np.testing.assert_array_equal(read(text, split="X:2020-08-31:4").close, bars.close)
     np.testing.assert_array_equal(bars.volume[2:, 0], [225702688 / 4, 152470142 / 4])
     assert "Splits are ratios on their days alone." in bars.note
     back = "\n".join([text.splitlines()[0], *text.splitlines()[:0:-1]])

@@ -471,7 +471,8 @@ def unadjusted(name: str, value: np.ndarray, table: Table) -> tuple[np.ndarray, 
             rows = np.lexsort((table["time"], code))
             rows = rows[table["present"][rows]]
             before, after = rows[:-1], rows[1:]
-            night = np.log(table["open"][after] / table["close"][before])
+            prices = adjusted(table.columns, table["present"])  # by splits that the user gave
+            night = np.log(prices["open"][after] / prices["close"][before])
             ratio = np.log(np.where(value[after] > 0.0, value[after], 1.0))
             falls = np.abs(night + ratio) < np.abs(night)
             mask[after] = (code[after] == code[before]) & (ratio != 0.0) & falls
