@@ -375,4 +375,4 @@ def _identity_of(strategy: Strategy) -> dict[str, Any]:
 
 def _identity(name: str, subject: Any) -> dict[str, Any]:
     """Return the name of a strategy or a function, and the digest of its code and its values."""
-    return {"strategy": name, "source": digest_of(subject), "versions": versions()}
+    return {"strategy": name, "strategy_source": digest_of(subject)[:16], "versions": versions()}

@@ -66,6 +66,7 @@ CASES = (
     ("prove ou_mid --out x.pdf", "--out x.pdf: write to a name that ends in .html or .png"),
     ("prove ou_mid --workers many", "--workers many: give a number of processes"),
     ("sweep --strategy sma_kross --grid fast=5:10:1", "did you mean 'sma_cross'?"),
+    ("sweep --strategy sma_cross --grid fast=5:10:1 --sample 0", "--sample: 0 is not"),
     ("walkforward --strategy momentum --train 100", "--test is missing; give its number of bars"),
     (WALK + "--purge 100", "--purge 100 and --embargo 0 leave nothing of a train span of 100"),
     (WALK + "--train 0", "--train 0: give a whole number of at least 1"),

@@ -160,7 +160,7 @@ def test_paper_trades_a_strategy_of_a_file(command, mine, tmp_path):
     # The code is part of the session: a journal does not resume with another file.
     (tmp_path / "mine.py").write_text(ABOVE + "# changed\n")
     said = command("paper", *options, *feed)
-    assert said.code == 2 and "journal of another session (source" in said.err
+    assert said.code == 2 and "journal of another session (strategy_source" in said.err
     said = command("paper", "--strategy", name, "--seed", "1", *feed)
     assert said.code == 2 and "a rule has no agents" in said.err
 

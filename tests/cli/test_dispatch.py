@@ -63,7 +63,10 @@ def test_the_version_is_the_packages(command):
         (["trian"], "invalid choice: 'trian'"),
         (["train"], "required: --env, --agent, --run"),
         (["train", "--env=e", "--agent=a", "--run=r", "--stpes=3"], "arguments: --stpes=3"),
-        (["train", "--env=e", "--agent=a", "--run=r", "--steps=many"], "--steps: invalid int"),
+        (
+            ["train", "--env=e", "--agent=a", "--run=r", "--steps=many"],
+            "--steps: many is not a whole number",
+        ),
         (["backtest"], "one of the arguments --run --strategy is required"),
         (["backtest", "--run=r", "--strategy=momentum"], "not allowed with"),
         (["backtest", "--run=r", "--fill=vwap"], "--fill: invalid choice: 'vwap'"),

@@ -55,7 +55,6 @@ def test_a_rule_of_a_file_and_a_page(tmp_path, capsys):
         (["--grid", "fast=1:9:1", "--grid", "fast=3"], "given twice"),
         (["--grid", "fats=1:9:1"], "did you mean 'fast'"),
         (["--grid", "fast=1:5000:1", "--grid", "slow=1:5000:1"], "24,990,001 combinations"),
-        ([*GRID, "--sample", "0"], "at least 1"),
     ],
 )
 def test_a_wrong_grid_is_one_line_and_exit_code_2(words, said, capsys):

@@ -153,7 +153,7 @@ def test_a_strategy_that_decides_otherwise_on_the_same_bars_is_a_divergence(
 
 def test_a_session_does_not_go_on_with_another_parameter(file, tmp_path):
     paper_trade(nca.rules.sma_cross(3, 9), f"replay:{file}", tmp_path / "paper.db")
-    with pytest.raises(ConfigError, match=r"journal of another session.*source"):
+    with pytest.raises(ConfigError, match=r"journal of another session.*strategy SMA cross"):
         paper_trade(nca.rules.sma_cross(3, 10), f"replay:{file}", tmp_path / "paper.db")
 
 
