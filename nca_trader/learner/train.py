@@ -110,20 +110,7 @@ def train(
       >>> result = nca.backtest(env.bars, run)  # doctest: +SKIP
     """
     expect("env", env, TradingEnv, "a TradingEnv", agent=agent, run_dir=run_dir)
-    agent = load_agent(agent)
-    if steps is not None:
-        expect("steps", steps, Integral, "a whole number")
-        if steps < 1:
-            raise ConfigError(f"steps = {steps}: train at least one environment step.")
-        agent = _for_steps(agent, steps)
-    expect("seed", seed, Integral, "a whole number")
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
-    if params is not None and agent.num_seeds > 1:
-        raise ConfigError(
-            f"params: begins one agent, and this one has num_seeds = {agent.num_seeds}; train each "
-            "seed alone."
-        )
+    agent = _asked_for(load_agent(agent), steps, seed, params)
     if select is not None:
         select.refuse_seen(env)
     tracker = tracker_of(track)
@@ -204,6 +191,24 @@ def train(
             if stopped:
                 break
     return run
+
+
+def _asked_for(agent: AgentConfig, steps: Any, seed: Any, params: Any) -> AgentConfig:
+    """Return the agent with the steps asked for; refuse what `train` cannot begin with."""
+    if steps is not None:
+        expect("steps", steps, Integral, "a whole number")
+        if steps < 1:
+            raise ConfigError(f"steps = {steps}: train at least one environment step.")
+        agent = _for_steps(agent, steps)
+    expect("seed", seed, Integral, "a whole number")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed = {seed}: give a whole number from 0 to {2**32 - 1}.")
+    if params is not None and agent.num_seeds > 1:
+        raise ConfigError(
+            f"params: begins one agent, and this one has num_seeds = {agent.num_seeds}; train each "
+            "seed alone."
+        )
+    return agent
 
 
 def agreed(stop: bool, due: bool) -> tuple[bool, bool]:
