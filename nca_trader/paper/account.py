@@ -30,7 +30,7 @@ TOLERANCE = 1e-9  # relative, between the account and the exchange
 MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
 SKEW = 30  # seconds between the clocks of feed and venue
 # Why an order ended although the decision behind it still stands: the next decision sends again.
-UNDONE = ("rejected", "expired", "never-arrived", "too-old", "symbol-held")
+UNDONE = ("rejected", "expired", "never-arrived", "too-old", "symbol-held", "abandoned")
 
 
 class Seen(NamedTuple):
@@ -245,13 +245,15 @@ class Reported:
         try:
             if self._quote is not None:
                 self._quote(bar, self._now())
+                if not young:  # what it filled or paid out at this bar
+                    self.router.take(ts)
             if young:
                 self.router.sync(ts)
                 self._refuse_skew()
         except Unreachable as error:
             self._unanswered += 1
             body = {"code": "venue-unreachable", "reason": error.reason}
-            self.router.write("risk", f"{ts // NANOSECONDS}:venue-unreachable", body, ts)
+            self.router.write("risk", self.router.key(ts, "venue-unreachable"), body, ts)
             if self._unanswered >= MAX_IN_A_ROW:
                 raise Halt("venue-unreachable", in_a_row=self._unanswered) from None
             return None
@@ -265,7 +267,7 @@ class Reported:
         close = np.where(bar.present, bar.close, state.close)
         ids = [working[s].client_id if s in working else None for s in self._symbols]
         orders = [None if name is None else ledger.order(name) for name in ids]
-        books, (units, price) = self.books, ledger.flush(self._symbols)
+        books, (units, price, closed) = self.books, ledger.flush(self._symbols)
         worth = valued(books.units, close)
         value = books.cash + float(worth.sum())
         self.base = value if self.base is None else self.base
@@ -285,6 +287,7 @@ class Reported:
             traded=valued(units, price) / value,
             price=price,
             value=value,
+            closed=closed,
         )
         trades = [(i, units.item(i), price.item(i)) for i in np.flatnonzero(units).tolist()]
         view = self._core.reported(state, bar, legs, observed)

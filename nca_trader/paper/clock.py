@@ -133,6 +133,15 @@ class Waits(Clock):
             self._heard()
         return self._caller.result()
 
+    def last(self, function: Callable[[], Any]) -> None:
+        """Begin the last call of a session that has ended, after the one under way.
+
+        `close` awaits it. While one does not end there is no other.
+        """
+        self._caller = self._caller or Caller("venue")
+        if self._caller.done(EXIT):
+            self._caller.start(function)
+
     def close(self) -> None:
         """Await the call under way, if there is one."""
         if self._caller is not None:

@@ -176,7 +176,8 @@ class Observed(NamedTuple):
 
     equity: as a fraction of the start's. weight: `[A]` held. waiting: `[A]` whether an order
     works. undone: `[A]` whether the last order ended without a try. traded: `[A]` since the last
-    decision, as a fraction of equity. price: `[A]` mean price of that. value: in money.
+    decision, as a fraction of equity. price: `[A]` mean price of that. value: in money. closed:
+    `[A]` whether the venue itself closed the position since then, e.g. by a margin call.
     """
 
     equity: float
@@ -186,6 +187,7 @@ class Observed(NamedTuple):
     traded: np.ndarray
     price: np.ndarray
     value: float
+    closed: np.ndarray
 
 
 class Outcome(NamedTuple):
@@ -276,6 +278,8 @@ class Core:
         # where the agent has nothing new to say, as its target is owed until it is filled.
         owed = np.where(seen.undone, account.ordered, np.nan)
         ordered = np.where(seen.undone, seen.weight, account.ordered)
+        # As in the modelled account: the same target is a new order after a margin call.
+        ordered = np.where(seen.closed, 0.0, ordered)
         account = account._replace(
             log_equity=np.float64(np.log(max(seen.equity, self.agent.rules.floor))),
             log_equity_low=np.float64(0.0),

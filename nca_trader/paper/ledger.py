@@ -15,7 +15,7 @@ import numpy as np
 from nca_trader.envs.account.state import ROUNDING
 from nca_trader.paper.broker import Order, valued
 from nca_trader.paper.journal import Event
-from nca_trader.paper.venue import Fill, Holdings, Instrument, Ticket
+from nca_trader.paper.venue import BY_VENUE, MARGIN, Fill, Holdings, Instrument, Ticket
 from nca_trader.types import Costs
 
 KEPT = 4096  # orders and fills that ended; older ones are in the journal alone
@@ -62,7 +62,8 @@ class Ledger:
         self.orders = self.count = 0  # orders and fills, of all time
         self.fills: dict[str, list[Any]] = {}
         self.traded: dict[str, list[float]] = {}  # units and money since the last `flush`
-        self.adopted: frozenset[str] = frozenset()  # payments that were in the books taken over
+        self.closed: list[Fill] = []  # by which the venue itself closed positions, since then
+        self.adopted: frozenset[str] = frozenset()  # fills and payments in the books taken over
         self.recon = ""  # digest of the last finding, which is not written twice
         for event in events:
             self.apply(event.kind, event.key, event.body)
@@ -95,7 +96,7 @@ class Ledger:
         elif kind == "recon" and "cash" in body:
             self.cash, self.units = body["cash"], dict(body["units"])
             self.since = self.last = body["now"]
-            self.adopted = frozenset(body.get("payments", ()))
+            self.adopted = frozenset([*body.get("payments", ()), *body.get("fills", ())])
             self.moves = 0
         elif kind == "run_started" and "venue" not in body:
             self.cash = body["capital"]  # a venue has its own
@@ -104,12 +105,22 @@ class Ledger:
         if kind == "recon":
             self.recon = body.get("found", self.recon)
 
-    def flush(self, symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return `[A]` units traded since the last call and their mean price, NaN for none."""
+    def flush(self, symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return `[A]` what happened since the last call.
+
+        Returns:
+          Units traded, their mean price, NaN for none, and whether the venue closed the position
+          and withdrew the orders; a margin call does so for every asset.
+        """
         traded = np.array([self.traded.get(symbol, (0.0, 0.0)) for symbol in symbols])
-        self.traded.clear()
         units, money = traded.reshape(-1, 2).T
-        return units, np.where(units == 0.0, np.nan, money / np.where(units == 0.0, 1.0, units))
+        called = any(fill.client_id.startswith(MARGIN) for fill in self.closed)
+        gone = {fill.symbol for fill in self.closed}
+        closed = np.array([called or symbol in gone for symbol in symbols])
+        self.traded.clear()
+        self.closed.clear()
+        price = np.where(units == 0.0, np.nan, money / np.where(units == 0.0, 1.0, units))
+        return units, price, closed
 
     def books(self, symbols: Sequence[str]) -> Books:
         """Return cash and units `[A]`."""
@@ -145,6 +156,8 @@ class Ledger:
         self.last, self.moves = max(self.last, fill.ts), self.moves + 1
         self.fills[fill.execution_id] = list(fill)
         self.count += 1
+        if fill.client_id.startswith(BY_VENUE):
+            self.closed.append(fill)
         units, money = self.traded.get(fill.symbol, (0.0, 0.0))
         self.traded[fill.symbol] = [units + fill.units, money + fill.units * fill.price]
         if len(self.fills) > KEPT:

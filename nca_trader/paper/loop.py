@@ -12,6 +12,7 @@ with the venue's, learns the bars that closed in between without trading on them
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -87,6 +88,7 @@ class Session:
     ):
         self._agent, self._journal, self._capital = agent, journal, capital
         self._feed: Any = feed
+        self._venue = venue
         self._live, self._warmup = hasattr(feed, "history"), warmup
         names = {}
         if self._live:
@@ -123,10 +125,6 @@ class Session:
         else:
             self._gate = Gate(agent.symbols)
             self._account = Modelled(self._core, venue, journal, self.run, capital)  # pyright: ignore
-        try:
-            self._refuse()
-        except Halt as halt:
-            raise self._halted(halt) from None
 
     def _reported(self, venue: Venue, patience: Patience) -> Reported:
         # The simulated exchange, which gets the bars, is in this process and answers at once.
@@ -159,22 +157,31 @@ class Session:
         """
         self._stop = stop
         try:
-            with contextlib.suppress(Stopped):
-                self._begin()
-                self._follow_feed()
-            if self._state.last is not None:
-                # A live session may end several times at one bar, with more fills each time.
-                ending = f":{self._journal.head.seq}" if self._live else ""
-                body = self.counts | ({"stopped": True} if self._stopped else {})
-                ts = self._state.last * NANOSECONDS
-                self._record("run_ended", f"{self._state.last}{ending}", body, ts)
-        except Halt as halt:
-            raise self._halted(halt) from None
+            self._trade()
+        except HaltError:  # in the journal by now
+            self._withdraw_all()
+            raise
         finally:
             if self._live:
                 self._feed.close()
             self._clock.close()
         return self.result()
+
+    def _trade(self) -> None:
+        """Trade until the feed ends or the session is stopped, and record the end or the halt."""
+        try:
+            with contextlib.suppress(Stopped):
+                self._begin()
+                self._follow_feed()
+            if self._state.last is not None:
+                ending, body = str(self._state.last), self.counts
+                if self._stopped:  # also at a replay's last bar, which a later one ends at
+                    ending, body = f"{ending}:stopped", body | {"stopped": True}
+                if self._live:  # may end several times at one bar, with more fills each time
+                    ending = f"{ending}:{self._journal.head.seq}"
+                self._record("run_ended", ending, body, self._state.last * NANOSECONDS)
+        except Halt as halt:
+            raise self._halted(halt) from None
 
     @property
     def counts(self) -> dict[str, int]:
@@ -323,6 +330,8 @@ class Session:
                     self._repeat_bar(event, event.key in decided)
                 self._account.router.ledger.apply(event.kind, event.key, event.body)
                 self._counts["rejected"] += event.kind == "bar_rejected"
+                if event.kind == "resume":
+                    self._failures = 0
 
     def _repeat_bar(self, event: Event, decided: bool) -> None:
         bar = bar_of(event.body, self._agent.symbols, event.ts_event // NANOSECONDS)
@@ -465,6 +474,19 @@ class Session:
         self._failures = self._gate.in_a_row = 0
         if self._state.account is not None:
             self._state = self._state._replace(account=after_resume(self._state.account))
+
+    def _withdraw_all(self) -> None:
+        """Cancel what waits at the venue, after a halt; `resume` finds out what came of it.
+
+        An order that waits for the next day's open would fill after the halt.
+        """
+        if not self._live:
+            return
+        cancel_all = functools.partial(self._account.router.cancel_all, self._venue)
+        if hasattr(self._venue, "quote"):  # of this process
+            cancel_all()
+        else:
+            self._clock.last(cancel_all)
 
     def _refuse(self) -> None:
         """Halt where somebody asked for it."""

@@ -105,17 +105,18 @@ class VenueBroker:
     def adopt(self, ts: int, reason: str = "first start") -> None:
         """Make the venue's books the journal's, whatever they are.
 
-        Payments that are listed by then are in these books, and later ones are not. Their dates do
-        not tell: a dividend or a fee has a day, and may be listed some days after it.
+        Fills and payments that are listed by then are in these books, and later ones are not. Their
+        times do not tell: a fill may have the very time of the venue's clock, and a dividend or a
+        fee has a day, and may be listed some days after it.
         """
         now = self.venue.now()
-        paid = self._paid_since(now - LATE)
+        listed = self._listed_since(now)
         held = self.venue.holdings()
-        if self._paid_since(now - LATE) != paid:
-            raise Unreachable("moving", "a payment came while the books were read")
+        if self._listed_since(now) != listed:
+            raise Unreachable("moving", "a fill or payment came while the books were read")
         units = {name: n for name, n in sorted(held.units.items()) if n}
         body = {"code": "adopted", "reason": reason, "cash": held.cash, "units": units, "now": now}
-        body |= {"payments": paid} if paid else {}
+        body |= {name: ids for name, ids in listed.items() if ids}
         # After a halt the books may be taken over again, at the same time of the same venue.
         self.write("recon", f"adopted:{now}:{self._journal.head.seq}", body, ts)
 
@@ -157,8 +158,10 @@ class VenueBroker:
         # Never before the books were taken over: what happened until then is in them.
         since = max(begun, self.ledger.last - OVERLAP) if since is None else since
         found = self.venue.activity(since)
-        fills = [f for f in found.fills if f.ts >= begun and self._is_new(f)]
-        flows = [f for f in found.flows if f.ts >= begun - LATE and f.id not in self.ledger.adopted]
+        adopted = self.ledger.adopted
+        fills = [f for f in found.fills if f.ts >= begun and f.execution_id not in adopted]
+        fills = [fill for fill in fills if self._is_new(fill)]
+        flows = [f for f in found.flows if f.ts >= begun - LATE and f.id not in adopted]
         # Venues list fills in any order, and the books must not depend on it.
         fills.sort(key=lambda fill: (fill.ts, fill.execution_id))
         with self._journal.transaction():
@@ -171,9 +174,11 @@ class VenueBroker:
         self._refuse_fills(fills)
         return fills
 
-    def _paid_since(self, since: int) -> list[str]:
-        """Return the ids of the venue's payments at or after `since`."""
-        return sorted(flow.id for flow in self.venue.activity(since).flows)
+    def _listed_since(self, now: int) -> dict[str, list[str]]:
+        """Return the ids of the venue's fills from `now` on, and of payments that may come late."""
+        found = self.venue.activity(now - LATE)
+        fills = sorted(fill.execution_id for fill in found.fills if fill.ts >= now)
+        return {"payments": sorted(flow.id for flow in found.flows), "fills": fills}
 
     def size(
         self, orders: Sequence[Order], books: Books, close: np.ndarray, costs: Costs, borrow: bool
@@ -215,6 +220,13 @@ class VenueBroker:
         for order in left.values():
             self._withdrawn.add(order.ticket.client_id)
             self._hold(order, "not-cancelled", ts)
+
+    def cancel_all(self, venue: Venue) -> None:
+        """Cancel at `venue`, once, every order of ours that may work there."""
+        for name, order in list(self.ledger.open.items()):
+            if order.state != "intent":
+                with contextlib.suppress(Exception):  # it must not hide why the session ends
+                    venue.cancel(name)
 
     def intend(
         self, ticket: Ticket, bar: int, more: Mapping[str, Any], ts: int, given: float | None = None
@@ -332,6 +344,8 @@ class VenueBroker:
                 # Fills of one that still works would come later, and be counted twice.
                 if state is None or state.status != "working":
                     reason = "never-arrived" if state is None else state.status
+                    # By us, here or at the halt, so that its target is still owed.
+                    reason = "abandoned" if reason == "cancelled" else reason
                     self._end(order, reason, ts, venue=0.0 if state is None else state.filled)
                     del left[name]
             if not left:
@@ -478,6 +492,10 @@ class VenueBroker:
         """Return half to all of `wait`: sessions that failed together must not return together."""
         text = f"{self.prefix}{what}{wait}"
         return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)
+
+    def key(self, ts: int, code: str) -> str:
+        """Return a key of its own for what may happen again at a bar that is seen again."""
+        return f"{ts // NANOSECONDS}:{code}:{self._journal.head.seq}"
 
     def write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         """Journal an event, and take it into the books."""

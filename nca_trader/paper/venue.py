@@ -15,7 +15,8 @@ from nca_trader.errors import NcaTraderError
 from nca_trader.types import Bar
 
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
-BY_VENUE = ("margin-", "delisted")  # how the ids of fills begin by which a venue closes positions
+MARGIN = "margin-"
+BY_VENUE = (MARGIN, "delisted")  # how the ids of fills begin by which a venue closes positions
 
 
 class Unreachable(NcaTraderError):

@@ -663,6 +663,177 @@ def test_a_limit_halts_a_live_session_until_it_is_resumed(stage, tmp_path):
     assert room.kinds()["decision"] > len(equity) and len(room.desk.submitted) > sent
 
 
+@pytest.mark.parametrize("by", ["limit", "file", "file before the start"])
+def test_a_halt_cancels_what_waits_at_the_venue(stage, tmp_path, by):
+    """Or an order that waits for the next open would fill after it."""
+    room = Room(stage, tmp_path, stage.agent(risk=nca.Limits(max_drawdown=0.01)))
+    room.desk.script = [None] * 4 * (by == "limit") + ["rests"] * 99
+    asks, threads = room.path.with_name("paper.db.halt"), []
+
+    class Away(Desk):
+        """The same desk behind a network: it is told no bars, and asked in another thread."""
+
+        quote = property()
+
+        def cancel(self, client_id):
+            threads.append(threading.current_thread().name)
+            return super().cancel(client_id)
+
+    if by == "file":
+        room.tape_options["notices"] = {23: Asks(asks)}
+    elif by != "limit":
+        room.trade(3)
+        asks.write_text("now\n")
+        room.desk.__class__ = Away
+    with pytest.raises(HaltError, match="drawdown" if by == "limit" else "reason now"):
+        room.trade()
+    states = [order[2] for order in room.desk.orders.values()]
+    assert "cancelled" in states and "working" not in states
+    assert set(threads) == ({"venue"} if "start" in by else set())
+
+
+class Asks:
+    """No notices; but where a feed comes to them, somebody asks for a halt."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __iter__(self):
+        self.file.write_text("now\n")
+        return iter(())
+
+
+def test_a_target_whose_order_a_halt_cancelled_is_owed_after_resume(stage, tmp_path):
+    room = Room(stage, tmp_path, desk=Desk(script=["rests", "rests"]))
+    rule = nca.rules.buy_and_hold()
+    room.agent = strategy_agent(rule, room.bars, stage.costs, stage.agent().rules)
+    room.trade(1)
+    room.path.with_name("paper.db.halt").write_text("now\n")
+    with pytest.raises(HaltError, match="reason now"):
+        room.trade()
+    resume(room.path, "looked at it", room.tape().now())
+    room.trade()
+    ends = [body["reason"] for body in room.bodies("order_terminal")]
+    assert ends == ["abandoned", "abandoned", "filled", "filled"]
+    assert all(room.desk.units[symbol] > 0.0 for symbol in room.bars.symbols)
+
+
+def test_a_fill_that_only_the_exchange_knows_counts_once_after_resume(stage, tmp_path):
+    """It has the very time of the exchange's clock, at which its books are taken over."""
+    agent = stage.agent(fill="close")
+    room = Room(stage, tmp_path, agent)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    submit = room.desk.submit
+
+    def asks(ticket):
+        room.path.with_name("paper.db.halt").write_text("now\n")
+        return submit(ticket)
+
+    room.desk.submit = asks
+    with pytest.raises(HaltError, match="reason now"):
+        room.trade()
+    room.desk.submit = submit
+    assert len(room.desk.activity(0).fills) == 1 and not room.bodies("fill")
+    resume(room.path, "looked at it", room.tape().now())
+    value = room.trade()["value"]
+    assert room.bodies("recon")[-1]["fills"] == [room.desk.activity(0).fills[0].execution_id]
+    cash, units = room.desk.position()
+    assert value == pytest.approx(cash + units @ room.bars.close[-1], rel=1e-12)
+
+
+def test_a_bar_at_which_a_venue_does_not_answer_twice_has_both_reasons(room):
+    """Halted at a bar and resumed, the session comes to that bar again."""
+    room.trade(3)
+    holdings, answers = room.desk.holdings, [None, *["timeout"] * 3]
+
+    def asked():
+        if answers and (reason := answers.pop(0)):
+            raise Unreachable(reason)
+        return holdings()
+
+    room.desk.holdings = asked
+    with pytest.raises(HaltError, match="venue-unreachable"):
+        room.trade()
+    resume(room.path, "it answers", room.tape().now())
+    answers[:] = [None, None, "http-500"]  # at the start and where the books are taken over
+    room.trade()
+    assert [b["reason"] for b in room.bodies("risk")] == ["timeout"] * 3 + ["http-500"]
+
+
+def test_after_resume_unusable_decisions_are_counted_anew(stage, tmp_path):
+    room = Room(stage, tmp_path)
+    moves = np.diff(np.log(room.bars.close[:, 0])).astype(np.float32)
+    bad = moves[[24, 25, 26, 27, 28]]  # the third halts; two more do not
+
+    def decide(window, present, account):
+        logits = stage.momentum(window, present, account)
+        return logits * np.nan if np.isclose(bad, window[-1, 0, 0]).any() else logits
+
+    room.agent = stage.agent(decide=decide)
+    with pytest.raises(HaltError, match="policy-not-finite"):
+        room.trade()
+    resume(room.path, "looked at it", room.tape().now())
+    assert room.trade()["bars"] == 50
+    assert [b["code"] for b in room.bodies("risk")] == ["policy-not-finite"] * 5
+
+
+@pytest.mark.parametrize("fill", ["close", "next_open"])
+def test_a_margin_call_leaves_live_and_replay_with_the_same_positions(stage, tmp_path, fill):
+    """The target that stood before the call is a new order after it, in both."""
+    agent = stage.agent(
+        targets=(0.0, 1.5), decide=lambda *_: np.array([[0.0, 1.0]] * 2), fill=fill,
+        max_gross=3.0, borrow=True, maintenance_margin=0.25,
+    )  # fmt: skip
+    room = Room(stage, tmp_path, agent)
+    bars, fall = room.bars, 35
+    after = np.arange(len(bars))[:, None] >= fall
+    open_ = np.where(after & (np.arange(len(bars))[:, None] > fall), 0.8, 1.0) * bars.open
+    close = np.where(after, 0.8, 1.0) * bars.close
+    high, low = np.maximum(open_, close) * 1.001, np.minimum(open_, close) * 0.999
+    room.bars = dataclasses.replace(bars, open=open_, high=high, low=low, close=close)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    live = room.trade()
+    begin = int(bars.seconds[BEGIN - 1])
+    replayed = stage.replay(tmp_path / "replay.db", room.bars, agent, start=begin)
+    ids = [
+        [(body["client_id"].split("-")[0], body["symbol"]) for body in bodies]
+        for bodies in (
+            room.bodies("fill"),
+            [event.body for event in read_events(tmp_path / "replay.db", "fill")],
+        )
+    ]
+    assert ids[0] == ids[1] and {name for name, _ in ids[0]} == {"nca", "margin"}
+    # At the open an order in units is of another price than its weight.
+    near = 1e-9 if fill == "close" else 1e-3
+    assert live["value"] == pytest.approx(replayed["value"], rel=near)
+
+
+def test_an_asset_that_is_paid_out_while_nobody_trades_halts_nobody(stage, tmp_path):
+    agent = stage.agent(
+        targets=(0.0, 0.4), decide=lambda *_: np.array([[0.0, 1.0]] * 2), delist_after=4
+    )
+    values = []
+    for away in (0, 12):
+        folder = tmp_path / str(away)
+        folder.mkdir()
+        room = Room(stage, folder, agent)
+        gone = (np.arange(len(room.bars)) >= 30)[:, None] & np.array([True, False])
+        fields = {
+            name: np.where(gone, room.bars.close[29], getattr(room.bars, name))
+            for name in ("open", "high", "low", "close")
+        }
+        volume = np.where(gone, 0.0, room.bars.volume)
+        room.bars = dataclasses.replace(room.bars, present=~gone, volume=volume, **fields)
+        room.desk = Exchange(folder / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+        room.trade(7)
+        tape = folder / "tape"
+        tape.write_text(str(int(tape.read_text()) + away))
+        values.append(room.trade()["value"])
+        assert "delisted" in [body["client_id"] for body in room.bodies("fill")]
+        assert "bars-missing" not in [body["code"] for body in room.bodies("halt")]
+    assert values[0] == values[1]
+
+
 def _row(bars, event):
     return int(np.searchsorted(bars.time.astype("datetime64[ns]").astype(int), event.ts_event))
 

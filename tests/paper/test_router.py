@@ -578,7 +578,7 @@ def test_after_a_person_lifts_a_halt_orders_are_withdrawn_and_the_books_taken_ov
     table.desk.cancelling = True
     table.router.start(CLOSED)
     ends = table.bodies("order_terminal")
-    assert [(end["reason"], end["venue"]) for end in ends] == [("cancelled", 4.0), ("cancelled", 0)]
+    assert [(end["reason"], end["venue"]) for end in ends] == [("abandoned", 4.0), ("abandoned", 0)]
     assert table.router.books().units.tolist() == [4.0, 0.0]
     assert table.router.books().cash == table.desk.cash
     assert not table.router.ledger.open

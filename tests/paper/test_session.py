@@ -387,6 +387,16 @@ def test_the_broker_hears_nothing_that_is_not_on_disk(path, stage):
     assert venue.seen > 20
 
 
+def test_a_session_that_was_stopped_at_the_last_bar_ends_there_too(path, stage):
+    bars, agent = stage.bars(), stage.agent()
+    feed, last = ReplayFeed(bars), int(bars.seconds[-1])
+    with Journal(path, feed.now) as journal:
+        session = Session(agent, feed, stage.exchange(agent), journal, 1e5)
+        session.trade(lambda: feed.now() == last * 10**9)
+    stage.replay(path, bars, agent)
+    assert [body.get("stopped") for body in bodies(path, "run_ended")] == [True, None]
+
+
 def test_a_full_disk_stops_before_the_order_and_goes_on_when_there_is_space(
     path, stage, tmp_path, digest
 ):
