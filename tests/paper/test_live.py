@@ -834,6 +834,38 @@ def test_an_asset_that_is_paid_out_while_nobody_trades_halts_nobody(stage, tmp_p
     assert values[0] == values[1]
 
 
+@pytest.mark.parametrize("fill", ["close", "next_open"])
+def test_income_and_spreads_of_a_live_session_are_those_of_a_hand_ledger(stage, tmp_path, fill):
+    """Dividends, funding and half-spreads over two restarts, by plain sums of the fills."""
+    agent = stage.agent(fill=fill, costs=nca.Costs(commission=1e-3))
+    room = Room(stage, tmp_path, agent)
+    bars, rng = room.bars, np.random.default_rng(1)
+    dividend = np.where(rng.random(bars.close.shape) < 0.2, 0.7, 0.0)
+    funding = 1e-4 * rng.standard_normal(bars.close.shape)
+    more = {"half_spread": np.full(bars.close.shape, 3e-4), "dividend": dividend}
+    room.bars = dataclasses.replace(bars, funding=funding, **more)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    for count in (9, 7, 100):
+        value = room.trade(count)["value"]
+    fills = room.desk.activity(0).fills
+    cash, units = 1e5, np.zeros(2)
+    for row in range(BEGIN - 1, len(bars)):
+        cash += units @ dividend[row]
+        filled = [f for f in fills if f.ts == (int(bars.seconds[row]) + 86_400) * SECOND]
+        if fill == "close":
+            cash -= (funding[row] * units) @ bars.close[row]
+        for each in filled:
+            asset = bars.symbols.index(each.symbol)
+            market = (bars.close if fill == "close" else bars.open)[row, asset]
+            assert each.price == pytest.approx(market * (1 + np.sign(each.units) * 3e-4))
+            cash -= each.units * each.price + abs(each.units) * each.price * 1e-3
+            units[asset] += each.units
+        if fill == "next_open":
+            cash -= (funding[row] * units) @ bars.close[row]
+    assert len(fills) > 20
+    assert value == pytest.approx(cash + units @ bars.close[-1], rel=1e-12)
+
+
 def _row(bars, event):
     return int(np.searchsorted(bars.time.astype("datetime64[ns]").astype(int), event.ts_event))
 
