@@ -291,7 +291,10 @@ def test_an_agent_that_never_trades_is_not_called_proof(run, files):
 def command(*args):
     from nca_trader.cli import main
 
-    return main([str(arg) for arg in args])
+    try:
+        return main([str(arg) for arg in args])
+    except SystemExit as end:  # argparse refuses a value that is not in its range
+        return end.code
 
 
 def test_the_command_says_what_it_did_and_twice_is_once(run, files, tmp_path, capsys):
