@@ -340,7 +340,7 @@ class Exchange:
     @contextlib.contextmanager
     def _transaction(self):
         """Write what happens inside, and the books after it, at once or not at all."""
-        if self.path is None:  # nobody else reads it, and nothing outlives it
+        if self.path is None:  # books in memory have nothing to recover
             yield
             return
         self._db.execute("BEGIN IMMEDIATE")

@@ -147,7 +147,7 @@ def rebuild(
         with contextlib.closing(_Proof(copy, source.now, there)) as journal:
             try:
                 difference, repeated = _traded_again(journal, subject, source, body)
-            except ConfigError as error:  # of another session: the copy is nobody's file
+            except ConfigError as error:  # names the user's file and not the copy
                 raise ConfigError(str(error).replace(str(copy), str(path))) from None
             agreed = journal.agreed
     lacks = there - agreed

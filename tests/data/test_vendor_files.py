@@ -228,7 +228,7 @@ BY_HAND = [500.04, 499.23, 4 * 129.04, 4 * 134.18]
 
 @pytest.mark.parametrize("name", ["split_coefficient", "splitFactor", "Stock Splits", "ratio"])
 def test_a_ratio_on_the_day_of_a_split_is_no_factor_of_every_day(read, name):
-    """Alpha Vantage, Tiingo and Yahoo; and under a name that nobody knows."""
+    """Splits of Alpha Vantage, Tiingo and Yahoo, and of a column with an unknown name."""
     text = EVENTS.replace("split_coefficient", name)
     text = re.sub(r",1\.0$", ",0.0", text, flags=re.M) if name == "Stock Splits" else text
     said = refusal(read, text)

@@ -671,7 +671,7 @@ def test_a_halt_cancels_what_waits_at_the_venue(stage, tmp_path, by):
     asks, threads = room.path.with_name("paper.db.halt"), []
 
     class Away(Desk):
-        """The same desk behind a network: it is told no bars, and asked in another thread."""
+        """The same desk behind a network: it gets no bars, and another thread asks it."""
 
         quote = property()
 
