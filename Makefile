@@ -133,8 +133,8 @@ test-oracles: .venv-oracles/.installed
 	@touch $@
 
 bench-peers: .venv-peers/.installed
-	@$(PY) -m nca_trader bench env --peers .venv-peers/bin/python
-	@$(PY) -m nca_trader bench ppo --peers .venv-peers/bin/python
+	@$(PY) -m benchmarks env --peers .venv-peers/bin/python
+	@$(PY) -m benchmarks ppo --peers .venv-peers/bin/python
 
 lint: .venv/.installed
 	@$(PY) -m ruff check .
@@ -170,7 +170,7 @@ notebooks: .venv-docs/.installed
 	@.venv-docs/bin/python tools/notebooks.py $(NOTEBOOK_ARGS)
 
 bench: .venv/.installed
-	@$(PY) -m nca_trader bench $(BENCH_ARGS)
+	@$(PY) -m benchmarks $(BENCH_ARGS)
 
 # One lock for every supported Python, with hashes; uv resolves, pip installs.
 lock: .venv/.installed

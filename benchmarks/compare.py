@@ -1,6 +1,6 @@
 """Is one checkout faster than another, or is it noise? Processes in turns, and a test of ranks.
 
-    python -m benchmarks.compare BEFORE AFTER --rounds 8 -- bench env
+    python -m benchmarks.compare BEFORE AFTER --rounds 8 -- env
 
 BEFORE and AFTER are two checkouts (`git worktree add ../before main`). Each round starts one
 process of each, in turns (before, after; after, before; ...), so that what drifts, such as a
@@ -96,8 +96,8 @@ def rounds(
 
 
 def measured(checkout: str, words: Sequence[str]) -> dict[str, float]:
-    """Steps per second by row of `nca-trader WORDS --json`, run in a checkout."""
-    command = [sys.executable, "-m", "nca_trader", *words, "--json"]
+    """Steps per second by row of `python -m benchmarks WORDS --json`, run in a checkout."""
+    command = [sys.executable, "-m", "benchmarks", *words, "--json"]
     env = os.environ | {"PYTHONPATH": checkout}
     done = subprocess.run(
         command, cwd=checkout, env=env, capture_output=True, text=True, check=False
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("after", help="another")
     parser.add_argument("--rounds", type=int, default=8, help="of one process each (%(default)s)")
     parser.add_argument("--confidence", type=float, default=0.95, help="%(default)s")
-    parser.add_argument("words", nargs="+", help="after --: the command, e.g. bench env")
+    parser.add_argument("words", nargs="+", help="after --: a benchmark, e.g. env")
     args = parser.parse_args(argv)
     if not 0.5 <= args.confidence < 1.0:
         parser.error(f"--confidence {args.confidence:g}: give a number from .5 to below 1.")

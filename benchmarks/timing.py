@@ -108,12 +108,10 @@ class Peer:
       turns: whether it waits for `round` before each slice that it times.
 
     Raises:
-      ConfigError: there are no peers here, or the interpreter cannot run this one.
+      ConfigError: the interpreter cannot run it.
     """
 
     def __init__(self, python: str, module: str, options: dict[str, Any], turns: bool = True):
-        if not (FOLDER / "peers").is_dir():
-            raise ConfigError("--peers: a wheel has no peers; run it in a checkout.")
         self._python, self._module = python, module
         words = [*_words(python, module, options), *(["--turns"] if turns else [])]
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

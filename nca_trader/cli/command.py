@@ -42,10 +42,13 @@ COMMANDS = {
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
     "dashboard": ("watch", "show paper sessions on a page, live, with HALT"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
-    "bench": ("bench", "measure environment, policy, learner, sweeps and the paper loop"),
+}
+# What a command of an earlier version is now.
+GONE = {
+    "bench": "in a checkout, `python -m benchmarks`",
 }
 # Commands that train, and what makes training smaller.
-LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile", "bench")
+LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile")
 LESS = (
     "lower learner.num_segments, learner.segment_length, learner.envs_per_segment, "
     "policy.channels or env.market_bars, or give fewer bars"
@@ -187,8 +190,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Another package may ask for the root logger's format first, which begins with our modules.
     logging.basicConfig(format="%(message)s")
     args = argparse.Namespace(command="", json=False)
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in GONE:
+        print(f"nca-trader {words[0]}: is now another command: {GONE[words[0]]}.", file=sys.stderr)
+        return ConfigError.exit_code
     try:
-        args = build_parser().parse_args(argv)
+        args = build_parser().parse_args(words)
         check_versions()
         use_compile_cache()
         with options_named():
@@ -221,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"nca-trader {args.command}: {printable(where)}", file=sys.stderr)
             return StateError.exit_code
         raise
-    # `bench` prints its own objects, and of several processes only the first one has a result.
+    # Of several processes only the first one has a result.
     if args.json and result is not None:
         print_json(result)
     return 0

@@ -95,24 +95,22 @@ def test_one_slower_row_is_the_exit_code_and_many_rows_need_more_evidence(capsys
 
 def test_two_checkouts_are_run_and_compared(tmp_path, capsys):
     for name, rate in (("before", 100.0), ("after", 50.0)):
-        package = tmp_path / name / "nca_trader"
+        package = tmp_path / name / "benchmarks"
         package.mkdir(parents=True)
         row = {"bench": "env", "name": "x", "envs": 4, "steps_per_s": rate}
         (package / "__main__.py").write_text(
-            "import sys\n"
-            "assert sys.argv[1:] == ['bench', 'env', '--json']\n"
-            f"print({json.dumps(row)!r})\n"
+            f"import sys\nassert sys.argv[1:] == ['env', '--json']\nprint({json.dumps(row)!r})\n"
         )
         (package / "__init__.py").write_text("")
     paths = [str(tmp_path / name) for name in ("before", "after")]
-    assert compare.main([*paths, "--rounds", "6", "--", "bench", "env"]) == 1
+    assert compare.main([*paths, "--rounds", "6", "--", "env"]) == 1
     assert capsys.readouterr().out.startswith("env x, 4 envs ")
     with pytest.raises(SystemExit, match="failed"):
-        compare.main([*paths, "--rounds", "6", "--", "bench", "ppo"])
+        compare.main([*paths, "--rounds", "6", "--", "ppo"])
 
 
 @pytest.mark.parametrize("args", [["--rounds", "5"], ["--confidence", "1"]])
 def test_too_few_rounds_for_the_confidence_are_refused(args, capsys):
     with pytest.raises(SystemExit):
-        compare.main([".", ".", *args, "--", "bench", "env"])
+        compare.main([".", ".", *args, "--", "env"])
     assert args[0] in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`bench env`: what its accounts can be split into."""
+"""`python -m benchmarks env`: what its accounts can be split into."""
 
 import argparse
 import subprocess

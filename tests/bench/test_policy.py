@@ -1,4 +1,4 @@
-"""`bench policy` on a few bars: its rows are there and mean what they say."""
+"""`python -m benchmarks policy` on a few bars: its rows are there and mean what they say."""
 
 import argparse
 import json

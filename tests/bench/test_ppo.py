@@ -1,4 +1,4 @@
-"""`bench ppo` on a tiny agent: its rows are there and mean what they say."""
+"""`python -m benchmarks ppo` on a tiny agent: its rows are there and mean what they say."""
 
 import argparse
 import json

@@ -232,13 +232,11 @@ def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
     ("args", "code", "says"),
     [
         (["demo", "--resume", "FOLDER"], 2, "FOLDER: not a run folder"),
-        (["bench", "all", "--agent", "nope"], 2, "'nope' is not a preset in agents/"),
         (
-            ["bench", "ppo", "--agent", "nano"],
+            ["bench", "ppo"],
             2,
-            "--agent nano has no effect on `bench ppo`",
+            "nca-trader bench: is now another command: in a checkout, `python -m",
         ),
-        (["bench", "policy", "--envs", "8"], 2, "--envs 8 has no effect on `bench policy`"),
         (
             [
                 "profile",

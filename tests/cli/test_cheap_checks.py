@@ -155,8 +155,6 @@ CASES = (
     ("watch --run nowhere", "nowhere: no such folder"),
     ("watch --run run --every 0", "--every: 0 is not a number in [0.05, inf)"),
     ("doctor --agent nanno", "did you mean 'nano'?"),
-    ("bench env --agent nanno", "did you mean 'nano'?"),
-    ("bench env --envs 0", "--envs: 0 is not"),
 )
 
 

@@ -35,7 +35,7 @@ SPY,QQQ|ccxt:nonsuch|out.csv|optimizer.learning_rate=1e-4:1e-2:log|policy.kind=m
 VALUES = [*filter(None, TEXTS.replace("\n", "|").split("|")), "", " ", "a" * 3000]
 # Whole commands that need no jax, or little of it, and so run in the short form too.
 BRIEF = ("config", "data", "halt", "init", "journal", "presets", "resume", "runs", "trials")
-LONG = {"bench", "demo", "dashboard", "watch"}
+LONG = {"demo", "dashboard", "watch"}
 SUBPARSERS = argparse._SubParsersAction
 PARSERS = next(a.choices for a in build_parser()._actions if isinstance(a, SUBPARSERS))
 

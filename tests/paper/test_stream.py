@@ -1,4 +1,4 @@
-"""`bench stream`: what a row says, and that it trades as it says."""
+"""`python -m benchmarks stream`: what a row says, and that it trades as it says."""
 
 import os
 

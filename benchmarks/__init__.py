@@ -1,0 +1,1 @@
+"""Benchmarks of a checkout: `python -m benchmarks env`, and scripts of their own."""
