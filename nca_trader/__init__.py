@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from nca_trader.agents.strategy import Strategy
     from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.config.env import Limits
-    from nca_trader.data.bars import align, read_bars, resample, sample_bars, write_bars
+    from nca_trader.data.bars import read_bars, sample_bars, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
+    from nca_trader.data.resampling import align, resample
     from nca_trader.envs import load_env
     from nca_trader.envs.account.exits import Order, Portfolio
     from nca_trader.envs.check import check_env
@@ -148,7 +149,7 @@ _HOME = {
     "check_env": "envs.check",
     "check_feed": "paper.check",
     "check_policy": "agents.check",
-    "align": "data.bars",
+    "align": "data.resampling",
     "backtest": "evaluate.backtest",
     "blend": "agents.blend",
     "compare": "evaluate.comparison",
@@ -167,7 +168,7 @@ _HOME = {
     "report": "evaluate.report.page",
     "report_folds": "evaluate.report.tables",
     "report_sweep": "evaluate.report.tables",
-    "resample": "data.bars",
+    "resample": "data.resampling",
     "rules": "agents.rules",
     "sample_bars": "data.bars",
     "session_ends": "data.calendar",

@@ -70,7 +70,7 @@ def page() -> str:
     actions = re.findall(r'"(\w+)" ([^"]*?)(?:;|$)', described(EnvConfig)["actions"])
     paid = ((name, sentence(f.__doc__) or "log-return") for name, f in rewards.SCHEMES.items())
     codes = [
-        (c.name, c.text, c.remedy, ", ".join(f"`{n}`" for n in c.repairs)) for c in faults.Code
+        (c.name, c.text, c.remedy, ", ".join(f"`{n}`" for n in c.repairs)) for c in faults.Kind
     ]
     of_agent = {f.name: type(f.default) for f in dataclasses.fields(AgentConfig)}
     tables = {name: cls for name, cls in of_agent.items() if dataclasses.is_dataclass(cls)}

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from nca_trader.data.features import add, empty_average
+from nca_trader.data.averages import add, empty_average
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import pair_add, two_sum
 from nca_trader.types import Tensor

@@ -1,7 +1,7 @@
 """Bars and features: reading and checking, samples, calendars, shards, online features."""
 
 from nca_trader.config.reading import REPAIRS
-from nca_trader.data.bars import align, read_bars, resample, sample_bars, validate, write_bars
+from nca_trader.data.bars import read_bars, sample_bars, validate, write_bars
 from nca_trader.data.calendar import (
     EVERY_DAY,
     FX_WEEK,
@@ -11,6 +11,7 @@ from nca_trader.data.calendar import (
     session_ends,
 )
 from nca_trader.data.features import FEATURES, Feature, FeatureSet, feature_set
+from nca_trader.data.resampling import align, resample
 from nca_trader.data.shards import Shards, open_shards, stream, write_shards
 
 __all__ = [

@@ -22,7 +22,7 @@ from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import switched
-from nca_trader.data.synthetic import Market, market_of, task_of
+from nca_trader.data.synthetic import SyntheticMarket, market_of, task_of
 from nca_trader.data.synthetic.market import PriceOutOfRange
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
@@ -242,7 +242,7 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     return Trial(market=name, config=config, agent=agent, controls=controls)
 
 
-def check_account(name: str, config: EnvConfig, market: Market) -> None:
+def check_account(name: str, config: EnvConfig, market: SyntheticMarket) -> None:
     """Refuse an environment whose account is not the market's, because its optimum differs.
 
     Raises:

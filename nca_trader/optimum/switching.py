@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nca_trader.data.synthetic.market import Chain, Line, Mean, Policy
+from nca_trader.data.synthetic.market import Chain, MarkovProcess, Mean, Policy
 from nca_trader.data.synthetic.switching import gauss_nodes, panels, stationary, transitions
 from nca_trader.numerics import arrays
 from nca_trader.types import Tensor
@@ -48,9 +48,9 @@ class Switching(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)  # an environment is judged many times while an agent trains
-def solve(problem: Chain | Line) -> Switching:
+def solve(problem: Chain | MarkovProcess) -> Switching:
     """Return the optimal rule of a market's problem."""
-    if isinstance(problem, Line):
+    if isinstance(problem, MarkovProcess):
         return solve_line(problem)
     gain, signals = solve_chain(problem.chain, problem.mean, problem.cost)
     return Switching(gain, problem.cuts, signals)
@@ -130,7 +130,7 @@ def solve_chain(chain: np.ndarray, mean: np.ndarray, cost: float) -> tuple[float
     return average_reward(chain, mean, value, cost), sides(value, cost)
 
 
-def solve_line(problem: Line) -> Switching:
+def solve_line(problem: MarkovProcess) -> Switching:
     """Solve for the optimal rule for a state on a line.
 
     D is smooth, but its clipped form, which is averaged, has kinks where D is plus or minus the

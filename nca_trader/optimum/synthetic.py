@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from nca_trader.data.synthetic import MARKETS, Market, Task
+from nca_trader.data.synthetic import MARKETS, SyntheticMarket, Task
 from nca_trader.data.synthetic import market as unsolved
 from nca_trader.data.synthetic.market import draw
 from nca_trader.optimum.switching import solve, threshold_policy
 
-__all__ = ["MARKETS", "Market", "Task", "make", "market", "solved"]
+__all__ = ["MARKETS", "SyntheticMarket", "Task", "make", "market", "solved"]
 
-M = TypeVar("M", bound=Market)
+M = TypeVar("M", bound=SyntheticMarket)
 
 
-def market(name: str, **parameters: Any) -> Market:
+def market(name: str, **parameters: Any) -> SyntheticMarket:
     """Return the market called `name` and its optimum without drawing a path.
 
     Args:
@@ -43,7 +43,7 @@ def make(name: str, *, num_bars: int = 100_000, seed: int = 0, **parameters: Any
 
     Returns:
       A `Task`: `.bars`, `.costs`, `.optimum` (the best average reward per step),
-      `.optimal_policy`, and the other attributes of `Market`.
+      `.optimal_policy`, and the other attributes of `SyntheticMarket`.
 
     Raises:
       ConfigError: no such market or parameter, or a value out of range.

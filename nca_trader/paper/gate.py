@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nca_trader.data.reading.detect import extra_faults, is_far, value_faults
-from nca_trader.data.reading.faults import Code, Fault, Table
+from nca_trader.data.reading.faults import Fault, Kind, Table
 from nca_trader.types import PRICES, Bar, Tensor
 
 MOVES = 250  # bars: the median move of so many is a usual one
@@ -143,7 +143,7 @@ class Gate:
         seconds = int(bar.time[0])
         before = self._revised.get(seconds) or self._passed(seconds)
         if before is None:
-            code = Code.D021 if seconds == last else Code.D020
+            code = Kind.D021 if seconds == last else Kind.D020
             return Refusal(code.name, code.text, bad=False)
         body = bar_body(bar, self._symbols)
         if body == before:
@@ -165,7 +165,7 @@ class Gate:
             return Refusal("bar-times", "the assets of the bar have different times")
         if self._last is not None and seconds <= (last := int(self._last.time[0])):
             # The fault table's: the same bar again is dropped, another one of its time is not used.
-            code = Code.D021 if seconds == last else Code.D020
+            code = Kind.D021 if seconds == last else Kind.D020
             return Refusal(code.name, code.text)
         if self._clock is not None:
             ahead = seconds - self._clock() / 1e9
@@ -211,7 +211,7 @@ class Gate:
         i = int(np.argmax(wild))
         times = price[i] / self._close[i]
         say = f"{self._symbols[i]} at {price[i]:.6g} is {times:.4g} times the last close"
-        return Refusal(Code.D026.name, say, held=True)
+        return Refusal(Kind.D026.name, say, held=True)
 
     def _release(self, bar: Bar) -> list[Passed]:
         """Return the held bar, as it is or without its far assets, now that `bar` follows it."""

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nca_trader.config.reading import parse_step
-from nca_trader.data.bars import aggregate
 from nca_trader.data.calendar import EVERY_DAY, Sessions
+from nca_trader.data.resampling import aggregate
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable

@@ -6,7 +6,7 @@ import pytest
 
 from nca_trader.config.reading import REPAIRS
 from nca_trader.data.bars import read_bars
-from nca_trader.data.reading.faults import Code
+from nca_trader.data.reading.faults import Kind
 from nca_trader.errors import BarError
 
 NAMES = "time,open,high,low,close,volume"
@@ -75,7 +75,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("code", [code.name for code in Code])
+@pytest.mark.parametrize("code", [code.name for code in Kind])
 def test_a_file_provokes_every_code(code, tmp_path):
     text, options = FILES[code]
     path = tmp_path / "bars.csv"
@@ -85,8 +85,8 @@ def test_a_file_provokes_every_code(code, tmp_path):
 
 
 def test_codes_count_up_and_their_repairs_exist(root):
-    names = [code.name for code in Code]
+    names = [code.name for code in Kind]
     assert names == sorted({*names}) and not {*names} & {"D028", "D029"}  # once, never used again
-    assert {name for code in Code for name in code.repairs} <= REPAIRS.keys()
+    assert {name for code in Kind for name in code.repairs} <= REPAIRS.keys()
     for path in pathlib.Path(root / "nca_trader").rglob("*.py"):
-        assert '"D0' not in path.read_text(), f"{path}: a code as text; use Code"
+        assert '"D0' not in path.read_text(), f"{path}: a code as text; use Kind"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nca_trader.data.bars import align, resample
 from nca_trader.data.calendar import Sessions
+from nca_trader.data.resampling import align, resample
 from nca_trader.errors import BarError
 from nca_trader.types import Bars
 

@@ -10,8 +10,8 @@ import pandas as pd
 from nca_trader.config.reading import INCOME, plain
 from nca_trader.data.reading.faults import (
     FACTORS,
-    Code,
     Fault,
+    Kind,
     Request,
     Table,
 )
@@ -52,8 +52,8 @@ BUSY = 2.5  # times the volume of the bars before, at most
 MOST_NAMED = 4  # splits that a message names
 # A row with one of these faults cannot be compared with the bars around it.
 ROW_FAULTS = {
-    *(Code.D006, Code.D007, Code.D008, Code.D009, Code.D010, Code.D011, Code.D012),
-    *(Code.D022, Code.D030, Code.D031, Code.D033),
+    *(Kind.D006, Kind.D007, Kind.D008, Kind.D009, Kind.D010, Kind.D011, Kind.D012),
+    *(Kind.D022, Kind.D030, Kind.D031, Kind.D033),
 }
 
 
@@ -81,17 +81,17 @@ def detect(table: Table, request: Request) -> list[Fault]:
         if mask.any():
             say = f"{name} = {value[mask][0]:.6g} adjusts the prices, which are taken as they stand"
             asked = ",".join([*(f"{role}={text}" for role, text in request.columns.items()), use])
-            faults.append(Fault(Code.D027, say, mask, f"Pass {argument('columns', asked)}"))
-    if any(fault.code == Code.D005 and fault.about in ("time", "symbol") for fault in faults):
+            faults.append(Fault(Kind.D027, say, mask, f"Pass {argument('columns', asked)}"))
+    if any(fault.code == Kind.D005 and fault.about in ("time", "symbol") for fault in faults):
         return faults  # the order of rows depends on that column
     # Rows that a repair drops are not compared with others, as the bars will not hold them.
     stays = rows_that_stay(table, faults, request.repairs)
     between = order_faults(table, stays, request.timezone, request.dates)
-    if any(fault.code == Code.D021 for fault in between):
+    if any(fault.code == Kind.D021 for fault in between):
         stays = stays & ~repeated_rows(table, stays, request.repairs)
-    if any(fault.code in (Code.D014, Code.D015) for fault in faults):
+    if any(fault.code in (Kind.D014, Kind.D015) for fault in faults):
         # Without its zone, a clock that is put back shows an hour twice.
-        between = [fault for fault in between if fault.code != Code.D021]
+        between = [fault for fault in between if fault.code != Kind.D021]
     # A row's own fault would show again as a jump to its neighbours.
     sound = stays
     for fault in faults:
@@ -116,14 +116,14 @@ class _Checks:
         self.table, self.left = table, table["present"].copy()
         self.faults: list[Fault] = []
 
-    def fail(self, code: Code, wrong: np.ndarray, say: str, about: str = "", **options) -> None:
+    def fail(self, code: Kind, wrong: np.ndarray, say: str, about: str = "", **options) -> None:
         """Add the rows where `wrong`; `say` is filled with the columns of the first one."""
         mask = wrong & self.left
         if not mask.any():
             return
         row = int(np.argmax(mask))
         cells = {name: column[row] for name, column in self.table.columns.items()}
-        if code == Code.D009:  # the table holds NaN in place of the text
+        if code == Kind.D009:  # the table holds NaN in place of the text
             cells[about] = self.table.unread[about].text(row)
         say = say.format(**cells)
         self.faults.append(Fault(code, say, mask, about=about, **options))
@@ -135,14 +135,14 @@ class _Checks:
         value, says = self.table[name], f"{name} = {{{name}}}"
         if name in self.table.unread:
             unread = self.table.marked(self.table.unread[name].rows)
-            self.fail(Code.D009, unread, f"{says} is not a number", name)
+            self.fail(Kind.D009, unread, f"{says} is not a number", name)
         if np.isfinite(
             value
         ).all():  # a bar of a feed is checked alone, where each check costs 1 us
             return value
         repairs = ("no-volume", "drop-nan") if name == "volume" else None
-        self.fail(Code.D006, np.isnan(value), says, name, repairs=repairs)
-        self.fail(Code.D007, np.isinf(value), says, name)
+        self.fail(Kind.D006, np.isnan(value), says, name, repairs=repairs)
+        self.fail(Kind.D007, np.isinf(value), says, name)
         return value
 
 
@@ -150,18 +150,18 @@ def value_faults(table: Table) -> list[Fault]:
     """Find faults of open, high, low, close and volume, row by row."""
     checks = _Checks(table)
     for name in ("close", "open", "high", "low"):  # the close first: it may stand in for the others
-        remedy = Code.D008.remedy + BACK_ADJUSTED
+        remedy = Kind.D008.remedy + BACK_ADJUSTED
         wrong = checks.number(name) <= 0
-        checks.fail(Code.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy)
+        checks.fail(Kind.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy)
     # A volume of 0 is valid: a bar in which nothing was traded.
-    checks.fail(Code.D012, checks.number("volume") < 0, "volume = {volume}", "volume")
+    checks.fail(Kind.D012, checks.number("volume") < 0, "volume = {volume}", "volume")
     o, h, low, c = (table[name] for name in PRICES)
     bar = "open {open}, high {high}, low {low}, close {close}"
     # Exact comparisons would refuse prices that a vendor has adjusted.
     slack = SLACK * np.abs(c)
-    checks.fail(Code.D010, h < low - slack, f"high below low: {bar}")
+    checks.fail(Kind.D010, h < low - slack, f"high below low: {bar}")
     outside = (np.maximum(o, c) > h + slack) | (np.minimum(o, c) < low - slack)
-    checks.fail(Code.D011, outside, f"open or close outside low to high: {bar}")
+    checks.fail(Kind.D011, outside, f"open or close outside low to high: {bar}")
     return sorted(checks.faults, key=_column_rank)
 
 
@@ -175,7 +175,7 @@ def factor_faults(table: Table) -> list[Fault]:
         for mask, repair in ((wrong, "drop-bad"), (missing, "drop-nan")):
             if (mask := mask & table["present"]).any():
                 say = f"{name} factor = {factor[mask][0]}"
-                faults.append(Fault(Code.D030, say, mask, repairs=(repair,)))
+                faults.append(Fault(Kind.D030, say, mask, repairs=(repair,)))
     return faults
 
 
@@ -187,19 +187,19 @@ def extra_faults(table: Table) -> list[Fault]:
     for name in (*spread, *(name for name in INCOME if name in table)):
         value = checks.number(name)
         if name in ("bid", "ask"):
-            checks.fail(Code.D008, value <= 0.0, f"{name} = {{{name}}}", name)
+            checks.fail(Kind.D008, value <= 0.0, f"{name} = {{{name}}}", name)
         elif name != "funding":
-            checks.fail(Code.D012, value < 0.0, f"{name} = {{{name}}}", name)
+            checks.fail(Kind.D012, value < 0.0, f"{name} = {{{name}}}", name)
     if "bid" in table:
         say = "crossed quotes: bid {bid} above ask {ask}"
-        checks.fail(Code.D031, table["ask"] < table["bid"], say, "ask")
+        checks.fail(Kind.D031, table["ask"] < table["bid"], say, "ask")
     wide = "{} = {{{}}} is not a fraction below 1"
     if spread:
         at = spread[0]
-        checks.fail(Code.D033, table["half_spread"] >= 1.0, wide.format(at, at), at)
+        checks.fail(Kind.D033, table["half_spread"] >= 1.0, wide.format(at, at), at)
     if "funding" in table:  # either sign
         wrong = np.abs(table["funding"]) >= 1.0
-        checks.fail(Code.D033, wrong, wide.format("funding", "funding"), "funding")
+        checks.fail(Kind.D033, wrong, wide.format("funding", "funding"), "funding")
     return sorted(checks.faults, key=_column_rank)
 
 
@@ -209,7 +209,7 @@ def line_faults(table: Table) -> list[Fault]:
     if table.short:
         say = "fewer fields than the other lines"
         remedy = "Complete or remove the line"
-        faults.append(Fault(Code.D022, say, table.marked(table.short), remedy))
+        faults.append(Fault(Kind.D022, say, table.marked(table.short), remedy))
     names, code = table.symbols, table["symbol"]
     first = {name.casefold(): i for i, name in reversed([*enumerate(names)])}
 
@@ -220,20 +220,20 @@ def line_faults(table: Table) -> list[Fault]:
 
     unnamed, _ = found(lambda i: not names[i])
     if unnamed.any():
-        faults.append(Fault(Code.D024, "the symbol is empty", unnamed, "Write it there"))
+        faults.append(Fault(Kind.D024, "the symbol is empty", unnamed, "Write it there"))
     # A symbol goes into messages, file names and reports, so it must be safe to print.
     wild, name = found(lambda i: not is_name(names[i]))
     if wild.any():
         say = f"the symbol {name[:LONGEST]!r} does not print or is longer than {LONGEST} characters"
-        faults.append(Fault(Code.D024, say, wild))
+        faults.append(Fault(Kind.D024, say, wild))
     alike, name = found(lambda i: first[names[i].casefold()] != i)
     if alike.any():
         say = f"the symbols {names[first[name.casefold()]]!r} and {name!r} differ in case alone"
-        faults.append(Fault(Code.D024, say, alike, "Write them alike", ("keep-case",)))
+        faults.append(Fault(Kind.D024, say, alike, "Write them alike", ("keep-case",)))
     if {"dividend", "cash_dividend"} <= table.columns.keys():
         say = "dividends are given twice, as a factor of the prices and as cash"
         remedy = f"Leave the factor out, or the cash by {argument('columns', 'cash_dividend=-')}"
-        faults.append(Fault(Code.D032, say, None, remedy))
+        faults.append(Fault(Kind.D032, say, None, remedy))
     return faults
 
 
@@ -264,10 +264,10 @@ def order_faults(
         mask = among & (other != local)
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
         say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
-        remedy = Code.D019.remedy
+        remedy = Kind.D019.remedy
         if dates is not None and swap[among].all():  # no date proves the order
             remedy += f", or pass {argument('dates', 'mdy' if dates == 'dmy' else 'dmy')}"
-        return [Fault(Code.D019, say, mask, remedy)]
+        return [Fault(Kind.D019, say, mask, remedy)]
     faults = []
     again = repeated_rows(table, among)
     if again.any():
@@ -277,7 +277,7 @@ def order_faults(
         words = "the same close" if close[first] == close[row] else "different close"
         stamp = np.datetime_as_string(time[row], unit="s")
         say = f"duplicate time {stamp}Z with {words} ({close[first]} and {close[row]})"
-        faults.append(Fault(Code.D021, say, again))
+        faults.append(Fault(Kind.D021, say, again))
         # Without the repeated rows, the others may be in order.
         rows, inside, forward = _steps(table, among & ~again)
     back = inside & ~forward
@@ -286,7 +286,7 @@ def order_faults(
         say = "the time is before that of the row above"
         say = "times run backwards, newest first" if newest_first else say
         places = np.arange(len(table))[rows]
-        faults.append(Fault(Code.D020, say, table.marked([places[1:][back]])))
+        faults.append(Fault(Kind.D020, say, table.marked([places[1:][back]])))
     return faults
 
 
@@ -329,7 +329,7 @@ def series_faults(
     code, time, present = (columns[name][rows] for name in ("symbol", "time", "present"))
     faults: list[Fault] = []
 
-    def add(code: Code, at: np.ndarray, say: str, **options) -> None:
+    def add(code: Kind, at: np.ndarray, say: str, **options) -> None:
         if len(at):
             mask = np.zeros(len(sound), dtype=bool)
             mask[at if isinstance(rows, slice) else rows[at]] = True
@@ -342,14 +342,14 @@ def series_faults(
         until = next((int(at) for at in parted[1:] if code[at] == code[first]), int(own[-1]) + 1)
         days = [str(time[at])[:10] for at in (own[0], first - 1, first, until - 1)]
         say = f"{symbols[code[first]]} has bars from {days[0]} to {days[1]} and again from "
-        add(Code.D025, parted, f"{say}{days[2]} to {days[3]}: a ticker used again, or a gap")
+        add(Kind.D025, parted, f"{say}{days[2]} to {days[3]}: a ticker used again, or a gap")
     checked = present & (columns["close"][rows] > 0)
     if not checked.all():  # a missing bar carries an old price that was not traded
         rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]
     bars = {name: columns[name][rows] for name in ("symbol", "time", *PRICES, "volume")}
     if len(at := jumps(bars)):
         say, remedy = _about_jumps(bars, at, symbols, timezone)
-        add(Code.D026, at, say, remedy=remedy)
+        add(Kind.D026, at, say, remedy=remedy)
     return faults
 
 
@@ -372,7 +372,7 @@ def _about_jumps(
     some = f" ({len(named)} of {len(at):,} jumps)" if len(named) < len(at) else ""
     way = argument("columns", "split=COLUMN")
     way = argument("split", ",".join(named)) + some if named else way
-    remedy = f"{Code.D026.remedy}, e.g. {way}"
+    remedy = f"{Kind.D026.remedy}, e.g. {way}"
     return f"{first}, {after[0] / before[0]:.4g} times{said}", remedy
 
 

@@ -25,7 +25,7 @@ UNREAD_TEXT = 1 << 20  # characters of cells that are not numbers, kept for mess
 ROW_BYTES = 128  # of memory that an asset's bar takes while it is read and checked, about
 
 
-class Code(enum.Enum):
+class Kind(enum.Enum):
     """Kinds of fault, under codes that do not change.
 
     Attributes:
@@ -89,7 +89,7 @@ class Fault(NamedTuple):
       about: the column, or "".
     """
 
-    code: Code
+    code: Kind
     say: str
     mask: np.ndarray | None = None
     remedy: str = ""
@@ -238,10 +238,10 @@ def refuse_large(source: object, what: str, size: float, memory_gb: float) -> No
     if size > memory_gb * GIB:
         say = f"{what} count as {size / GIB:,.3g} GiB of memory, and {memory_gb:.3g} are allowed"
         remedy = f"Give fewer, or pass {argument('memory_gb', math.ceil(1.25 * size / GIB))}"
-        raise refusal(source, Code.D034, say, remedy)
+        raise refusal(source, Kind.D034, say, remedy)
 
 
-def refusal(source: object, code: Code, say: str, remedy: str = "") -> BarError:
+def refusal(source: object, code: Kind, say: str, remedy: str = "") -> BarError:
     """Return the error of one fault that ends reading at once."""
     return BarError(f"{source}: {code.name} {say}. {remedy or code.remedy}.")
 

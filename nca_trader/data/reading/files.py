@@ -23,7 +23,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from nca_trader.config.reading import role_of
-from nca_trader.data.reading.faults import Code, Request, refusal, refuse_large
+from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
 from nca_trader.errors import printable
 
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
@@ -124,15 +124,15 @@ def _open_zipped(path: Path) -> tuple[Any, int]:
         ]
         names = ", ".join(printable(one.filename) for one in files[:4])
         if any(one.filename in SPREADSHEET for one in files):
-            raise refusal(path, Code.D001, "is a spreadsheet", "Save the sheet as CSV")
+            raise refusal(path, Kind.D001, "is a spreadsheet", "Save the sheet as CSV")
         if len(files) != 1:
             say = f"is a zip archive of {len(files)} files ({names or 'none'})"
-            raise refusal(path, Code.D001, say, UNPACK)
+            raise refusal(path, Kind.D001, say, UNPACK)
         if files[0].flag_bits & 1:
-            raise refusal(path, Code.D001, f"has a password ({names})", UNPACK)
+            raise refusal(path, Kind.D001, f"has a password ({names})", UNPACK)
         # Python unpacks the other ways without a bound.
         if files[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise refusal(path, Code.D001, f"is not packed by deflate ({names})", UNPACK)
+            raise refusal(path, Kind.D001, f"is not packed by deflate ({names})", UNPACK)
         return archive.open(files[0]), files[0].file_size  # open until it is closed itself
 
 
@@ -169,7 +169,7 @@ class Bytes(io.RawIOBase):
             markup = begin.lstrip().lower()
             for mark, (what, remedy) in NOT_TEXT.items():
                 if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
-                    raise refusal(path, Code.D001, f"is {what}", remedy)
+                    raise refusal(path, Kind.D001, f"is {what}", remedy)
             self._files = stack.pop_all()
 
     @property
@@ -196,7 +196,7 @@ class Bytes(io.RawIOBase):
         if (at := block.find(0)) >= 0:
             line = self._line + block.count(b"\n", 0, at)
             say = f"line {line} holds a zero byte, as UTF-16 and binary files do"
-            raise refusal(self._path, Code.D001, say, "Save it as text in UTF-8")
+            raise refusal(self._path, Kind.D001, say, "Save it as text in UTF-8")
         self._line += block.count(b"\n")
         # The last line of a block may continue in the next one.
         end = max(block.rfind(b"\n"), block.rfind(b"\r"))
@@ -209,7 +209,7 @@ class Bytes(io.RawIOBase):
             refuse_large(self._path, say, text * TEXT_BYTES, self._memory_gb)
         if self._length > LINE:
             say = f"line {self._line} has more than {LINE:,} bytes"
-            raise refusal(self._path, Code.D022, say, "Break it into lines")
+            raise refusal(self._path, Kind.D022, say, "Break it into lines")
         if self.taken > MOST_TEXT:
             raise EndlessRow(f"rows of more than {MOST_TEXT // CHUNK_ROWS:,} bytes")
         return size
@@ -232,7 +232,7 @@ def parquet(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, 
             keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
             if {*fragment.physical_schema.names, *keys} != set(whole.schema.names):
                 say = "its columns are not those of the folder's other files"
-                raise refusal(fragment.path, Code.D005, say, "Write them alike")
+                raise refusal(fragment.path, Kind.D005, say, "Write them alike")
             files.append((fragment.path, keys))
     rows = size = 0
     for file, _ in files:
@@ -312,7 +312,7 @@ def _frame(rows: pa.RecordBatch, path: str | Path) -> pd.DataFrame:
             size += column.nbytes
         if size > MOST_TEXT:
             say = f"{len(rows):,} rows have more than {MOST_TEXT:,} bytes of text"
-            raise refusal(path, Code.D022, say, "Shorten it")
+            raise refusal(path, Kind.D022, say, "Shorten it")
         columns.append(column)
     fields = [pa.field(name, c.type) for name, c in zip(rows.schema.names, columns, strict=True)]
     # The metadata say which column is the index, and how the columns' names are levels.
@@ -336,7 +336,7 @@ def titled(frames: Iterator[pd.DataFrame], name: str, rows: int) -> Iterator[Chu
         twice = next((level for level in named if level in frame.columns), None)
         if twice is not None:
             say = f"the index and a column are both called {twice!r}"
-            raise refusal(name, Code.D005, say, "Drop one of them")
+            raise refusal(name, Kind.D005, say, "Drop one of them")
         frame = frame.reset_index(drop=not named)
         frame.index = pd.RangeIndex(begin, begin + len(frame))
         begin += len(frame)

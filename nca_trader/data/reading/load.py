@@ -20,7 +20,7 @@ import pyarrow as pa
 from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.config.reading import FIELDS, named_pair, plain, role_of
 from nca_trader.data.reading import files
-from nca_trader.data.reading.faults import Code, Request, refusal, refuse_large
+from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
 from nca_trader.data.reading.files import Bytes, Chunk, EndlessRow, feather, parquet, slices, titled
 from nca_trader.data.reading.times import joined, read_times
 from nca_trader.errors import BarError, argument
@@ -83,7 +83,7 @@ def load(
         try:
             copy = fetched(path) if isinstance(path, CloudPath) else path
         except FileNotFoundError as error:
-            raise refusal(path, Code.D001, "no such object", "Check the URL") from error
+            raise refusal(path, Kind.D001, "no such object", "Check the URL") from error
         chunks = _guarded(copy, request)
     empty = True
     try:
@@ -95,7 +95,7 @@ def load(
         # The file is a copy where the user gave a URL; messages give the URL.
         raise BarError(*(line.replace(str(copy), str(path)) for line in error.args)) from error
     if empty:
-        raise refusal(path, Code.D002, "there are no rows")
+        raise refusal(path, Kind.D002, "there are no rows")
 
 
 def _guarded(path: Path, request: Request) -> Iterator[Chunk]:
@@ -106,9 +106,9 @@ def _guarded(path: Path, request: Request) -> Iterator[Chunk]:
             # A pipe has size 0 and cannot be read twice, which the layout needs.
             kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
             say = f"is {kind} and not a file"
-            raise refusal(path, Code.D001, say, "Save what it gives to a file")
+            raise refusal(path, Kind.D001, say, "Save what it gives to a file")
         if path.stat().st_size == 0:
-            raise refusal(path, Code.D002, "the file is empty")
+            raise refusal(path, Kind.D002, "the file is empty")
         size, done = path.stat().st_size, 0
         if path.suffix in (".parquet", ".pq"):
             chunks = titled(*parquet(path, request))
@@ -126,15 +126,15 @@ def _guarded(path: Path, request: Request) -> Iterator[Chunk]:
                 done = read
         pa.default_memory_pool().release_unused()
     except FileNotFoundError as error:
-        raise refusal(path, Code.D001, "no such file", "Check the path") from error
+        raise refusal(path, Kind.D001, "no such file", "Check the path") from error
     except BarError:
         raise
     except MemoryError as error:
-        raise refusal(path, Code.D001, "takes more memory than there is") from error
+        raise refusal(path, Kind.D001, "takes more memory than there is") from error
     except Exception as error:
         # On a damaged file pandas, pyarrow and zlib raise anything, including KeyError.
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-        raise refusal(path, Code.D001, f"can't be read ({what.rstrip('.')})") from error
+        raise refusal(path, Kind.D001, f"can't be read ({what.rstrip('.')})") from error
 
 
 def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
@@ -174,7 +174,7 @@ def _not_utf8(path: Path, request: Request) -> BarError:
                 say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1 or "
                 say += "Windows-1252"
                 break
-    return refusal(path, Code.D001, say, "Save it as UTF-8")
+    return refusal(path, Kind.D001, say, "Save it as UTF-8")
 
 
 def _chunks(path: Path, request: Request, layout: Layout) -> Iterator[Chunk]:
@@ -242,7 +242,7 @@ def _layout(path: Path, request: Request) -> Layout:
         names = [*names, *(str(i + 1) for i in range(len(names), width))]
     elif not depth:
         remedy = f"Name the columns by number, e.g. {_by_number(sample)}"
-        raise refusal(path, Code.D023, "line 1 holds values, not the columns' names", remedy)
+        raise refusal(path, Kind.D023, "line 1 holds values, not the columns' names", remedy)
     most = max(len(names), width)
     refuse_large(path, f"{most:,} columns", most * files.COLUMN_BYTES, request.memory_gb)
     decimal, proved = _decimal(path, sample[depth:], above + depth, delimiter, request.decimal)
@@ -290,7 +290,7 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
     except csv.Error as error:
         say = f"line {line}: a field has more than {csv.field_size_limit():,} characters"
         remedy = "Shorten it, or close the quote that is open"
-        raise refusal(path, Code.D022, say, remedy) from error
+        raise refusal(path, Kind.D022, say, remedy) from error
 
 
 def _sample(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
@@ -302,7 +302,7 @@ def _sample(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
         delimiter = max(others, key=others.count) if others else " "
     sample = [row for row in _fields(path, lines, delimiter) if row]
     if not sample:
-        raise refusal(path, Code.D002, "there are no rows")
+        raise refusal(path, Kind.D002, "there are no rows")
     return delimiter, sample
 
 
@@ -383,7 +383,7 @@ def _decimal(
     say = f"line {line}: {field!r} may have a decimal comma or one between thousands"
     ways = " or ".join(argument("decimal", sign) for sign in ",.")
     remedy = f"Pass {ways}, by which it parts thousands"
-    raise refusal(path, Code.D018, say, remedy)
+    raise refusal(path, Kind.D018, say, remedy)
 
 
 def _field_counts(path: Path, request: Request, layout: Layout) -> np.ndarray:
@@ -417,7 +417,7 @@ def _too_wide(
         remedy = f"Name every field, or the columns by number, e.g. {_by_number(sample)}"
     names = f"the header's {width} names" if layout.depth else f"line 1's {width} fields"
     say = f"line {line}{more}: {count} fields, more than {names}, {what}"
-    return refusal(path, Code.D022, say, remedy)
+    return refusal(path, Kind.D022, say, remedy)
 
 
 def _by_number(rows: Sequence[list[str]]) -> str:

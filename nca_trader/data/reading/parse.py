@@ -30,8 +30,8 @@ from nca_trader.data.reading.faults import (
     FACTORS,
     GIB,
     ROW_BYTES,
-    Code,
     Fault,
+    Kind,
     Request,
     Table,
     Unread,
@@ -91,7 +91,7 @@ def arrange(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> Ar
     names = ", ".join(map(str, chunk.frame.columns))
     lacking = [name for name in ("time", *FIELDS) if name not in frame]
     for name in lacking:
-        code = {"time": Code.D004, "close": Code.D003}.get(name, Code.D005)
+        code = {"time": Kind.D004, "close": Kind.D003}.get(name, Kind.D005)
         stand_in = {"time": (), "close": (), "volume": ("no-volume",)}.get(name, ("close-only",))
         remedy = f"Say which it is by {argument('columns', name + '=COLUMN')}"
         numbers = all(map(pd.api.types.is_numeric_dtype, arranged.others.dtypes))
@@ -108,7 +108,7 @@ def arrange(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> Ar
             frame[name] = 0.0 if name == "volume" else frame["close"]
     if "present" in frame and frame["present"].dtype != bool:
         say = "column present holds other values than True and False"
-        faults.append(Fault(Code.D005, say, None, "Correct or rename the column"))
+        faults.append(Fault(Kind.D005, say, None, "Correct or rename the column"))
         frame["present"] = True
     elif "present" not in frame:
         frame["present"] = True
@@ -151,7 +151,7 @@ def _long(
         if role in found:
             say = f"columns {found[role].name!r} and {column!r} both mean {role}"
             remedy = f"Rename or remove one, or say which by {argument('columns')}"
-            faults.append(Fault(Code.D005, say, None, remedy, about=role))
+            faults.append(Fault(Kind.D005, say, None, remedy, about=role))
         else:
             found[role] = raw.iloc[:, at]  # by place, as names may be there twice
             used.add(at)
@@ -182,7 +182,7 @@ def _position(chunk: Chunk, text: str) -> int:
         return same[0]
     what = f"{len(same)} columns are called {text!r}" if same else f"no column {text!r}"
     say = f"{what}; the columns are {', '.join(names)}"
-    raise refusal(chunk.name, Code.D005, say, "Name one of them, or its number from 1")
+    raise refusal(chunk.name, Kind.D005, say, "Name one of them, or its number from 1")
 
 
 def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series:
@@ -231,7 +231,7 @@ def _wide(
         fields = positions.setdefault(symbol, {})
         if field in fields:
             say = f"columns {raw.columns[fields[field]]!r} and {raw.columns[i]!r} both mean "
-            faults.append(Fault(Code.D005, f"{say}{field} of {symbol}"))
+            faults.append(Fault(Kind.D005, f"{say}{field} of {symbol}"))
         fields[field] = i
     rows = np.tile(np.arange(len(raw)), len(positions))  # all rows of a symbol, then of the next
     times = (raw.iloc[:, at[0]] if time is None else time).iloc[rows]
@@ -316,7 +316,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     # Only the whole file shows that it lacks a symbol.
     symbols.check(chunk.name)
     if not begin:
-        raise refusal(chunk.name, Code.D002, "there are no rows")
+        raise refusal(chunk.name, Kind.D002, "there are no rows")
     header = chunk.frame.columns
     closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
     read, blank = read_times(times, request.timezone, request.dates), list(symbols.blank)[:1]
@@ -456,12 +456,12 @@ class _Symbols:
         if "symbol" not in rows.frame:
             if len(self._wanted) > 1:
                 remedy = "Ask for one symbol, or add a column"
-                raise refusal(table, Code.D024, "no symbol column", remedy)
+                raise refusal(table, Kind.D024, "no symbol column", remedy)
             default = "" if table == "DataFrame" else Path(table).name.split(".")[0]
             name = self._wanted[0] if self._wanted else default or "asset"
             if not is_name(name):
                 say = f"the symbol {name[:LONGEST]!r}, from the file's name, does not print"
-                raise refusal(table, Code.D024, say, f"Pass {argument('symbol', 'NAME')}")
+                raise refusal(table, Kind.D024, say, f"Pass {argument('symbol', 'NAME')}")
             self._known[name] = None
             self._code(name)
             return np.zeros(size, dtype=np.int32), np.ones(size, dtype=bool)
@@ -492,4 +492,4 @@ class _Symbols:
             base = re.sub(r"-\d{4}$", "", each) if self._parted else each
             if each not in self._known and base not in self._known:
                 remedy = f"Choose from {', '.join(self._known)}"
-                raise refusal(table, Code.D024, f"no symbol {each!r}", remedy)
+                raise refusal(table, Kind.D024, f"no symbol {each!r}", remedy)

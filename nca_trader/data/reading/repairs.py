@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.config.reading import plain
-from nca_trader.data.reading.faults import FACTORS, Code, Fault, Request, Table, refusal
+from nca_trader.data.reading.faults import FACTORS, Fault, Kind, Request, Table, refusal
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
@@ -38,11 +38,11 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
     """
     stays = rows_that_stay(table, faults, repairs)
     # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
-    if any(fault.code == Code.D021 for fault in faults) and stays.any():
+    if any(fault.code == Kind.D021 for fault in faults) and stays.any():
         # Among rows that stay: a row that is dropped must not be the one kept of a pair.
         stays &= ~repeated_rows(table, stays, repairs)
     if not stays.any():
-        raise refusal(table.name, Code.D002, "no row is left after the repairs", "Correct the rows")
+        raise refusal(table.name, Kind.D002, "no row is left after the repairs", "Correct the rows")
     columns = dict(table.columns)
     if not stays.all():
         columns = {name: column[stays] for name, column in columns.items()}
@@ -167,13 +167,13 @@ def with_splits(table: Table, request: Request) -> Table:
     for symbol, day, ratio in request.splits:
         if symbol not in table.symbols:
             remedy = f"Choose from {', '.join(table.symbols)}"
-            raise refusal(table.name, Code.D024, f"no symbol {symbol!r} of a split", remedy)
+            raise refusal(table.name, Kind.D024, f"no symbol {symbol!r} of a split", remedy)
         begin = pd.Timestamp(day, tz=request.timezone or "UTC").tz_convert(None).to_datetime64()
         own = code == table.symbols.index(symbol)
         later = own & (time >= begin)
         if not later.any() or not (own & (time < begin)).any():
             say = f"{symbol} has no bars on both sides of its split on {day}"
-            raise refusal(table.name, Code.D026, say, "Correct the date")
+            raise refusal(table.name, Kind.D026, say, "Correct the date")
         columns["split"] = columns.get("split", np.ones(len(code))) * np.where(later, ratio, 1.0)
         notes.append(f"Split of {symbol} on {day} by {ratio:.6g}, as given.")
     return dataclasses.replace(table, columns=columns, notes=notes)
@@ -235,7 +235,7 @@ def settle_dividends(table: Table) -> Table:
     say = f"{len(ex):,} ex-dates do not show whether prices are adjusted for the dividends"
     ways = (argument("columns", f"cash_dividend={way}") for way in ("-", "COLUMN"))
     remedy = "Pass {} if they are, and {} if they are as traded".format(*ways)
-    return dataclasses.replace(table, faults=[*table.faults, Fault(Code.D036, say, None, remedy)])
+    return dataclasses.replace(table, faults=[*table.faults, Fault(Kind.D036, say, None, remedy)])
 
 
 def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nca_trader.data.reading.faults import Code, Fault
+from nca_trader.data.reading.faults import Fault, Kind
 from nca_trader.errors import argument
 
 # A whole number is a date such as 20181231, or an epoch whose unit follows from its size.
@@ -135,7 +135,7 @@ def read_times(parts: list[pd.Series], timezone: str | None, dates: str | None) 
     faults, unread = [], np.isnat(time)
     if unread.any():
         say = f"time {_shown(parts, unread)!r} can't be read"
-        faults.append(Fault(Code.D013, say, unread, written.remedy))
+        faults.append(Fault(Kind.D013, say, unread, written.remedy))
     skipped, clock = np.zeros(len(time), dtype=bool), timezone
     for place, zone in [*enumerate(written.zones[1:], 1), (-1, timezone)]:
         rows = ~unread & (written.zone == place)
@@ -146,7 +146,7 @@ def read_times(parts: list[pd.Series], timezone: str | None, dates: str | None) 
             skipped |= lost
     if skipped.any():
         say = f"time {_shown(parts, skipped)!r} is skipped or repeated by the clock of {clock}"
-        faults.append(Fault(Code.D016, say, skipped))
+        faults.append(Fault(Kind.D016, say, skipped))
     naive = ~unread & (written.zone < 0)
     if timezone is None and naive.any():
         faults += _unplaced(time, naive, int((written.zone >= 0).sum()), _shown(parts, naive))
@@ -186,9 +186,9 @@ def _unplaced(time: np.ndarray, naive: np.ndarray, aware: int, text: str) -> lis
     remedy = f"{argument('timezone')}, e.g. {argument('timezone', zone)}"
     if aware:
         say = f"time {text!r} has no UTC offset but {aware:,} others do"
-        return [Fault(Code.D014, say, naive, f"Add an offset or pass {remedy}")]
+        return [Fault(Kind.D014, say, naive, f"Add an offset or pass {remedy}")]
     remedy = f"Add a UTC offset or pass {remedy}"
-    return [Fault(Code.D015, f"time {text!r} has no time zone", naive, remedy)]
+    return [Fault(Kind.D015, f"time {text!r} has no time zone", naive, remedy)]
 
 
 def _written(parts: list[pd.Series], dates: str | None) -> _Written:
@@ -277,7 +277,7 @@ def _order(
     if day_first.any() and month_first.any():
         few, most = sorted((day_first, month_first), key=np.sum)
         say = f"time {_shown(parts, few)!r} has day and month in another order than "
-        return False, Fault(Code.D017, f"{say}{_shown(parts, most)!r}", few)
+        return False, Fault(Kind.D017, f"{say}{_shown(parts, most)!r}", few)
     if day_first.any() or month_first.any():
         return bool(month_first.any()), None
     rows = np.array([kind == "day" for kind, *_ in split])[code]
@@ -290,7 +290,7 @@ def _order(
     if ordered[0] != ordered[1]:
         best = ordered.index(True)
         ways = [f"{ways[best]}, by which the times are in order,", ways[1 - best]]
-    return False, Fault(Code.D017, say, rows, f"Pass {' or '.join(ways)}")
+    return False, Fault(Kind.D017, say, rows, f"Pass {' or '.join(ways)}")
 
 
 def _split_date(text: str) -> tuple[str, str, str, str]:

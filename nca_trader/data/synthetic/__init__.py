@@ -4,8 +4,8 @@
 from nca_trader.data.synthetic import closed_form, switching
 from nca_trader.data.synthetic.market import (
     MARKETS,
-    Market,
     Path,
+    SyntheticMarket,
     Task,
     market,
     market_of,
@@ -15,8 +15,8 @@ from nca_trader.data.synthetic.market import (
 
 __all__ = [
     "MARKETS",
-    "Market",
     "Path",
+    "SyntheticMarket",
     "Task",
     "closed_form",
     "market",

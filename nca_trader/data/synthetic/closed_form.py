@@ -32,9 +32,9 @@ from jax import Array
 
 from nca_trader.config.ranges import between, refuse, whole
 from nca_trader.data.synthetic.market import (
-    Market,
     Path,
     Policy,
+    SyntheticMarket,
     autoregression,
     builder,
     linear_pay,
@@ -69,7 +69,7 @@ def log_growth(previous: Tensor, position: Tensor, r: Tensor) -> Tensor:
 
 
 @builder(sigma="(0, inf)", cost="[0, 1)")
-def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> Market:
+def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> SyntheticMarket:
     """Return simple returns exp(sigma z - sigma^2 / 2) - 1 of mean 0: the best is never to trade.
 
     No state. An agent that earns more than 0 here by 3 standard errors looks ahead.
@@ -79,7 +79,7 @@ def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> Market:
         shock = sigma * jax.random.normal(key, (num_bars, 1))
         return Path(jnp.zeros((num_bars, 0)), jnp.expm1(shock - sigma**2 / 2), jnp.zeros(1))
 
-    return Market(
+    return SyntheticMarket(
         reward="simple",
         generate=generate,
         pay=linear_pay(cost),
@@ -91,7 +91,7 @@ def martingale(*, sigma: float = 0.01, cost: float = 0.001) -> Market:
 
 
 @builder(p="(0, 1)", move="(0, 1)")
-def kelly(*, p: float = 0.55, move: float = 0.2) -> Market:
+def kelly(*, p: float = 0.55, move: float = 0.2) -> SyntheticMarket:
     """Return a coin: the price moves by +move with probability p, else by -move (simple returns).
 
     No state; pays ln(1 + a r). The best stake is f = a move = 2 p - 1, so the best weight is
@@ -105,7 +105,7 @@ def kelly(*, p: float = 0.55, move: float = 0.2) -> Market:
         heads = jax.random.bernoulli(key, p, (num_bars, 1))
         return Path(jnp.zeros((num_bars, 0)), jnp.where(heads, move, -move), jnp.zeros(1))
 
-    return Market(
+    return SyntheticMarket(
         reward="simple",
         generate=generate,
         pay=log_growth,
@@ -121,7 +121,7 @@ def kelly(*, p: float = 0.55, move: float = 0.2) -> Market:
 @builder(gamma="(0, inf)", mu="(-inf, inf)", sigma="(0, inf)", dt="(0, inf)")
 def merton(
     *, gamma: float = 1.0, mu: float = 0.08, sigma: float = 0.4, dt: float = 1 / 12
-) -> Market:
+) -> SyntheticMarket:
     """Return a geometric Brownian motion, a weight in [0, 1], and constant relative risk aversion.
 
     Simple returns r = exp((mu - sigma^2 / 2) dt + sigma sqrt(dt) z) - 1; mu and sigma per year,
@@ -160,7 +160,7 @@ def merton(
         shock = drift + sd * jax.random.normal(key, (num_bars, 1))
         return Path(jnp.zeros((num_bars, 0)), jnp.expm1(shock), jnp.zeros(1))
 
-    return Market(
+    return SyntheticMarket(
         reward="simple",
         generate=generate,
         pay=pay,
@@ -187,7 +187,7 @@ def garleanu_pedersen(
     sigma: float = 0.01,
     gamma_risk: float = 5.0,
     lambda_cost: float = 20.0,
-) -> Market:
+) -> SyntheticMarket:
     """Return a predictor that decays, quadratic risk and quadratic costs; any position.
 
     f' = (1 - phi_mr) f + sig_f eps, log-return r' = B f + sigma u, and x pays
@@ -228,7 +228,7 @@ def garleanu_pedersen(
         r = B * before + sigma * jax.random.normal(key, (num_bars,))
         return Path(f[:, None], r[:, None], jnp.zeros(1))
 
-    return Market(
+    return SyntheticMarket(
         reward="log",
         generate=generate,
         pay=pay,
@@ -252,7 +252,9 @@ def garleanu_pedersen(
 
 
 @builder(assets=2, hop=1, beta="(-1, 1)", sigma="(0, inf)")
-def ring(*, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.01) -> Market:
+def ring(
+    *, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.01
+) -> SyntheticMarket:
     """Each asset follows another: r'[i] = beta r[(i - hop) mod A] + sigma eps[i], simple returns.
 
     State: `[A]` the last bar's returns. Positions are in [-1/A, 1/A], without cost. The best is
@@ -274,7 +276,7 @@ def ring(*, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.
         r = recur(lambda r, shock: beta * jnp.roll(r, hop) + shock, first, shocks)
         return Path(r, r, jnp.zeros(assets))
 
-    return Market(
+    return SyntheticMarket(
         reward="simple",
         generate=generate,
         pay=linear_pay(0.0),
@@ -289,7 +291,7 @@ def ring(*, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.
 
 
 @builder(lag=2, phi="(-1, 1)", sigma="(0, inf)")
-def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> Market:
+def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> SyntheticMarket:
     """Log-returns that repeat an older one: r' = phi r[lag - 1 bars before] + sigma eps, no cost.
 
     State: the return that the next one follows, `lag - 1` bars before the last. The best is its
@@ -307,7 +309,7 @@ def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> Market:
         r = jnp.concatenate([first, r.ravel()])
         return Path(r[1 : num_bars + 1, None], r[lag:][:num_bars, None], jnp.zeros(1))
 
-    return Market(
+    return SyntheticMarket(
         reward="log",
         generate=generate,
         pay=linear_pay(0.0),

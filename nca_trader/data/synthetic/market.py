@@ -30,7 +30,7 @@ BAR = np.timedelta64(60, "s")
 BEGINNING = np.datetime64("2000-01-01", "ns")
 
 # Every market that can be had by name; `builder` adds each one.
-MARKETS: dict[str, Callable[..., Market]] = {}
+MARKETS: dict[str, Callable[..., SyntheticMarket]] = {}
 
 Policy = Callable[[Tensor, Tensor], Tensor]
 Pay = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -57,7 +57,7 @@ class Chain:
     cuts: np.ndarray
 
 
-class Line(NamedTuple):
+class MarkovProcess(NamedTuple):
     """The problem of a market whose state is a function of a number x.
 
     Attributes:
@@ -94,7 +94,7 @@ class Path(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Market:
+class SyntheticMarket:
     """A market of `A` assets; its functions are pure and jittable.
 
     The convention everywhere: at the close of bar t an agent sees the state, sets its position
@@ -138,7 +138,7 @@ class Market:
     moments: tuple[Sequence[float], Sequence[float]] = ((), ())
     bounds: tuple[float, float] = (-1.0, 1.0)
     costs: Costs = Costs()
-    problem: Chain | Line | None = None
+    problem: Chain | MarkovProcess | None = None
     optimum: float | None = None
     optimal_policy: Policy | None = None
     expected_return: Callable[[Tensor], Tensor] | None = None
@@ -185,7 +185,7 @@ class Market:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Task(Market):
+class Task(SyntheticMarket):
     """A market and one draw of it.
 
     Attributes:
@@ -260,7 +260,7 @@ class PriceOutOfRange(ConfigError):
     """A drawn price leaves the range of a float; a path of fewer bars may not."""
 
 
-def draw(market: Market, num_bars: int, seed: int) -> Task:
+def draw(market: SyntheticMarket, num_bars: int, seed: int) -> Task:
     """Draw `num_bars` bars of a market, in float64.
 
     Raises:
@@ -280,13 +280,15 @@ def draw(market: Market, num_bars: int, seed: int) -> Task:
         path = jax.block_until_ready(market.generate(jax.random.key(seed), num_bars))
         states, returns, start = (np.asarray(part, np.float64) for part in path)
     # Field by field: `asdict` would copy functions and nested records.
-    given = {field.name: getattr(market, field.name) for field in dataclasses.fields(Market)}
+    given = {
+        field.name: getattr(market, field.name) for field in dataclasses.fields(SyntheticMarket)
+    }
     bars = bars_of(market, states, returns, start, seed)
     return Task(**given, bars=bars, states=states, returns=returns, seed=seed)
 
 
 def bars_of(
-    market: Market, states: np.ndarray, returns: np.ndarray, start: np.ndarray, seed: int
+    market: SyntheticMarket, states: np.ndarray, returns: np.ndarray, start: np.ndarray, seed: int
 ) -> Bars:
     """Return bars with returns `[N, A]`, each from the close before straight to its own."""
     if market.reward == "simple":
@@ -336,7 +338,7 @@ def seed_of(source: str) -> int:
 
 def builder(
     **ranges: str | int | tuple[str, ...],
-) -> Callable[[Callable[..., Market]], Callable[..., Market]]:
+) -> Callable[[Callable[..., SyntheticMarket]], Callable[..., SyntheticMarket]]:
     """Decorate a function of parameters that returns a market.
 
     The market has the function's name and all its parameters, its generator is compiled, and
@@ -347,9 +349,9 @@ def builder(
         the words that are allowed.
     """
 
-    def decorate(build: Callable[..., Market]) -> Callable[..., Market]:
+    def decorate(build: Callable[..., SyntheticMarket]) -> Callable[..., SyntheticMarket]:
         @functools.wraps(build)
-        def checked(**given: Any) -> Market:
+        def checked(**given: Any) -> SyntheticMarket:
             bound = inspect.signature(build).bind(**given)
             # With defaults, so that the `market` of an environment names every parameter.
             bound.apply_defaults()
@@ -413,7 +415,7 @@ def linear_pay(cost: float) -> Pay:
     return pay
 
 
-def market(name: str, **parameters: Any) -> Market:
+def market(name: str, **parameters: Any) -> SyntheticMarket:
     """Return the market called `name`, see `nca_trader.optimum.synthetic.market`."""
     if name not in MARKETS:
         raise ConfigError(
@@ -438,7 +440,7 @@ def task_of(config: EnvConfig, seed: int = 0) -> Task:
     return draw(market_of(config), config.market_bars, seed)
 
 
-def market_of(config: EnvConfig) -> Market:
+def market_of(config: EnvConfig) -> SyntheticMarket:
     """Return the market that `config.market` names, e.g. "ou(phi=0.95, cost=0.005)".
 
     Raises:

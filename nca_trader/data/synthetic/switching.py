@@ -18,10 +18,10 @@ from jax import Array
 from nca_trader.data.synthetic.market import (
     Chain,
     Density,
-    Line,
-    Market,
+    MarkovProcess,
     Mean,
     Path,
+    SyntheticMarket,
     autoregression,
     builder,
     linear_pay,
@@ -70,19 +70,23 @@ def gaussian(y: np.ndarray, mean: np.ndarray, sd: float) -> np.ndarray:
     return np.exp(-0.5 * ((y - mean) / sd) ** 2) / (sd * math.sqrt(2 * math.pi))
 
 
-def autoregressive(mean: Mean, phi: float, sigma: float, cost: float) -> Line:
+def autoregressive(mean: Mean, phi: float, sigma: float, cost: float) -> MarkovProcess:
     """Return the problem of a state x' = phi x + sigma eps and expected next returns m(x)."""
     reach = REACH * sigma / math.sqrt(1 - phi**2)
 
     def density(y: np.ndarray, x: np.ndarray) -> np.ndarray:
         return gaussian(y, phi * x, sigma)
 
-    return Line(density, mean, -reach, reach, 1.5 * sigma, cost)
+    return MarkovProcess(density, mean, -reach, reach, 1.5 * sigma, cost)
 
 
-def switching_market(problem: Chain | Line | None, cost: float, **fields: Any) -> Market:
+def switching_market(
+    problem: Chain | MarkovProcess | None, cost: float, **fields: Any
+) -> SyntheticMarket:
     """Return a market with a linear pay, and the problem that its optimum solves."""
-    return Market(costs=Costs(commission=cost), pay=linear_pay(cost), problem=problem, **fields)
+    return SyntheticMarket(
+        costs=Costs(commission=cost), pay=linear_pay(cost), problem=problem, **fields
+    )
 
 
 @builder(
@@ -90,7 +94,7 @@ def switching_market(problem: Chain | Line | None, cost: float, **fields: Any) -
 )  # fmt: skip
 def ou(
     *, phi: float = 0.95, sigma: float = 0.01, cost: float = 0.002, reward: str = "log"
-) -> Market:
+) -> SyntheticMarket:
     """Return an Ornstein-Uhlenbeck log-price: x' = phi x + sigma eps, close = 100 exp(x).
 
     State: x. It pays log-returns, E[r | x] = (phi - 1) x, or with reward="simple" simple ones,
@@ -121,7 +125,7 @@ def ou(
 
 
 @builder(phi=f"[-{SLOWEST}, {SLOWEST}]", sigma="(0, inf)", cost="[0, 1)")
-def ar1(*, phi: float = 0.3, sigma: float = 0.01, cost: float = 0.001) -> Market:
+def ar1(*, phi: float = 0.3, sigma: float = 0.01, cost: float = 0.001) -> SyntheticMarket:
     """Autoregressive log-returns: r' = phi r + sigma eps. State: the last bar's r.
 
     At cost 0 the optimum is |phi| sigma sqrt(2 / pi) / sqrt(1 - phi^2).
@@ -148,7 +152,7 @@ def ar1(*, phi: float = 0.3, sigma: float = 0.01, cost: float = 0.001) -> Market
 @builder(period=2, amp="(-1, 1)", cost="[0, 1)", reward=("log", "simple"))
 def sine(
     *, amp: float = 0.05, period: int = 64, cost: float = 0.001, reward: str = "log"
-) -> Market:
+) -> SyntheticMarket:
     """close[t] = 100 (1 + amp sin(2 pi t / period)), the same for every key.
 
     State: the phase t mod period, from 0 to period - 1. Where a whole swing pays for its two
@@ -192,7 +196,7 @@ def markov_drift(
     stay: float = 0.98,
     cost: float = 0.001,
     hidden: bool = False,
-) -> Market:
+) -> SyntheticMarket:
     """Log-returns r' = mu s + sigma eps, where s is -1 or 1 and stays with probability `stay`.
 
     Observable: state s. Bars do not show it: an agent must be given `Task.states`. If it pays to
@@ -241,7 +245,9 @@ def markov_drift(
     )
 
 
-def hidden_drift(ratio: float, sigma: float, stay: float, cost: float) -> tuple[Line, float]:
+def hidden_drift(
+    ratio: float, sigma: float, stay: float, cost: float
+) -> tuple[MarkovProcess, float]:
     """Return the problem on z, the log-odds of `post`, and the beliefs' long-run deviation.
 
     `ratio` is mu / sigma.
@@ -274,7 +280,7 @@ def hidden_drift(ratio: float, sigma: float, stay: float, cost: float) -> tuple[
     # The long-run deviation, on the nodes of an even grid.
     probability = stationary(transitions(density, nodes, nodes, weight))
     deviation = math.sqrt(probability @ (belief(nodes) - 0.5) ** 2)
-    return Line(density, mean, -reach, reach, width, cost, belief), deviation
+    return MarkovProcess(density, mean, -reach, reach, width, cost, belief), deviation
 
 
 @builder(
@@ -290,7 +296,7 @@ def hidden_level(
     num_assets: int = 1,
     half_life: float = 0.0,
     reward: str = "log",
-) -> Market:
+) -> SyntheticMarket:
     """Noise and a level that it hides: returns r' = level + sigma eps; an agent sees returns alone.
 
     level' = phi level + eta, of stationary deviation `spread`. State: m, the level's mean given
