@@ -9,11 +9,26 @@ import pytest
 from drawn import random_bars
 
 import nca_trader as nca
-from benchmarks.walkforward import bars_of
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit
 from nca_trader.evaluate.walkforward.folds import Spans, make_folds
 from nca_trader.evaluate.walkforward.outcome import switching
+
+
+def bars_of(returns):
+    """Daily bars of one asset with these simple returns; each opens at the last close."""
+    close = 100.0 * np.cumprod(1.0 + returns)[:, None]
+    before = np.concatenate([[[100.0]], close[:-1]])
+    return nca.Bars(
+        time=np.datetime64("2000-01-01") + np.arange(len(close)) * np.timedelta64(1, "D"),
+        symbols=("X",),
+        open=before,
+        high=np.maximum(before, close),
+        low=np.minimum(before, close),
+        close=close,
+        volume=np.ones_like(close),
+        present=np.ones(close.shape, bool),
+    )
 
 
 @pytest.fixture(scope="module")

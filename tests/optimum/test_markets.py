@@ -278,3 +278,26 @@ def test_the_public_name_makes_tasks():
 def test_what_cannot_be_is_refused_with_a_remedy(name, parameters, message):
     with pytest.raises(ConfigError, match=message):
         synthetic.make(name, **parameters)
+
+
+def test_assets_of_a_panel_are_independent_and_their_optimum_adds_up():
+    given = {"phi": 0.95, "spread": 0.004, "cost": 2e-4}
+    one = synthetic.market("hidden_level", **given)
+    panel = synthetic.make("hidden_level", **given, num_assets=3, num_bars=20_000)
+    assert panel.optimum == pytest.approx(3 * one.optimum)
+    assert np.abs(np.corrcoef(panel.returns.T) - np.eye(3)).max() < 0.04
+    # Its own rule, asset by asset, earns the optimum.
+    held = np.zeros_like(panel.states)
+    for t in range(1, len(held)):
+        held[t] = panel.optimal_policy(panel.states[t], held[t - 1])
+    pay = (held[:-1] * panel.states[:-1]).sum(1) - 2e-4 * np.abs(np.diff(held, axis=0)).sum(1)
+    assert pay.mean() == pytest.approx(panel.optimum, rel=0.1)
+
+
+def test_a_trend_with_a_half_life_fades():
+    task = synthetic.make("hidden_level", spread=0.02, half_life=2_000.0, num_bars=8_000)
+    assert task.optimum is None and task.optimal_policy is None
+    r = task.returns[:, 0]
+    noise = task.parameters["sigma"] ** 2
+    early, late = (r[a:b].var() - noise for a, b in ((0, 2000), (6000, 8000)))
+    assert late < 0.1 * early  # 2^-6 of the variance
