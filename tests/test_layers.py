@@ -1,6 +1,7 @@
 """Who may import whom, and what no file may do; kept by reading the sources, importing nothing."""
 
 import ast
+import graphlib
 import pathlib
 import re
 
@@ -58,9 +59,17 @@ def module_of(path, root):
     return parts, parts if is_package else parts[:-1]
 
 
-def imported_modules(tree, own_package):
+def running(tree):
+    """The nodes of a tree, without those below `if TYPE_CHECKING`, which no program runs."""
+    yield tree
+    for_types = isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)
+    for node in tree.orelse if for_types else ast.iter_child_nodes(tree):
+        yield from running(node)
+
+
+def imported_modules(tree, own_package, nodes=ast.walk):
     """Every module below the package that `tree` imports, at whatever depth, as lists of parts."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -100,6 +109,22 @@ def violations(root):
             if there and not there[0].startswith("__") and not allowed(here, there):
                 module = ".".join(there[:2])
                 yield f"{path.relative_to(root).as_posix()}: {here[0]} may not import {module}"
+
+
+def circle(root):
+    """Some files that import each other in a circle, also inside functions; none: an empty list."""
+    files = {".".join(module_of(path, root)[0]): path for path in root.rglob("*.py")}
+    imports = {}
+    for name, path in files.items():
+        found = imported_modules(parsed(path), module_of(path, root)[1], running)
+        named = {".".join(parts) for parts in found}
+        # `from a.b import c` is of the file a/b/c.py, or of a/b.py.
+        imports[name] = {x if x in files else x.rpartition(".")[0] for x in named} - {name}
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
 
 
 def unsafe(root):
@@ -181,6 +206,28 @@ def test_security_says_what_runs_code(root):
     }  # fmt: skip
     keys = [f"`{table}{key}`" for table, own in fields.items() for key in own]
     assert len(keys) == 6 and [key for key in keys if key not in text] == []
+
+
+def test_no_files_import_each_other_in_a_circle(root):
+    assert circle(root / PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from nca_trader.envs.other import f", True),
+        ("def f():\n    from nca_trader.envs import other", True),
+        ("from .other import f", True),
+        ("if TYPE_CHECKING:\n    from nca_trader.envs.other import f", False),
+        ("from nca_trader.envs.third import f", False),
+    ],
+)
+def test_a_planted_circle_is_found(tmp_path, line, found):
+    (tmp_path / "envs").mkdir()
+    for name, text in {"one": line, "other": "from nca_trader.envs.middle import f",
+                       "middle": "import nca_trader.envs.one", "third": ""}.items():  # fmt: skip
+        (tmp_path / f"envs/{name}.py").write_text(text)
+    assert {*circle(tmp_path)} == ({"envs.one", "envs.other", "envs.middle"} if found else set())
 
 
 @pytest.mark.parametrize(

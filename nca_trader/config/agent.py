@@ -14,10 +14,10 @@ from nca_trader.config.ranges import (
     multiple,
     one_of,
     refuse,
-    strict,
     whole,
     without_effect,
 )
+from nca_trader.config.strict import strict
 
 ADVANTAGES = ("gae", "group", "exact", "pathwise")
 

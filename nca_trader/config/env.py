@@ -8,7 +8,8 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from nca_trader.config.extensions import known
-from nca_trader.config.ranges import between, one_of, refuse, strict, whole, without_effect
+from nca_trader.config.ranges import between, one_of, refuse, whole, without_effect
+from nca_trader.config.strict import strict
 
 # At and above these it is percent that was written for a fraction: no venue charges a tenth.
 IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "interest_borrow": 2.0}

@@ -9,11 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import functools
 import math
 import re
-import types
-import typing
 from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 from types import SimpleNamespace
@@ -140,84 +137,6 @@ def at_rest(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
 def defaults_of(cls: Any) -> dict[str, Any]:
     """Return the default of each field of a dataclass, by name."""
     return {field.name: field.default for field in dataclasses.fields(cls)}
-
-
-def strict(cls: type[T]) -> type[T]:
-    """Class decorator of a config: its constructor reports all unusable arguments in a ConfigError.
-
-    An unknown field names the nearest known one; a value in place of a nested config says which
-    config it should be.
-    """
-    build: Any = cls.__init__
-    types_of = functools.cache(lambda: typing.get_type_hints(cls))
-    fields = defaults_of(cls)
-    nested = {key: value for key, value in fields.items() if dataclasses.is_dataclass(value)}
-    # A field of a nested config is suggested by its whole path; own fields win.
-    paths = {f.name: f"{key}.{f.name}" for key in nested for f in dataclasses.fields(nested[key])}
-    paths |= {key: key for key in fields}
-
-    # Around the generated constructor: Python's own TypeError names neither a remedy nor a second
-    # mistake.
-    @functools.wraps(build)
-    def init(self: Any, *args: Any, **values: Any) -> None:
-        name, problems = cls.__name__, []
-        if args:
-            example = f"{name}({next(iter(fields))}=...)"
-            problems.append(f"{name}({args[0]!r}): give each value with its name, e.g. {example}.")
-        for key, value in values.items():
-            if key not in fields:
-                close = difflib.get_close_matches(key.lower(), paths, n=1, cutoff=0.5)
-                hint = f"did you mean '{paths[close[0]]}'? " if close else ""
-                problems.append(f"{name} has no field {key}; {hint}There are {', '.join(fields)}.")
-            elif key in nested and not isinstance(value, type(nested[key])):
-                kind = a(type(nested[key]).__name__)
-                problems.append(f"{key} is {described(value)}; give {kind}.")
-        refuse(problems)
-        for key in getattr(cls, "OWN", {}):
-            values = _by_name(values, key)
-        # Numbers are checked by their ranges; a Python caller may give anything else as well.
-        refuse(
-            filter(None, (_of_type(key, value, types_of()[key]) for key, value in values.items()))
-        )
-        build(self, **values)
-
-    cls.__init__ = init
-    return cls
-
-
-def _of_type(key: str, value: Any, kind: Any) -> str:
-    """Return what is wrong with the type of a text, a flag or a tuple; "" for a number."""
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and types.NoneType in kinds:
-        return ""
-    of = next((typing.get_args(one) for one in kinds if typing.get_origin(one) is tuple), None)
-    if str in kinds:
-        fits, accepted = isinstance(value, str), "a text"
-    elif bool in kinds:
-        fits, accepted = type(value).__name__ in ("bool", "bool_"), "True or False"
-    elif of is not None:
-        item = str if of[0] is str else Real
-        # A text in the place of a tuple has a message of its own.
-        items = value if isinstance(value, tuple | list) else ()
-        fits = isinstance(value, str | tuple | list) and all(isinstance(x, item) for x in items)
-        fits = fits and (... in of or len(items) == len(of))
-        size = "" if ... in of else f"{len(of)} "
-        accepted = f"a tuple of {size}{'texts' if item is str else 'numbers'}"
-    else:
-        return ""
-    return "" if fits else f"{key}={value!r} is {described(value)}; give {accepted}."
-
-
-def _by_name(values: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the values of a config with the names of the objects that a field was given."""
-    value = values.get(key, "")
-    several = type(value) in (tuple, list)  # a NamedTuple is an object
-    if all(isinstance(one, str | None) for one in (value if several else [value])):
-        return values
-    from nca_trader.config.extensions import name_of  # imports this module
-
-    named = tuple(name_of(one, key) for one in value) if several else name_of(value, key)
-    return values | {key: named}
 
 
 def described(value: Any) -> str:

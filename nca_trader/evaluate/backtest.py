@@ -29,7 +29,6 @@ from nca_trader.agents.targets import (
     strategy_targets,
 )
 from nca_trader.config.ranges import expect
-from nca_trader.data.bars import earlier_looks
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
@@ -171,8 +170,8 @@ def backtest(
         parts=done.parts,
         again=functools.partial(
             backtest,
-            task if run else done.known,
-            done.again,
+            bars=task if run else done.known,
+            targets=done.again,
             order=rules.order,
             start=start,
             stop=stop if last < len(done.known) else None,
@@ -389,20 +388,9 @@ def count_look(run: Run, bars: Bars) -> int:
     """Record in the trial log that `run` is evaluated on these bars, which it has not seen.
 
     Returns:
-      `looks_at` them, with this one.
+      `trials.looks` at them, with this one.
     """
-    more = {"seed": run.selected, "time": now()}
+    more, data = {"seed": run.selected, "time": now()}, data_record(bars)
     # Recorded first, so that the count below includes it.
-    trial_log.record(run.root, trial_log.entry_of("test", run.name, data_record(bars), **more))
-    return looks_at(run, bars)
-
-
-def looks_at(run: Run, bars: Bars) -> int:
-    """Count the known evaluations of agents on these symbols in years that overlap.
-
-    They are those in the trial log of `run`, and those that the sample bars were shipped with,
-    see `EARLIER_LOOKS`.
-    """
-    data = data_record(bars)
-    earlier = earlier_looks(data.markets, data.first, data.last)
-    return trial_log.count(run.root, "test", data) + earlier
+    trial_log.record(run.root, trial_log.entry_of("test", run.name, data, **more))
+    return trial_log.looks(run.root, data)

@@ -56,7 +56,7 @@ class Result:
       in_sample: number of these bars at or before the last that trained or selected the
         agent, see `seen_rows`; None where the targets are not of a run.
       looks: evaluations of agents on these symbols in years that overlap, with this one; None
-        where that was not counted, see `looks_at`.
+        where that was not counted, see `trials.looks`.
       cut: orders for more than the account may hold.
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.
@@ -69,7 +69,8 @@ class Result:
         to both; "" elsewhere.
       parts: `[N, P]` of a blend, what the market gave to each part in each bar, in units of the
         capital; see `evaluate.attribution`. None elsewhere.
-      again: `nca.backtest` with the arguments of this one, but for the costs; see `stress`.
+      again: `nca.backtest` with the arguments of this one, but for the costs; what it is given
+        takes their place.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
 

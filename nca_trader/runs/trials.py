@@ -26,6 +26,7 @@ import pandas as pd
 from nca_trader.cloud import CloudPath, Place, place, together
 from nca_trader.config.records import plain, sealed, unsealed
 from nca_trader.config.records import record as record_of
+from nca_trader.data.bars import earlier_looks
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import StateError
@@ -235,6 +236,15 @@ def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
       data: counts what concerns its market, see `Entry.concerns`. None counts all.
     """
     return _number(entries(root), kind, data)
+
+
+def looks(root: Place, data: DataRecord) -> int:
+    """Count the known evaluations of agents on these symbols in years that overlap.
+
+    They are those in the log, and those that the sample bars were shipped with, see
+    `EARLIER_LOOKS`.
+    """
+    return count(root, "test", data) + earlier_looks(data.markets, data.first, data.last)
 
 
 def _number(log: list[Entry], kind: str, data: DataRecord | None) -> int:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.types import Bars
+
+if TYPE_CHECKING:
+    from nca_trader.evaluate.result import Result
 
 CHART = Path(__file__).parent / "chart.js"
 CANDLES = 12_000  # of all assets at most; more bars are joined into longer candles

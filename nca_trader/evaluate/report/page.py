@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,9 +22,9 @@ import pandas as pd
 from nca_trader.agents import rules
 from nca_trader.config.records import plain
 from nca_trader.config.toml import to_toml
+from nca_trader.errors import ConfigError
 from nca_trader.evaluate import inference, metrics
 from nca_trader.evaluate import verdict as words
-from nca_trader.evaluate.backtest import backtest, looks_at
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, price_chart
 from nca_trader.evaluate.report.figures import Line, seen_by
@@ -39,13 +39,15 @@ from nca_trader.evaluate.report.tables import (
     stress_section,
     sweep_section,
 )
-from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.verdict import Evidence, weigh
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, commit, now, versions
 from nca_trader.types import Bars
+
+if TYPE_CHECKING:
+    from nca_trader.evaluate.result import Result
+    from nca_trader.evaluate.stress import Stress
 
 # Metrics of training in the order shown; a run that did not write one has no plot of it.
 TRAINING = {
@@ -251,7 +253,7 @@ def report(
       The path.
 
     Raises:
-      ConfigError: `path` does not end in .html.
+      ConfigError: `path` does not end in .html, or `nca.backtest` did not make `result`.
       StateError: the page cannot be written.
 
     Example:
@@ -261,16 +263,20 @@ def report(
       >>> nca.report(bars, result, "page.html").name
       'page.html'
     """
-    path = page_path(path)
-    index = result.equity.index
+    path, again, index = page_path(path), result.again, result.equity.index
+    if again is None:
+        raise ConfigError(
+            "this result can't be compared with baselines; it was not made by nca.backtest."
+        )
     after = bars.index.searchsorted(index[-1]) + 1
     # Baselines stop where the result did, which may be before the last bar.
     stop = str(bars.index[after]) if after < len(bars) else None
     with Progress(None, "page"):
         # At the result's own costs, fills and limits: otherwise the page would compare settings.
         how = {"start": str(index[0]), "stop": stop, **result.rules._asdict()}
+        how |= {"bars": bars, "costs": result.charged, "name": None}
         baselines = {
-            rule.name: backtest(bars, rule, result.charged, **how)
+            rule.name: again(targets=rule, **how)
             for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
         }
         if run is None and sweep is not None:  # each combination is a trial, logged or not
@@ -316,7 +322,7 @@ def report_on(
         known = {
             "trials": max(logged, run.agent_config.num_seeds),
             # `looks` is None where the backtest was not to be counted.
-            "test_touched": result.looks or looks_at(run, tested),
+            "test_touched": result.looks or trials.looks(run.root, trials.data_record(tested)),
             "selected": run.selected is not None
             and chosen is not None
             and chosen.selected == run.selected,

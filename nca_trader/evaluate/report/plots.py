@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 import numpy as np
@@ -34,7 +34,9 @@ from nca_trader.evaluate.report.figures import (
     shade,
     time_axis,
 )
-from nca_trader.evaluate.result import Result
+
+if TYPE_CHECKING:
+    from nca_trader.evaluate.result import Result
 
 
 def svg(

@@ -19,7 +19,6 @@ from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
 from nca_trader.evaluate.report.summary import annual
-from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.evaluate.wording import decimal, money, percent, whole, with_error
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axis import Axis
 
+    from nca_trader.evaluate.result import Result
     from nca_trader.evaluate.stress import Stress
 
 BEST = 20  # rows of a sweep that a page shows
