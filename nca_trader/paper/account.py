@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nca_trader.envs.account.state import Account, Legs
-from nca_trader.paper.broker import valued
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.core import Core, Observed, Outcome, State, View
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.gate import Gate, in_json
 from nca_trader.paper.journal import Journal
-from nca_trader.paper.ledger import Books
 from nca_trader.paper.risk import Halt
 from nca_trader.paper.router import VenueBroker
-from nca_trader.paper.venue import Fill, Unreachable
+from nca_trader.paper.venue import Books, Fill, Unreachable, valued
 from nca_trader.types import Bar
 
 TOLERANCE = 1e-9  # relative, between the account and the exchange

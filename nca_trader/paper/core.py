@@ -31,8 +31,8 @@ from nca_trader.envs.account.state import (
     next_legs,
 )
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.paper.broker import Order, client_id
 from nca_trader.paper.drift import Usual
+from nca_trader.paper.venue import Order, client_id
 from nca_trader.types import Bar, Costs
 
 # Costs and rules are static: a session has one of each, and what they leave out is not compiled.

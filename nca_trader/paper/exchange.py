@@ -1,11 +1,12 @@
 """A simulated exchange: a venue of this process, whose books are a SQLite file or in memory.
 
-It fills as `SimulatedBroker` does, whose code it runs: at the next bar's open, or at the close
-that it has seen last. As at any venue, what it has answered is on disk before the session's
-journal hears of it; a session that is killed in between finds it there.
+Orders fill at the next bar's open, or at the close that it has seen last. A live session sends it
+units, as to any venue, and finds its books in a file: as at any venue, what it has answered is on
+disk before the session's journal hears of it, and a session that is killed in between finds it
+there. A replay sends target weights, which are sized where they fill, as a backtest does.
 
-A live session sends it units, as to any venue. A replay sends target weights, which are sized
-where they fill, as a backtest does.
+Cash and units are float64 and do not use the scale-free account. A replay compares the two at
+every bar, so that each checks the other's arithmetic.
 """
 
 from __future__ import annotations
@@ -21,22 +22,27 @@ from typing import Any
 import numpy as np
 
 from nca_trader.config.records import loads
-from nca_trader.envs.account.state import Quote, Rules, next_legs
+from nca_trader.envs.account.state import Legs, Quote, Rules, executable, next_legs, worsening
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.broker import Order, Position, SimulatedBroker
 from nca_trader.paper.gate import bar_body, bar_of, completed
 from nca_trader.paper.venue import (
     Activity,
     Answer,
+    Books,
     CashFlow,
     Fill,
     Holdings,
     Instrument,
+    Order,
     OrderState,
     Outcome,
     Ticket,
+    valued,
 )
-from nca_trader.types import Bar, Costs
+from nca_trader.types import Bar, Costs, Tensor
+
+SECOND = 1_000_000_000  # in nanoseconds
+DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and makes no fill
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS state(name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
@@ -55,38 +61,32 @@ CREATE INDEX IF NOT EXISTS order_status ON orders(status);
 """
 
 
-class _Books(SimulatedBroker):
-    """Cash and positions, which fill the exchange's orders where a session's would fill."""
-
-    def __init__(self, exchange: Exchange, *args: Any):
-        super().__init__(*args)
-        self._exchange = exchange
-
-    def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
-        """Fill the orders in weights and those in units at `price` `[A]`."""
-        return super().advance(price, quote, ts) + self._exchange.match(price, quote, ts)
-
-    def _margin_call(self, price: np.ndarray, quote: Quote, ts: int, moment: str) -> list[Fill]:
-        fills = super()._margin_call(price, quote, ts, moment)
-        if fills:  # a call withdraws all orders
-            self._exchange.withdraw()
-        return fills
-
-
 class Exchange:
-    """A `SimulatedVenue`. Whatever it has answered is in its file.
+    """A `SimulatedVenue`. What it has answered is in its file.
+
+    Sells fill first. Where cash does not pay for the buys, every buy is cut by one factor. An
+    asset whose bar is missing fills nothing. Cash is never negative unless `rules.borrow`.
+    Between fills it pays and charges what holding costs, and closes what margin does not carry.
 
     Args:
       path: the SQLite file, made with mode 0600 where it does not exist. None keeps the books in
-        memory, for a replay.
-      capital: cash at the start.
+        memory, for a replay, and no fill or payment once it has been returned.
+      capital: cash at the start, in money.
       costs: what trading and holding cost.
-      symbols: `A` names.
-      rules: of the account, as in `SimulatedBroker`.
+      symbols: `A` names, the order of every array.
+      rules: of the account: lots, ticks, margin and the like; `capital` replaces theirs.
 
     Raises:
       ConfigError: the file holds the books of other symbols or another capital.
       StateError: the file cannot be used.
+
+    >>> exchange = Exchange(None, 1000.0, Costs(commission=0.01), ["X"])
+    >>> exchange.work([Order("a", "X", 0.5)])
+    (['a'], [])
+    >>> quote = Quote(present=np.array([True]))
+    >>> fill, = exchange.advance(np.array([10.0]), quote, ts=0)
+    >>> fill.units, fill.commission
+    (50.0, 5.0)
     """
 
     name = "simulated"
@@ -99,62 +99,30 @@ class Exchange:
         symbols: Sequence[str],
         rules: Rules = Rules(),
     ):
-        self._symbols, self._costs, self._rules = tuple(symbols), costs, rules
-        self._books = _Books(self, capital, costs, self._symbols, rules)
+        if not (np.isfinite(capital) and capital > 0.0):
+            raise ConfigError(f"capital = {capital} is not a sum of money above 0; give more.")
         self.path = None if path is None else Path(path)
+        self._symbols, self._costs, self._rules = tuple(symbols), costs, rules
+        self._about = {"symbols": list(self._symbols), "capital": float(capital)}
+        self._targets: dict[str, Order] = {}  # the orders in weights, by symbol
+        self._cash, self._units = float(capital), np.zeros(len(self._symbols))
+        self._bar: Bar | None = None  # the last one
+        self._close = np.full(len(self._symbols), np.nan)
+        self._opened = self._close  # the last opens
         self._at_close: Quote | None = None  # what an order at the last close can fill at
+        self._missing = np.zeros(len(self._symbols), int)
         # A replay may begin before 1970.
-        none, clock = [None] * len(self._symbols), 0 if path is not None else -(2**62)
-        about = {"symbols": list(self._symbols), "capital": float(capital)}
-        self._state: dict[str, Any] = {
-            **about, "cash": float(capital), "units": [0.0] * len(none), "clock": clock,
-            "time": None, "missing": [0] * len(none), "close": none, "rows": None,
-        }  # fmt: skip
+        self._clock = -(2**62) if path is None else 0
         try:
-            if self.path is not None:
-                # Made here, because SQLite would give it the mode of the user's umask.
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            self._db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
-            # A dashboard may read the books while they are written.
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # As at a real venue, what was accepted is still there after a power cut.
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(SCHEMA)
+            self._db = self._connected()
             found = self._db.execute("SELECT value FROM state WHERE name = 'books'").fetchone()
         except (sqlite3.Error, OSError) as error:
             raise StateError(
                 f"{self.path}: the exchange's books cannot be used ({error}); restore the file, or "
                 "name another journal."
             ) from error
-        try:
-            kept = loads(found[0]) if found else self._state
-            if not (isinstance(kept, dict) and self._state.keys() <= kept.keys()):
-                raise ValueError("entries are missing")
-            close = np.array(kept["close"], float)
-            cash, units = float(kept["cash"]), np.array(kept["units"], float)
-            self._missing = np.array(kept["missing"], int)
-            if not (np.isfinite(cash) and np.isfinite(units).all()):
-                raise ValueError("cash or units are not finite")
-        except (TypeError, ValueError) as error:
-            raise StateError(
-                f"{self.path}: the exchange's books are damaged ({error}); restore the file, or "
-                "name another journal."
-            ) from error
-        if {name: kept[name] for name in about} != about:
-            raise ConfigError(
-                f"{self.path}: holds the books of {', '.join(kept['symbols'])} and "
-                f"{kept['capital']:,.2f} at the start; name another journal."
-            )
-        self._state, self._close = kept, close
-        self._books.restore(cash, units, close)
-        self._bar: Bar | None = None  # the last one
-        if kept["rows"] is not None:
-            bar = bar_of(kept["rows"], self._symbols, kept["time"])
-            self._bar = completed(bar, close)
-            # Of its returns nothing is known any more, and no order needs them.
-            none = np.zeros(len(close), int)
-            self._at_close = next_legs(close, self._bar, 0, none, costs, rules).at_close
+        if found:
+            self._restore(found[0])
         # Whether an order in units was ever sent here.
         self.used = self._db.execute("SELECT 1 FROM orders LIMIT 1").fetchone() is not None
         with self._transaction():
@@ -170,47 +138,54 @@ class Exchange:
         Returns:
           The fills and payments of this bar.
         """
-        # A session that was restarted sends bars again; of those only the time counts.
-        last, time = self._state["time"], int(bar.time[0])
-        if last is not None and time <= last:
-            if now > self._state["clock"]:
-                self._state["clock"] = now
+        # A session that was restarted sends bars again; of those only the time counts. The clock
+        # of a venue never goes back, whatever the feed says.
+        self._clock = max(now, self._clock)
+        time = int(bar.time[0])
+        last = time if self._bar is None else int(self._bar.time[0])
+        if self._bar is not None and time <= last:
             return Activity([], [])
-        seconds = 0 if last is None else time - last
         gone = ~bar.present & np.isfinite(self._close)
         missing = np.where(gone, self._missing + 1, 0)
         # The account's own returns and charges, so that both sides charge alike.
-        legs = next_legs(self._close, bar, seconds, missing, self._costs, self._rules)
+        legs = next_legs(self._close, bar, time - last, missing, self._costs, self._rules)
         with self._transaction():
-            self._state |= {"clock": max(now, self._state["clock"]), "time": time}
-            # The clock of a venue never goes back, whatever the feed says.
-            now = self._state["clock"]
-            at_open = self._books.open(bar.open, legs, now)
-            at_close = self._books.close(bar.close, legs, now)
-            fills, flows = at_open.fills + at_close.fills, []
-            for moment, paid in (("open", at_open.cash), ("close", at_close.cash)):
-                if paid:
-                    flows.append(CashFlow(f"{moment}@{time}", "other", paid, now))
-            self._close, self._at_close = bar.close, legs.at_close
-            if self._rules.fill == "close":  # an order that met a missing bar waits for this one
-                fills += self.match(bar.close, legs.at_close, now)
-            self._list(fills, flows)
+            fills, at_open = self._fill_open(bar.open, legs)
+            more, at_close = self._fill_close(bar.close, legs)
+            flows = [
+                CashFlow(f"{moment}@{time}", "other", paid, self._clock)
+                for moment, paid in (("open", at_open), ("close", at_close))
+                if paid
+            ]
+            self._list(fills + more, flows)
             # An order at this close comes after the bar, and fills by what is kept here.
-            self._missing, self._bar = missing, bar
-        return Activity(fills, flows)
+            self._missing, self._bar, self._at_close = missing, bar, legs.at_close
+        return Activity(fills + more, flows)
 
     def work(self, orders: Sequence[Order]) -> tuple[list[str], list[Fill]]:
-        """Make target weights the whole set of such orders, each sized where it fills.
+        """Make target weights the whole set of such orders, one per symbol.
+
+        Each is sized where it fills.
 
         Returns:
           The client ids that are new, and the fills at this close where orders fill there.
         """
-        accepted, fills = self._books.work(orders), []
+        wanted = {order.symbol: order for order in orders}
+        # A target is of the whole position, so two of them for one symbol contradict each other.
+        unknown = sorted(set(wanted) - set(self._symbols))
+        if unknown or len(wanted) != len(orders):
+            raise ConfigError(
+                f"orders for {', '.join(o.symbol for o in orders)}: the exchange takes one order "
+                f"for each of {', '.join(self._symbols)}."
+            )
+        # By id: a resend of the same orders sends nothing.
+        known = {order.client_id for order in self._targets.values()}
+        self._targets, fills = wanted, []
         if self._rules.fill == "close" and self._at_close is not None:
             with self._transaction():
-                fills = self._books.advance(self._close, self._at_close, self._state["clock"])
+                fills = self.advance(self._close, self._at_close, self._clock)
                 self._list(fills)
-        return accepted, fills
+        return [order.client_id for order in orders if order.client_id not in known], fills
 
     def submit(self, ticket: Ticket) -> Answer:
         """Accept an order; the same id twice is refused."""
@@ -226,7 +201,7 @@ class Exchange:
                 (ticket.client_id, ticket.symbol, ticket.units),
             )
             if self._rules.fill == "close" and self._at_close is not None:
-                self._list(self.match(self._close, self._at_close, self._state["clock"]))
+                self._list(self.match(self._close, self._at_close, self._clock))
         return Answer(Outcome.ACCEPTED)
 
     def cancel(self, client_id: str) -> Answer:
@@ -258,21 +233,24 @@ class Exchange:
 
     def holdings(self) -> Holdings:
         """Return cash and units."""
-        cash, units = self._books.position()
-        held = zip(self._symbols, units.tolist(), strict=True)
-        return Holdings(cash, {symbol: n for symbol, n in held if n})
+        held = zip(self._symbols, self._units.tolist(), strict=True)
+        return Holdings(self._cash, {symbol: n for symbol, n in held if n})
 
-    def position(self) -> Position:
+    def position(self) -> Books:
         """Return cash and units `[A]`."""
-        return self._books.position()
+        return Books(self._cash, self._units.copy())  # the caller's copy does not follow fills
 
     def now(self) -> int:
         """Return the time of the last quote."""
-        return self._state["clock"]
+        return self._clock
 
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+    def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
+        """Fill the working orders of assets that are present, at `price` `[A]`."""
+        return self._fill_targets(price, quote, ts) + self.match(price, quote, ts)
 
     def match(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
         """Fill the open orders at `price` `[A]`, the oldest of each symbol first."""
@@ -286,7 +264,7 @@ class Exchange:
             wanted = np.array([0.0 if o is None else o.units - o.filled for o in orders])
             names = ["" if order is None else order.client_id for order in orders]
             wanted = np.where(quote.present, wanted, 0.0)
-            made = self._books.execute(wanted, names, price, quote, ts)
+            made = self._execute(wanted, names, price, quote, ts)
             fills += made
             done = {fill.client_id: fill.units for fill in made}
             for i, order in enumerate(orders):
@@ -294,9 +272,96 @@ class Exchange:
                     self._after(order, done.get(order.client_id, 0.0))
         return fills
 
-    def withdraw(self) -> None:
-        """Cancel every open order."""
-        self._db.execute("UPDATE orders SET status = 'cancelled' WHERE status = 'working'")
+    def _fill_open(self, price: np.ndarray, legs: Legs) -> tuple[list[Fill], float]:
+        """Settle dividends, holding charges, delistings, a margin call, and the working orders.
+
+        Charges for time are taken before the positions change: here where orders fill at the
+        open, else at the close. Returns the fills, and the money paid in or out.
+        """
+        fills, paid, self._opened = [], 0.0, price
+        if legs.dividend is not None:
+            # `legs.dividend` is a fraction of the last close, so units at that close give money.
+            paid += self._pay(float((valued(self._units, self._close) * legs.dividend).sum()))
+        haircut = 1.0 - self._rules.delist_haircut
+        if self._rules.fill == "next_open" and legs.years is not None:
+            worth = price
+            if legs.delisted is not None:
+                # The charge is on what the position is worth after the haircut, as in the account.
+                worth = np.where(legs.delisted, self._close * haircut, price)
+            paid += self._pay(self._held(worth, legs.years))
+        if legs.delisted is not None:
+            gone = np.asarray(legs.delisted)
+            for i in np.flatnonzero(gone & (self._units != 0.0)).tolist():
+                units, symbol = -self._units.item(i), self._symbols[i]
+                value = self._close.item(i) * haircut
+                self._cash -= units * value
+                name = f"delisted-{symbol}@{self._clock // SECOND}"
+                fills.append(Fill("delisted", name, symbol, units, value, 0.0, self._clock))
+            self._units[gone] = 0.0
+        # As in `account.step.on_bar`: a margin call comes before the fills, and withdraws orders.
+        fills += self._margin_call(price, legs.at_open, "open")
+        if self._rules.fill == "next_open":
+            fills += self.advance(price, legs.at_open, self._clock)
+        return fills, paid
+
+    def _fill_close(self, price: np.ndarray, legs: Legs) -> tuple[list[Fill], float]:
+        """Settle a margin call in the bar, what is charged at its close, and a call there."""
+        fills, paid = self._call_inside(legs), 0.0
+        # A dividend or a delisting in the next bar is a fraction of this close.
+        self._close = price
+        if self._rules.fill == "close" and legs.years is not None:
+            paid += self._pay(self._held(price, legs.years))
+        if legs.funding is not None:
+            paid += self._pay(-float((legs.funding * valued(self._units, price)).sum()))
+        fills += self._margin_call(price, legs.at_close, "close")
+        if self._rules.fill == "close":  # an order that met a missing bar waits for this one
+            fills += self.match(price, legs.at_close, self._clock)
+        return fills, paid
+
+    def _fill_targets(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
+        """Fill the orders in weights, each a fraction of equity before any of these fills."""
+        # An asset without a bar has no price to fill at, so its order waits.
+        active = np.array([s in self._targets for s in self._symbols]) & quote.present
+        if not active.any():
+            return []
+        orders = [self._targets.get(symbol) for symbol in self._symbols]
+        target = np.array([order.weight if order else 0.0 for order in orders])
+        buy_only = np.array([bool(order and order.buy_only) for order in orders])
+        known = np.where(np.isnan(price), 1.0, price)  # NaN before an asset's first bar
+        equity = self._equity(known)
+        notional = np.where(active, target * equity - self._units * known, 0.0)
+        # Its target may be below what is held by now, as prices have moved.
+        notional[buy_only & (notional < 0.0)] = 0.0
+        notional[np.abs(notional) < DUST * abs(equity)] = 0.0
+        names = [order.client_id if order else "" for order in orders]
+        return self._execute(notional / known, names, price, quote, ts)
+
+    def _execute(
+        self, wanted: np.ndarray, names: list[str], price: np.ndarray, quote: Quote, ts: int
+    ) -> list[Fill]:
+        """Fill `wanted` units `[A]` at `price` `[A]`, as far as lots, volume and cash allow."""
+        known = np.where(np.isnan(price), 1.0, price)
+        units = self._taken(wanted, known, quote)
+        worse = self._worse(units, known, quote)
+        bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
+        f = self._costs.commission
+        # The commission is charged on what is paid, slippage included.
+        need = (bought * known * (1 + worse)).sum() * (1 + f)
+        cash = self._cash + (sold * known * (1 - worse)).sum() * (1 - f)
+        # Fees of every fill come first, so that the last one can be paid.
+        cash = max(cash - self._costs.fixed_fee * np.count_nonzero(units), 0.0)
+        if not self._rules.borrow and need > cash:
+            # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
+            cut = cash / need * (1.0 - 4e-16 * (4 + len(bought)))
+            # Cut once more to lots, as a part of an order need not be whole lots.
+            units = np.where(units > 0.0, self._taken(cut * units, known, quote), units)
+        # Sells come first, so that their cash is there when the buys are paid.
+        order = np.argsort(units > 0.0, kind="stable").tolist()
+        return [
+            self._book(i, units.item(i), price.item(i), worse.item(i), names[i], ts)
+            for i in order
+            if units[i] != 0.0
+        ]
 
     def _after(self, order: OrderState, filled: float) -> None:
         """Note what an order has filled; what cash or lots did not allow is cancelled."""
@@ -310,6 +375,106 @@ class Exchange:
             (order.units - rest, status, order.client_id),
         )
 
+    def _pay(self, amount: float) -> float:
+        """Add money paid in, or out below 0, to the cash; return it."""
+        self._cash += amount
+        return amount
+
+    def _held(self, price: np.ndarray, years: Tensor) -> float:
+        """Return interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
+        costs, cash, value = self._costs, self._cash, valued(self._units, price)
+        owed = costs.interest_borrow * max(-cash, 0.0)
+        owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
+        earned = costs.interest_lend * max(cash, 0.0)
+        return float(years * (earned - owed))
+
+    def _equity(self, price: np.ndarray) -> float:
+        return self._cash + float(valued(self._units, price).sum())
+
+    def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
+        """Return `[A]` how much worse than `price` these trades fill, as a fraction of it."""
+        # A NaN price is of an asset that is not there yet; nothing of it is held or traded.
+        at, money = quote._replace(price=price), np.asarray(self._equity(price))
+        worse = worsening(units, at, self._costs, self._rules.tick, money)[0]
+        return np.broadcast_to(np.asarray(worse, np.float64), price.shape)
+
+    def _taken(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
+        """Return `[A]` units that this venue takes: within the volume, in lots, worth an order."""
+        return np.asarray(executable(units, quote._replace(price=price), self._rules)[0])
+
+    def _call_inside(self, legs: Legs) -> list[Fill]:
+        """Close the positions where equity meets its margin on the way to the adverse prices.
+
+        The whole way is that of `account.step`: all positions go from the open to the low, short
+        ones to the high, at the same time.
+        """
+        margin, low, high = self._rules.maintenance_margin, legs.low, legs.high
+        if margin is None or low is None or high is None:
+            return []
+        value = valued(self._units, self._opened)
+        worst = np.where(value > 0.0, low, high)
+        room = self._equity(self._opened) - margin * np.abs(value).sum()
+        lost = -float((worst * (value - margin * np.abs(value))).sum())
+        if not np.any(value) or lost < room:
+            return []
+        share = max(room / lost, 0.0) if lost > 0.0 else 0.0
+        price = self._opened * (1.0 + share * worst)
+        return self._margin_call(price, legs.at_open._replace(price=price), "inside")
+
+    def _margin_call(self, price: np.ndarray, quote: Quote, moment: str) -> list[Fill]:
+        """Close every position that is quoted, if equity is too small for the gross position."""
+        margin = self._rules.maintenance_margin
+        if margin is None:
+            return []
+        gross = float(np.abs(valued(self._units, price)).sum())
+        # Inside a bar the price is where the margin is met, to rounding.
+        if moment != "inside" and gross * margin <= self._equity(price):
+            return []
+        present = np.asarray(quote.present)
+        # A fixed fee is not paid for what rounding left of a position that was closed.
+        some = np.abs(valued(self._units, price)) > DUST * abs(self._equity(price))
+        self._units[present & ~some] = 0.0
+        closing = np.where(present & some, -self._units, 0.0)
+        worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)
+        fee = self._costs.liquidation_fee
+        self._targets = {}  # a call withdraws all orders, as in the account
+        fills = [
+            self._book(
+                i,
+                closing.item(i),
+                price.item(i),
+                worse.item(i),
+                f"margin-{moment}-{self._symbols[i]}",
+                self._clock,
+                fee,
+            )
+            for i in np.flatnonzero(closing).tolist()
+        ]
+        if fills:
+            self._db.execute("UPDATE orders SET status = 'cancelled' WHERE status = 'working'")
+        return fills
+
+    def _book(
+        self,
+        index: int,
+        units: float,
+        price: float,
+        worse: float,
+        client: str,
+        ts: int,
+        extra: float = 0.0,
+    ) -> Fill:
+        """Book one execution of signed `units`; `extra` is a fee as a fraction of notional."""
+        paid = price * (1 + worse) if units > 0.0 else price * (1 - worse)
+        commission = abs(units) * (paid * self._costs.commission + price * extra)
+        commission += self._costs.fixed_fee
+        self._cash -= units * paid + commission
+        self._units[index] += units
+        symbol = self._symbols[index]
+        # The bar is part of the id: an order may fill in parts, over several bars.
+        execution = f"{client}@{ts // SECOND}"
+        return Fill(client, execution, symbol, units, paid, commission, ts)
+
     def _refusal(self, ticket: Ticket) -> str:
         if ticket.symbol not in self._symbols:
             return "unknown-symbol"
@@ -318,8 +483,8 @@ class Exchange:
         return "" if ticket.stop is None else "stop-orders-are-not-supported"
 
     def _list(self, fills: Sequence[Fill], flows: Sequence[CashFlow] = ()) -> None:
-        if not (fills or flows):
-            return
+        if self.path is None or not (fills or flows):
+            return  # of books in memory: a long replay would keep all of them
         self._db.executemany(
             "INSERT INTO fills(client_id, execution_id, symbol, units, price, commission, ts) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -353,15 +518,59 @@ class Exchange:
                 self._db.execute("ROLLBACK")
             raise
 
+    def _connected(self) -> sqlite3.Connection:
+        """Open the file, which is made where it does not exist."""
+        if self.path is not None:
+            # Made here, because SQLite would give it the mode of the user's umask.
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
+        # A dashboard may read the books while they are written.
+        db.execute("PRAGMA journal_mode = WAL")
+        # As at a real venue, what was accepted is still there after a power cut.
+        db.execute("PRAGMA synchronous = FULL")
+        db.executescript(SCHEMA)
+        return db
+
+    def _restore(self, text: str) -> None:
+        """Take over the books of a file, as `_save` wrote them."""
+        try:
+            kept = loads(text)
+            cash, units = float(kept["cash"]), np.array(kept["units"], float)
+            if not (np.isfinite(cash) and np.isfinite(units).all()):
+                raise ValueError("cash or units are not finite")
+            close, time, rows = np.array(kept["close"], float), kept["time"], kept["rows"]
+            missing, clock = np.array(kept["missing"], int), int(kept["clock"])
+            about = {name: kept[name] for name in self._about}
+        except (TypeError, ValueError, KeyError) as error:
+            raise StateError(
+                f"{self.path}: the exchange's books are damaged ({error}); restore the file, or "
+                "name another journal."
+            ) from error
+        if about != self._about:
+            raise ConfigError(
+                f"{self.path}: holds the books of {', '.join(kept['symbols'])} and "
+                f"{kept['capital']:,.2f} at the start; name another journal."
+            )
+        self._cash, self._units, self._close = cash, units, close
+        self._missing, self._clock = missing, clock
+        if rows is not None:
+            self._bar = completed(bar_of(rows, self._symbols, time), close)
+            # Of its returns nothing is known any more, and no order needs them.
+            none = np.zeros(len(close), int)
+            legs = next_legs(close, self._bar, 0, none, self._costs, self._rules)
+            self._at_close = legs.at_close
+
     def _save(self) -> None:
-        cash, units = self._books.position()
-        self._state |= {
-            "cash": cash,
-            "units": units.tolist(),
+        bar = self._bar
+        books = {
+            **self._about,
+            "cash": self._cash,
+            "units": self._units.tolist(),
+            "clock": self._clock,
+            "time": None if bar is None else int(bar.time[0]),
             "missing": self._missing.tolist(),
             "close": [None if np.isnan(x) else x for x in self._close.tolist()],
-            "rows": None if self._bar is None else bar_body(self._bar, self._symbols),
+            "rows": None if bar is None else bar_body(bar, self._symbols),
         }
-        self._db.execute(
-            "INSERT OR REPLACE INTO state VALUES ('books', ?)", (json.dumps(self._state),)
-        )
+        self._db.execute("INSERT OR REPLACE INTO state VALUES ('books', ?)", (json.dumps(books),))

@@ -8,27 +8,29 @@ from __future__ import annotations
 import dataclasses
 import decimal
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nca_trader.envs.account.state import ROUNDING
-from nca_trader.paper.broker import Order, valued
 from nca_trader.paper.journal import Event
-from nca_trader.paper.venue import BY_VENUE, MARGIN, Fill, Holdings, Instrument, Ticket
+from nca_trader.paper.venue import (
+    BY_VENUE,
+    MARGIN,
+    Books,
+    Fill,
+    Holdings,
+    Instrument,
+    Order,
+    Ticket,
+    valued,
+)
 from nca_trader.types import Costs
 
 KEPT = 4096  # orders and fills that ended; older ones are in the journal alone
 REFUSED = ("no-price", "not-shortable", "too-small")  # why `tickets` makes no order of a target
 UNITS = 1e-9  # relative, of a position: what floats add up to
 CASH = 1e-6  # relative, of cash: venues round money to cents
-
-
-class Books(NamedTuple):
-    """What a session holds at its venue. cash: money. units: `[A]`, signed."""
-
-    cash: float
-    units: np.ndarray
 
 
 @dataclasses.dataclass

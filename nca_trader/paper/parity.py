@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.paper.broker import valued
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.gate import bar_of
 from nca_trader.paper.journal import Event, read_events, verify
 from nca_trader.paper.ledger import Ledger
+from nca_trader.paper.venue import valued
 from nca_trader.runs.manifest import Run
 
 TABLE = "backtest.parquet"

@@ -16,18 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.paper.broker import Order
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.journal import Journal, canonical
-from nca_trader.paper.ledger import UNITS, Books, Ledger, Sent, tickets
+from nca_trader.paper.ledger import UNITS, Ledger, Sent, tickets
 from nca_trader.paper.risk import Halt
 from nca_trader.paper.venue import (
     BY_VENUE,
     Answer,
+    Books,
     CashFlow,
     Fill,
     Holdings,
     Instrument,
+    Order,
     OrderState,
     Outcome,
     Ticket,

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import enum
 import functools
+import hashlib
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from nca_trader.errors import NcaTraderError
 from nca_trader.types import Bar
@@ -54,6 +58,19 @@ class Ticket(NamedTuple):
     symbol: str
     units: float
     stop: float | None = None
+
+
+class Order(NamedTuple):
+    """A target weight for one symbol, working until the session withdraws it.
+
+    client_id: ours, the same at every resend. weight: signed fraction of equity at the fill.
+    buy_only: the rest of an earlier buy that cash cut; it never sells.
+    """
+
+    client_id: str
+    symbol: str
+    weight: float
+    buy_only: bool = False
 
 
 class Outcome(enum.StrEnum):
@@ -139,6 +156,48 @@ class Holdings(NamedTuple):
 
     cash: float
     units: dict[str, float]
+
+
+class Books(NamedTuple):
+    """What an account holds of a session's assets. cash: money. units: `[A]` float64, signed."""
+
+    cash: float
+    units: np.ndarray
+
+
+def valued(units: np.ndarray, price: np.ndarray) -> np.ndarray:
+    """Return `[A]` what positions are worth in money.
+
+    0 units of an asset without a price yet are worth 0, and not NaN.
+
+    >>> valued(np.array([2.0, 0.0]), np.array([10.0, np.nan]))
+    array([20.,  0.])
+    """
+    return np.where(units == 0.0, 0.0, units * price)
+
+
+def client_id(run: str, seconds: int, symbol: str, leg: int = 0) -> str:
+    """Return the id of an order, the same in every call: `nca-{run8}-{bar}-{symbol}-{leg}`.
+
+    At most 36 of `[A-Za-z0-9-_]`. A symbol with other characters, or too long, keeps its first
+    letters and gets six digits of its hash.
+
+    Args:
+      run: the session's hash.
+      seconds: from 1970 UTC to the bar's open.
+      symbol: of the asset.
+      leg: 0 for the first order of this symbol at this bar.
+
+    >>> client_id("0123456789abcdef", 1500000000, "BTC/USDT")
+    'nca-01234567-1500000000-BTCU4d7eaa-0'
+    """
+    head, tail = f"nca-{run[:8]}-{seconds}-", f"-{leg}"
+    room = MAX_CLIENT_ID - len(head) - len(tail)
+    name = re.sub(r"[^A-Za-z0-9]", "", symbol)
+    # The hash keeps apart what would otherwise be one name, such as "BTC/USDT" and "BTCUSDT".
+    if name != symbol or len(name) > room:
+        name = name[: room - 6] + hashlib.sha256(symbol.encode()).hexdigest()[:6]
+    return head + name + tail
 
 
 class Venue(Protocol):

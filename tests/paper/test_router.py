@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from livedesk import SECOND, Desk, Still
 
-from nca_trader.paper.broker import Order
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.ledger import Books, tickets
 from nca_trader.paper.risk import Halt
@@ -16,6 +15,7 @@ from nca_trader.paper.venue import (
     Answer,
     CashFlow,
     Instrument,
+    Order,
     OrderState,
     Outcome,
     Ticket,

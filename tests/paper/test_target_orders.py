@@ -1,4 +1,4 @@
-"""The simulated broker against a ledger worked by hand, and what no order may break."""
+"""Orders in weights at the simulated exchange: a ledger worked by hand, and what none may break."""
 
 import re
 
@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from nca_trader.envs.account.state import Quote, Rules
 from nca_trader.errors import ConfigError
-from nca_trader.paper.broker import Order, SimulatedBroker, client_id
-from nca_trader.types import Costs
+from nca_trader.paper.exchange import Exchange
+from nca_trader.paper.venue import Order, client_id
+from nca_trader.types import Bar, Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 HERE = Quote(np.array([True, True]))
@@ -21,7 +22,7 @@ def order(symbol, weight, buy_only=False):
 
 
 def broker_of(capital=1000.0, costs=COSTS, symbols=("A", "B"), **options):
-    return SimulatedBroker(capital, costs, symbols, **options)
+    return Exchange(None, capital, costs, symbols, **options)
 
 
 def test_a_buy_by_hand():
@@ -78,6 +79,23 @@ def test_with_borrowing_nothing_is_cut():
     assert cash < -500.0
 
 
+@pytest.mark.parametrize("path", [None, "books"])
+def test_fills_are_kept_in_a_file_and_not_in_memory(tmp_path, path):
+    """A replay of years would keep all of them; it takes them from `quote` and `work`."""
+    where = None if path is None else tmp_path / path
+    exchange = Exchange(where, 1000.0, Costs(interest_lend=0.1), ("A",), Rules(fill="close"))
+    made = []
+    for day in range(1, 4):
+        price, here = np.full(1, 50.0 + day), np.ones(1, bool)
+        bar = Bar(np.array([day * 86_400]), *[price] * 5, present=here)
+        made += exchange.quote(bar, day * 86_400 * 10**9).fills
+        made += exchange.work([order("A", 0.25 * day)])[1]
+    kept = exchange.activity(0)
+    assert len(made) == 3
+    assert (kept.fills, len(kept.flows)) == (([], 0) if path is None else (made, 2))
+    exchange.close()
+
+
 def test_a_missing_bar_fills_nothing_and_the_order_goes_on_working():
     broker = broker_of(costs=Costs())
     broker.work([order("A", 0.5), order("B", 0.5)])
@@ -101,9 +119,9 @@ def test_what_is_left_of_a_cut_order_never_sells():
 
 def test_an_order_that_is_withdrawn_does_not_fill():
     broker = broker_of()
-    assert broker.work([order("A", 0.5)]) == ["id-A-0.5"]
-    assert broker.work([order("A", 0.5)]) == []  # the same id twice is one order
-    assert broker.work([]) == []
+    assert broker.work([order("A", 0.5)])[0] == ["id-A-0.5"]
+    assert broker.work([order("A", 0.5)])[0] == []  # the same id twice is one order
+    assert broker.work([])[0] == []
     assert broker.advance(np.array([50.0, 20.0]), HERE, 0) == []
 
 
@@ -150,7 +168,7 @@ days = st.lists(
 def test_long_only_books_stay_in_cash_and_lose_exactly_the_costs(days, f, s):
     """At the price of a fill, worth before less worth after is slippage and commission."""
     names = ("A", "B", "C")
-    broker = SimulatedBroker(1e6, Costs(commission=f, slippage=s), names)
+    broker = Exchange(None, 1e6, Costs(commission=f, slippage=s), names)
     price = np.array([10.0, 100.0, 0.01])
     cash, units = broker.position()
     for moves, present, targets in days:
@@ -179,7 +197,7 @@ def test_long_only_books_stay_in_cash_and_lose_exactly_the_costs(days, f, s):
 def test_books_scale_with_capital(days, scale):
     """Twice the money trades twice the units: fractions of equity have no scale."""
     names = ("A", "B", "C")
-    one, many = (SimulatedBroker(c, COSTS, names) for c in (1.0, scale))
+    one, many = (Exchange(None, c, COSTS, names) for c in (1.0, scale))
     price = np.array([10.0, 100.0, 0.01])
     for moves, present, targets in days:
         price = price * np.array(moves)
