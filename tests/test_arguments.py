@@ -341,12 +341,3 @@ def test_each_number_given_is_an_order_and_a_strategy_trades_on_change(bars):
     assert nca.backtest(bars, steady).order == "on_change"
     assert nca.backtest(bars, steady).num_fills == 1
     assert nca.backtest(bars, steady, order="rebalance").num_fills > 200
-
-
-@pytest.mark.parametrize("name", ["x.html", "x", "x.xlsx", "x.CSV", "x.parquet.gz"])
-def test_a_result_is_saved_to_what_its_name_says(bars, tmp_path, name):
-    result = nca.backtest(bars, np.full(300, 0.5))
-    refusal(lambda: result.save(tmp_path / name), name, ".parquet or .csv")
-    assert list(tmp_path.iterdir()) == []
-    for good in ("x.csv", "x.parquet"):
-        assert result.save(tmp_path / good).stat().st_size > 0

@@ -257,31 +257,6 @@ def test_a_planted_violation_is_found(tmp_path, file, line, found):
 
 
 @pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("evaluate/walkforward.py", "from nca_trader.learner import train"),
-        ("paper/session.py", "from nca_trader.evaluate.metrics import sharpe"),
-        ("paper/session.py", "from nca_trader.evaluate import metrics"),
-        ("envs/trading.py", "from . import account\nfrom .account import mark"),
-        ("envs/deep/er.py", "from .. import account\nfrom ...data import bars"),
-        ("cli/train.py", "from nca_trader import __version__, watch"),
-        ("config/toml.py", "import tomllib\nfrom numpy.testing import nca_trader"),
-    ],
-)
-def test_what_is_allowed_is_not_reported(tmp_path, file, line):
-    path = tmp_path / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(line)
-    assert list(violations(tmp_path)) == []
-
-
-def test_a_new_part_without_a_place_is_found(tmp_path):
-    (tmp_path / "helpers.py").write_text("from nca_trader import types")
-    with pytest.raises(AssertionError, match="helpers has no place"):
-        list(violations(tmp_path))
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "import pickle",

@@ -10,13 +10,6 @@ from drawn import random_bars
 from nca_trader import ConfigError, rules
 from nca_trader.agents.targets import needs_account, strategy_targets
 
-RULES = (
-    rules.buy_and_hold(),
-    rules.always_flat(),
-    rules.sma_cross(3, 8),
-    rules.momentum(5),
-)
-
 
 def late_bars(seed=0, length=120, missing=0.15):
     """Bars of three assets with holes; the last asset is listed at row 20, NaN before."""
@@ -73,34 +66,6 @@ def test_buy_and_hold_orders_each_asset_once_in_its_first_bar():
 
 def test_always_flat_orders_nothing_else():
     assert (strategy_targets(late_bars(), rules.always_flat()) == 0.0).all()
-
-
-@pytest.mark.parametrize("strategy", RULES, ids=lambda s: s.name)
-def test_later_bars_change_no_earlier_target(strategy):
-    bars = late_bars()
-    fields = {name: getattr(bars, name).copy() for name in ("open", "high", "low", "close")}
-    for values in fields.values():
-        values[60:] = values[60:][::-1] * 1.5
-    changed = dataclasses.replace(bars, **fields)
-    before, after = (strategy_targets(b, strategy) for b in (bars, changed))
-    np.testing.assert_array_equal(before[:60], after[:60])
-    if strategy.name.startswith(("SMA", "momentum")):
-        assert (before[60:] != after[60:]).any()
-
-
-@pytest.mark.parametrize("strategy", RULES, ids=lambda s: s.name)
-def test_targets_are_weights_whatever_is_missing(strategy):
-    targets = strategy_targets(late_bars(missing=0.5), strategy)
-    ordered = targets[~np.isnan(targets)]
-    assert ((ordered >= 0) & (ordered <= 1 / 3)).all() and len(ordered)
-
-
-@pytest.mark.parametrize(
-    ("rule", "arguments"), [("sma_cross", (5, 5)), ("sma_cross", (0, 5)), ("momentum", (0,))]
-)
-def test_parameters_that_make_no_rule_are_refused(rule, arguments):
-    with pytest.raises(ConfigError, match=rule):
-        getattr(rules, rule)(*arguments)
 
 
 def loop(bars, decide):

@@ -4,18 +4,13 @@ import html
 import re
 import shlex
 
-import numpy as np
-import pandas as pd
 import pytest
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
 import nca_trader as nca
 from nca_trader.agents import rules
-from nca_trader.config.reading import REPAIRS
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
-from nca_trader.runs.manifest import seen_rows
-from nca_trader.runs.trials import data_record
 from nca_trader.types import Costs
 
 AFTER = NUM_BARS - TRAINING_ROWS
@@ -114,30 +109,6 @@ def test_bars_that_the_run_saw_are_said_loudly(own, command, options, in_sample,
     assert trials.count(own.run.root, "test") == (looks or 0)
 
 
-def test_a_run_over_nothing_but_bars_that_it_saw_is_in_sample_without_being_asked(own, command):
-    pd.read_csv(own.data).iloc[: 2 * TRAINING_ROWS].to_csv(own.folder / "old.csv", index=False)
-    said = command("backtest", "--run", own.path, "--data", own.folder / "old.csv", "--json")
-    assert said.json["in_sample"] == said.json["bars"] == TRAINING_ROWS
-    assert "IN SAMPLE" in said.out and trials.count(own.run.root, "test") == 0
-
-
-@pytest.mark.slow
-def test_bars_that_selected_the_seed_are_as_seen_as_those_that_trained_it(own, command):
-    chosen = own.bars[TRAINING_ROWS : TRAINING_ROWS + 20]
-    own.run.write_json(
-        "selection.json", {"selected": 0, "sharpe": [0.1], "data": data_record(chosen)}
-    )
-    assert seen_rows(own.bars, own.run) == TRAINING_ROWS + 20
-    page = own.folder / "run.html"
-    said = command("backtest", "--run", own.path, "--data", own.data, "--out", page, "--json")
-    assert (said.json["in_sample"], said.json["bars"]) == (0, AFTER - 20)
-    seen = words(page)
-    assert "Training, selection and test are separate bars" in seen and "selected agent" in seen
-    assert f"selection {UNTIL} 2020-08-07 20" in seen
-    asked = command("backtest", "--run", own.path, "--data", own.data, "--start", UNTIL, "--json")
-    assert asked.json["in_sample"] == 20
-
-
 @pytest.mark.parametrize("stop", ["2020-07-20", "2020-07-21", "2020-07-23"])
 @pytest.mark.few(1)
 def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
@@ -177,33 +148,6 @@ def test_the_command_and_its_page_say_that_nothing_was_filled(tiny, tmp_path, co
     assert said.code == 0 and said.err == ""
     for text in (said.out, page.read_text()):
         assert text.count("NO FILLS: nothing was ever bought or sold") >= 1
-
-
-def test_the_result_by_bar_is_still_a_table(tiny, tmp_path, command):
-    for name, read in (("out.csv", pd.read_csv), ("out.parquet", pd.read_parquet)):
-        given = ("--strategy", "buy_and_hold", "--data", tiny.data, "--out", tmp_path / name)
-        assert command("backtest", *given).code == 0
-        expected = backtest(tiny.bars, rules.buy_and_hold()).equity
-        np.testing.assert_array_equal(read(tmp_path / name)["equity"], expected)
-
-
-def test_a_file_that_needs_repair_is_read_where_that_is_asked_for(tiny, tmp_path, command):
-    shuffled = tmp_path / "shuffled.csv"
-    pd.read_csv(tiny.data).iloc[::-1].to_csv(shuffled, index=False)
-    given = ("backtest", "--strategy", "buy_and_hold", "--json", "--data")
-    refused = command(*given, shuffled)
-    assert refused.code == 2 and "D020" in refused.err
-    mended = command(*given, shuffled, "--repair", "sort")
-    assert "Repaired on reading: D020 by sort" in mended.out
-    keys = ("total_return", "sharpe", "turnover")
-    whole = command(*given, tiny.data)
-    for key in keys:  # the assets come in another order, so sums differ in their last digit
-        assert mended.json[key] == pytest.approx(whole.json[key], rel=1e-12), key
-
-
-def test_help_names_every_repair(command):
-    said = command("data", "--help").out
-    assert all(repair in said for repair in REPAIRS)
 
 
 def test_python_writes_the_same_page(tiny, tmp_path, command):

@@ -56,32 +56,12 @@ def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
     assert command(*shlex.split(named)).code == 0
 
 
-def test_training_that_was_complete_changes_nothing(command, mine):
-    before = {k: v for k, v in mine.written().items() if not k.endswith(".jsonl")}
-    said = command(*mine.train_command(mine.path), "--json")
-    assert said.code == 0 and said.json["complete"] is True and said.json["update"] == 2
-    assert {k: v for k, v in mine.written().items() if not k.endswith(".jsonl")} == before
-
-
 def test_the_command_line_trains_what_python_trains(command, mine):
     command(*mine.train_command(mine.runs / "again"))
     there = json.loads((mine.runs / "again" / "metrics.jsonl").read_text().splitlines()[-1])
     here = mine.run.metrics()[-1]
     assert there.pop("checksum")
     assert {**there, "steps_per_s": 0} == {**here, "steps_per_s": 0}
-
-
-def test_backtest_of_a_run_trades_after_what_it_trained_on(command, mine, tmp_path):
-    out = tmp_path / "result.parquet"
-    said = command("backtest", "--run", mine.path, "--data", mine.data, "--out", out, "--json")
-    result = backtest(mine.bars, mine.run, start=str(mine.bars.time[TRAINING_ROWS]))
-    assert said.code == 0 and "IN SAMPLE" not in said.out
-    assert said.json["start"] == "2020-07-19" and said.json["in_sample"] == 0
-    for name, value in result.metrics.items():
-        there = said.json[name]
-        assert there == value or (there is None and not np.isfinite(value)), name
-        assert name in said.out
-    pd.testing.assert_frame_equal(pd.read_parquet(out), result.to_frame(), check_exact=True)
 
 
 def test_backtest_of_a_run_may_take_another_number_of_steps(command, mine):
@@ -95,14 +75,6 @@ def test_backtest_of_a_run_may_take_another_number_of_steps(command, mine):
     assert np.nanmax(np.abs(expected.logits - usual.logits)) > 0.0
     for wrong in (("--run", mine.path, "--steps", 0), ("--strategy", "momentum", "--steps", 2)):
         assert command("backtest", *wrong, "--data", mine.data).code == 2
-
-
-def test_backtest_says_where_it_is_in_sample(command, mine):
-    said = command(
-        "backtest", "--run", mine.path, "--data", mine.data, "--start", "2020-07-09", "--json"
-    )
-    assert said.code == 0 and said.json["in_sample"] == 10
-    assert "IN SAMPLE: 10 of these 70 bars" in said.out
 
 
 def test_backtest_of_a_rule_pays_the_costs_that_are_given(command, mine, tmp_path):

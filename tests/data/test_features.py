@@ -210,25 +210,6 @@ def test_the_features_of_a_preset_alone_are_bit_equal_too(names):
     np.testing.assert_allclose(features.batch(bars), every, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_no_feature_sees_a_later_bar(seed):
-    rng = np.random.default_rng(seed)
-    t = int(rng.integers(1, N - 10))
-    bars = random_bars(seed, missing=0.05)
-    before = values64(bars)
-    other = random_bars(seed + 100, missing=0.3)
-    joined = {}
-    for name in (*PRICES, "volume", "present", "time"):
-        joined[name] = np.concatenate([getattr(bars, name)[: t + 1], getattr(other, name)[t + 1 :]])
-    joined["time"] = joined["time"].copy()
-    joined["time"][t + 1 :] = bars.time[t + 1 :] + np.timedelta64(7, "h")
-    after = values64(dataclasses.replace(bars, **joined))
-    for name in ALL:
-        np.testing.assert_array_equal(before[name][: t + 1], after[name][: t + 1], err_msg=name)
-        if t < N - 80 and not name.startswith("day_of_week"):
-            assert (before[name][t + 1 :] != after[name][t + 1 :]).any(), name
-
-
 @pytest.mark.parametrize("unit", [1e3, 1e-14])  # of the second all prices are below `LEAST`
 def test_units_of_price_and_volume_do_not_matter(unit):
     bars, values = plain()
@@ -304,13 +285,6 @@ def test_calendar_features_repeat_with_their_period_and_know_monday():
     monday = bars.index.day_of_week == 0
     assert (values["day_of_week_sin"][monday] == 0).all()
     assert (values["day_of_week_cos"][~monday] != 1).all()
-
-
-def test_an_asset_does_not_see_the_others():
-    bars, values = plain()
-    alone = values64(bars.select("B"))
-    for name in ALL:
-        np.testing.assert_allclose(alone[name][:, 0], values[name][:, 1], rtol=1e-12, atol=1e-12)
 
 
 def test_state_is_a_plain_tree_of_arrays_that_can_be_put_back():

@@ -1,23 +1,18 @@
 """The account by hand, and its float32 against its float64; `test_judge.py` has the ledger."""
 
-import dataclasses
-import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_bars
 
-from nca_trader import backtest
 from nca_trader.envs.account import state as accounts
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.state import Legs, Quote, Rules
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
-EXPENSIVE = Costs(commission=3e-3, slippage=2e-3)
 FILLS, ORDERS = ("next_open", "close"), ("on_change", "rebalance")
 
 
@@ -57,34 +52,6 @@ def test_held_weight_in_float32_without_its_low_part_would_drift():
     assert abs(single / exact - 1) > 1e-6
 
 
-def test_one_trade_by_hand():
-    # Equity 100, all cash; buy half at 10 with 1 % commission and 2 % slippage: 50 of notional
-    # costs 50 * .02 of slippage and 51 * .01 of commission = 1.51, equity 98.49.
-    account = accounts.open_account(jnp.zeros(1))
-    account = account._replace(ordered=jnp.full(1, 0.5), pending=jnp.ones(1, jnp.int8))
-    costs = Costs(commission=0.01, slippage=0.02)
-    account, fill = accounting.trade(account, Quote(jnp.ones(1, bool)), costs, Rules())
-    np.testing.assert_allclose(accounts.equity(account), 0.9849, rtol=1e-6)
-    np.testing.assert_allclose(account.weight, [50 / 98.49], rtol=1e-6)
-    np.testing.assert_allclose([fill.traded[0], fill.cost[0]], [0.5, 0.0151], rtol=1e-6)
-
-
-def test_holding_costs_nothing_and_a_repeated_target_does_not_trade():
-    bars = random_bars(np.random.default_rng(0), 50, 2)
-    result = backtest(bars, np.full((50, 2), 0.4), EXPENSIVE, order="on_change")
-    assert (result.turnover > 0).sum() == 1
-    assert result.turnover.iloc[1] == pytest.approx(0.8)
-
-
-def test_a_fully_invested_account_does_not_rebalance_on_change():
-    # Cash cuts both buys; what is left of them waits, and must not sell the one that drifts up.
-    bars = random_bars(np.random.default_rng(1), 300, 2)
-    result = backtest(bars, np.full((300, 2), 0.5), COSTS, order="on_change")
-    assert result.turnover.iloc[2:].max() < 1e-12
-    units = result.weights.to_numpy() * result.equity.to_numpy()[:, None] / bars.close
-    np.testing.assert_allclose(units[2:], np.tile(units[1], (298, 1)), rtol=1e-9)
-
-
 def test_a_rest_waits_for_cash_and_not_for_the_rounding_of_a_full_account():
     """Of an account that holds 1 to rounding, the buy that is left and its cash are both 1e-7."""
 
@@ -100,43 +67,6 @@ def test_a_rest_waits_for_cash_and_not_for_the_rounding_of_a_full_account():
     assert got.tolist() == 2 * [accounts.REST] + 5 * [accounts.FILLED]
 
 
-def test_an_order_that_meets_a_missing_bar_waits_for_the_next_one():
-    bars = random_bars(np.random.default_rng(2), 6, 1)
-    present = bars.present.copy()
-    present[1:3] = False
-    bars = dataclasses.replace(bars, present=present)
-    targets = np.array([1.0, np.nan, np.nan, np.nan, np.nan, np.nan])
-    result = backtest(bars, targets)
-    assert result.weights.iloc[:3].abs().max().item() == 0.0
-    assert result.weights.iloc[3].item() == pytest.approx(1.0)
-
-
-def test_the_last_target_never_fills_at_the_next_open():
-    bars = random_bars(np.random.default_rng(3), 20, 1)
-    targets = np.zeros(20)
-    targets[-1] = 1.0
-    assert (backtest(bars, targets, COSTS).equity == 1.0).all()
-    at_close = backtest(bars, targets, COSTS, fill="close").equity
-    assert at_close.iloc[-1] < 1.0 and (at_close.iloc[:-1] == 1.0).all()
-
-
-def ruin_bars(gap):
-    """Three bars of one asset; the second moves by `gap`, in its gap or in its body."""
-    bars = random_bars(np.random.default_rng(0), 5, 1, spread=0.0)
-    price = np.array([1.0, 1.0, 1.0 + gap, 1.0 + gap, 1.0 + gap])[:, None] * 100
-    return dataclasses.replace(bars, open=price, high=price, low=price, close=price)
-
-
-@pytest.mark.parametrize("fill", FILLS)
-def test_a_gap_beyond_equity_ruins_and_nothing_trades_after(fill):
-    result = backtest(ruin_bars(gap=1.5), np.array([-1.0, -1.0, -1.0, 1.0, -1.0]), COSTS, fill)
-    equity = result.equity.to_numpy()
-    assert equity[1] > 0.99
-    np.testing.assert_allclose(equity[2:], 1e-9)
-    assert (result.weights.to_numpy()[2:] == 0).all()
-    assert (result.turnover.to_numpy()[2:] == 0).all()
-
-
 @pytest.mark.slow
 def test_gradients_stay_finite_through_ruin():
     def final(weight):
@@ -147,28 +77,3 @@ def test_gradients_stay_finite_through_ruin():
     for weight in (-0.5, -0.4999, -1.0, 0.3):
         assert np.isfinite(jax.grad(final)(weight))
     assert final(-1.0) == pytest.approx(math.log(1e-9))
-
-
-def test_scaling_all_prices_changes_nothing():
-    rng = np.random.default_rng(4)
-    bars = random_bars(rng, 100, 2)
-    fields = {n: getattr(bars, n) * 8.0 for n in ("open", "high", "low", "close")}
-    targets = rng.uniform(-1, 1, (100, 2))
-    a, b = (backtest(x, targets, COSTS) for x in (bars, dataclasses.replace(bars, **fields)))
-    np.testing.assert_array_equal(a.equity, b.equity)
-
-
-def test_assets_may_stand_in_any_order():
-    rng = np.random.default_rng(5)
-    bars, targets = random_bars(rng, 100, 3), rng.uniform(-1, 1, (100, 3))
-    turned = bars.select("S2", "S0", "S1")
-    for fill, order in itertools.product(FILLS, ORDERS):
-        a = backtest(bars, targets, COSTS, fill, order).equity
-        b = backtest(turned, targets[:, [2, 0, 1]], COSTS, fill, order).equity
-        np.testing.assert_allclose(a, b, rtol=1e-12)
-
-
-@pytest.mark.parametrize("bad", [-1e-3, 1.0, float("nan")])
-def test_costs_outside_their_range_are_refused(bad):
-    with pytest.raises(ValueError, match=r"costs.commission = .* is not a fraction"):
-        Costs(commission=bad)

@@ -349,21 +349,6 @@ def test_a_final_observation_is_kept_and_the_next_episode_is_clean(env):
     np.testing.assert_array_equal(observation[0, :-5], window.ravel())
 
 
-def test_a_batch_is_the_trading_env_under_vmap(env):
-    ours, inner = make_vec(4), TradingEnv(BARS, CONFIG)
-    observation, _ = ours.reset(seed=2)
-    keys = jax.vmap(lambda s: jax.random.fold_in(jax.random.wrap_key_data(s), 0))(ours._seeds)
-    state, timestep = jax.jit(jax.vmap(inner.reset))(keys)
-    step = jax.jit(jax.vmap(inner.step))
-    for actions in sampled(ours, 5):
-        observation, reward, _, truncated, _ = ours.step(actions)
-        state, timestep = step(state, jnp.asarray(actions))
-        np.testing.assert_array_equal(reward, np.asarray(timestep.reward, np.float64))
-        np.testing.assert_array_equal(truncated, timestep.truncated)
-        account = jax.vmap(account_row, (None, 0))(inner.spec, timestep.observation)
-        np.testing.assert_array_equal(observation[:, -5:], account)
-
-
 @pytest.mark.parametrize(("reward", "shown"), [("drawdown", 1), ("differential_sharpe", 2)])
 def test_an_observation_ends_with_what_the_reward_remembers(reward, shown):
     env = make(config=dataclasses.replace(CONFIG, reward=reward))

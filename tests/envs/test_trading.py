@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from drawn import random_bars
 
-from nca_trader import BarError, Costs, EnvConfig, TradingEnv, backtest
+from nca_trader import BarError, Costs, EnvConfig, TradingEnv
 from nca_trader.envs import market
 from nca_trader.envs.account.state import equity, log_return, open_account
 from nca_trader.envs.trading import EnvState, Episode, Observation
@@ -46,28 +46,6 @@ def test_features_that_memory_does_not_hold_are_refused_before_they_are_made(mon
             continue
         with pytest.raises(BarError, match=r"2 features of 150 bars of 2 assets need .* are free"):
             make_env()
-
-
-@pytest.mark.parametrize("fill", ["next_open", "close"])
-@pytest.mark.parametrize("order", ["on_change", "rebalance"])
-@pytest.mark.few(2)
-def test_rewards_are_the_steps_of_a_backtests_log_equity(fill, order):
-    # Weights of .5 over three assets: max_gross binds too.
-    bars = random_bars(np.random.default_rng(1), 150, 3, missing=0.1)
-    env = make_env(bars, fill=fill, order=order, size=0.5)
-    actions = np.random.default_rng(2).integers(0, 3, (len(bars) - 1 - WARMUP, 3))
-    _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state_at(env, WARMUP), actions)
-
-    targets = np.full((len(bars), 3), np.nan)
-    targets[WARMUP:-1] = np.array([-0.5, 0.0, 0.5])[actions]
-    result = backtest(bars, targets, COSTS, fill, order, max_gross=1.0)
-    log_equity = result.log_equity
-    if fill == "close":  # an order's cost is in the step that it begins
-        log_equity = log_equity - np.log1p(-result.cost.to_numpy())
-    np.testing.assert_allclose(steps.reward, np.diff(log_equity)[WARMUP:], rtol=0, atol=1e-6)
-    account = steps.observation.account
-    np.testing.assert_allclose(equity(account), np.exp(log_equity[WARMUP + 1 :]), rtol=1e-6)
-    assert result.turnover.sum() > 20
 
 
 def test_a_step_sees_the_bar_after_the_one_it_was_decided_at(env):

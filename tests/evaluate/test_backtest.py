@@ -71,22 +71,9 @@ def test_one_asset_takes_a_column_or_a_row_of_targets(bars):
     assert wide.turnover.sum() > 1
 
 
-def test_a_frame_with_the_names_of_the_bars_is_its_numbers(bars):
-    targets = random_targets(len(bars), 2)
-    frame = pd.DataFrame(targets, bars.index, list(bars.symbols))
-    assert_same(backtest(bars, frame), backtest(bars, targets))
-
-
 def test_a_frame_with_columns_in_another_order_is_refused(bars):
     frame = pd.DataFrame(random_targets(len(bars), 2), bars.index, ["S1", "S0"])
     with pytest.raises(BarError, match=r"columns S1, S0, but the bars are S0, S1"):
-        backtest(bars, frame)
-
-
-def test_a_frame_of_other_days_is_refused(bars):
-    late = bars.index + pd.Timedelta(days=1)
-    frame = pd.DataFrame(random_targets(len(bars), 2), late, list(bars.symbols))
-    with pytest.raises(BarError, match=r"targets row 0 is of 2020-01-02 .* reindex"):
         backtest(bars, frame)
 
 
@@ -150,23 +137,6 @@ def test_the_result_has_an_entry_for_each_bar(bars):
     np.testing.assert_array_equal(np.exp(result.log_equity), result.equity)
 
 
-def test_a_fill_at_the_first_close_pays_its_costs_there():
-    bars = random_bars(np.random.default_rng(0), 5, 1)
-    result = backtest(bars, np.full(5, 0.5), COSTS, fill="close")
-    s, f = COSTS.slippage, COSTS.commission
-    paid = 0.5 * (s + f * (1 + s))
-    np.testing.assert_allclose(result.equity.iloc[0], 1 - paid, rtol=1e-15)
-    np.testing.assert_allclose(result.cost.iloc[0], paid, rtol=1e-15)
-    np.testing.assert_allclose(result.weights.iloc[0, 0], 0.5 / (1 - paid), rtol=1e-15)
-
-
-def test_at_the_next_open_the_last_target_never_fills(bars):
-    targets = np.full((240, 2), np.nan)
-    targets[-1] = 0.5
-    assert backtest(bars, targets).turnover.sum() == 0.0
-    np.testing.assert_allclose(backtest(bars, targets, fill="close").turnover.sum(), 1.0)
-
-
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("order", ["on_change", "rebalance"])
 def test_a_part_of_the_bars_is_an_account_that_begins_there_flat(bars, fill, order):
@@ -200,15 +170,6 @@ def test_a_rule_is_its_targets(bars, name):
     assert result.name == strategy.name
     if name != "always_flat":
         assert result.turnover.sum() > 0.5
-
-
-def test_a_cap_scales_every_target(bars):
-    targets = np.full((240, 2), 0.8)
-    capped = backtest(bars, targets, max_gross=1.0)
-    assert_same(
-        dataclasses.replace(capped, targets=capped.targets * 0.0),
-        dataclasses.replace(r := backtest(bars, targets * (1 / 1.6)), targets=r.targets * 0.0),
-    )
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -275,16 +236,6 @@ def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
     np.testing.assert_allclose(again.log_equity, result.log_equity, rtol=0, atol=1e-14)
 
 
-def test_a_run_that_starts_later_has_seen_the_bars_before(bars, run):
-    whole = backtest(bars, run, start=FIRST)
-    late = backtest(bars, run, start=str(bars.time[120]))
-    # The same cells, so the same logits once the account is the same; flat to begin with.
-    assert late.targets.iloc[0].notna().all() and late.equity.iloc[0] == 1.0
-    assert len(late.equity) == 120 and np.isfinite(late.logits).all()
-    agree = (late.targets.to_numpy() == whole.targets.iloc[120:].to_numpy()).mean()
-    assert agree > 0.5
-
-
 @pytest.mark.parametrize("chunk", [1, 64, 240])
 def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkeypatch, chunk):
     whole = backtest(bars, run, start=FIRST)
@@ -349,28 +300,6 @@ def test_fewer_bars_than_the_receptive_field_are_refused(bars, run):
 
 
 # No look ahead
-
-
-def other_future(bars, row):
-    """The same bars up to `row`, and others after it."""
-    rng = np.random.default_rng(9)
-    factor = np.ones(bars.close.shape)
-    factor[row + 1 :] = np.exp(rng.normal(0, 0.05, factor[row + 1 :].shape))
-    fields = {n: getattr(bars, n) * factor for n in ("open", "high", "low", "close", "volume")}
-    return dataclasses.replace(bars, **fields)
-
-
-@pytest.mark.parametrize("row", [70, 238])
-@pytest.mark.parametrize("name", ["run", "sma_cross", "buy_and_hold"])
-def test_what_comes_after_a_bar_changes_nothing_up_to_it(bars, run, name, row):
-    what = run if name == "run" else RULES[name]()
-    result, other = (backtest(b, what, COSTS, start=FIRST) for b in (bars, other_future(bars, row)))
-    before = slice(0, row + 1)
-    pd.testing.assert_frame_equal(
-        other.to_frame()[before], result.to_frame()[before], check_exact=True
-    )
-    if name in ("run", "buy_and_hold"):  # the change is there to be seen
-        assert (other.equity != result.equity).any()
 
 
 def test_a_strategy_counts_once_for_the_same_targets_on_the_same_bars(tmp_path):

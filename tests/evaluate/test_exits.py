@@ -6,7 +6,7 @@ import pytest
 from drawn import random_bars
 
 import nca_trader as nca
-from nca_trader import Order, Strategy, backtest, rules
+from nca_trader import Strategy, backtest, rules
 
 COSTS = nca.Costs(commission=2e-3, slippage=1e-3)
 
@@ -62,12 +62,6 @@ def test_a_fill_inside_a_bar(side, bar, price):
     np.testing.assert_allclose(equity[2:], 1.0 + side * (price - 100) / 100, rtol=1e-12)
 
 
-def test_an_exit_in_the_bar_of_the_entry():
-    bars = bars_of(FLAT, (100, 101, 90, 99), FLAT)
-    equity = backtest(bars, LONG).equity.to_numpy()
-    np.testing.assert_allclose(equity, [1.0, 0.95, 0.95])
-
-
 def test_an_asset_that_is_not_listed_yet_leaves_stops_and_impact_alone():
     """Equity of 1000 buys 10 units at 100 with an impact of .1 sqrt(10 / 1000) of the price."""
     bars = bars_of(FLAT, FLAT, FLAT)
@@ -82,31 +76,6 @@ def test_an_asset_that_is_not_listed_yet_leaves_stops_and_impact_alone():
     costs = nca.Costs(impact=0.1)
     equity = backtest(bars, strategy, costs, borrow=True, capital=1000.0).equity
     np.testing.assert_allclose(equity, [1.0, 0.99, 0.99], rtol=1e-12)
-
-
-def test_a_trailing_stop_uses_earlier_bars_only():
-    # The bar that makes the high does not raise the stop that its own low is compared with.
-    bars = bars_of(FLAT, FLAT, (100, 120, 100, 119), (119, 119, 107, 110), FLAT)
-    equity = backtest(bars, replay(np.ones((5, 1))).with_trailing_stop(0.1)).equity.to_numpy()
-    np.testing.assert_allclose(equity, [1.0, 1.0, 1.19, 1.08, 1.08])
-
-
-def test_prices_given_with_the_order():
-    def act(row, bar):
-        target = jnp.ones(1)
-        return row + 1, Order(target, stop_price=bar.close - 3.0, limit_price=bar.close + 50.0)
-
-    bars = bars_of(FLAT, FLAT, (100, 100, 96, 99), FLAT, FLAT)
-    result = backtest(bars, Strategy(lambda num_assets: 0, act))
-    np.testing.assert_allclose(result.equity.to_numpy(), [1.0, 1.0, 0.97, 0.97, 0.97])
-
-
-def test_an_asset_stays_flat_until_its_target_changes():
-    targets = np.array([1, 1, 1, 1, 0.5, 0.5, 0.5])[:, None]
-    bars = bars_of(FLAT, FLAT, (100, 100, 90, 91), FLAT, FLAT, FLAT, FLAT)
-    for order in ("on_change", "rebalance"):
-        result = backtest(bars, replay(targets, order=order).with_stop(0.05))
-        np.testing.assert_array_equal(result.weights["X"].round(9), [0, 1, 0, 0, 0, 0.5, 0.5])
 
 
 def test_a_change_of_size_does_not_reopen_what_a_stop_closed():

@@ -406,17 +406,6 @@ def test_what_cannot_be_checked_is_refused_in_one_line(subject, says):
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_what_is_kept_between_calls_is_refused():
-    calls = []
-
-    def counts(bars):
-        calls.append(1)
-        return np.full(len(bars), float(len(calls) > 10))
-
-    with pytest.raises(ConfigError, match="when it is called again with the same bars"):
-        leakcheck(counts, BARS)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [

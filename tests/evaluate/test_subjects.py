@@ -191,20 +191,6 @@ def test_a_function_may_refuse_a_history_that_is_too_short():
         backtest(BARS, needs_all)
 
 
-def test_what_else_a_backtest_is_given_is_refused_with_what_it_takes():
-    class Model:
-        def predict(self, obs):
-            return 0
-
-    for wrong, hint in (
-        (Model(), "envs.sb3"),
-        (rules.sma_cross, "called first"),
-        (3, "give weights"),
-    ):
-        with pytest.raises(ConfigError, match=hint):
-            backtest(BARS, wrong)
-
-
 def test_partial_functions_and_frames_are_targets():
     scaled = functools.partial(lambda bars, weight: weight * past(bars), weight=0.5)
     frame = pd.DataFrame(0.5 * past(BARS), BARS.index, list(BARS.symbols))

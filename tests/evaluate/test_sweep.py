@@ -1,6 +1,5 @@
 """A sweep equals a loop of backtests, survives an interruption, and does not call luck a skill."""
 
-import dataclasses
 import functools
 import json
 import logging
@@ -42,14 +41,6 @@ def made(num_bars=700, assets=1, seed=0, missing=0.0, drift=0.0):
         time=time, symbols=tuple("ABC"[:assets]), open=open_, high=high, low=low, close=close,
         volume=np.ones_like(close), present=present,
     )  # fmt: skip
-
-
-def looped(bars, rule, table, **options):
-    """Yield the row of each combination, and its backtest."""
-    for _, row in table.iterrows():
-        values = {p: row[p] for p in table.attrs["parameters"]}
-        whole = {p: int(v) if float(v).is_integer() else v for p, v in values.items()}
-        yield row, nca.backtest(bars, rule(**whole), COSTS, **options)
 
 
 def stopped(fast=5, loss=0.05):
@@ -116,96 +107,6 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
         bars, rule, grid, COSTS, precision=precision, trials=None, tails=True, **options
     )
     refuse_other_metrics(table, rule, bars, COSTS, precision, **options)
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
-def test_a_sweep_equals_a_loop_of_backtests_whatever_is_paid_and_earned(seed):
-    rng = np.random.default_rng(seed)
-    bars = made(400, assets=1 + seed % 3, seed=seed)
-    shape = bars.close.shape
-    bars = dataclasses.replace(
-        bars,
-        dividend=np.where(rng.random(shape) < 0.05, 0.5, 0.0),
-        funding=None if seed % 2 else rng.normal(0, 1e-4, shape),
-        half_spread=rng.uniform(0, 1e-3, shape),
-    )
-    rates = dict.fromkeys(("interest_lend", "interest_borrow", "borrow_fee"), 0.05)
-    costs = nca.Costs(commission=5e-4, slippage=2e-4, funding=0.05 * (seed % 2), **rates)
-    options = {"fill": ("next_open", "close")[seed % 2]}
-    precision, rule = (("f64", nca.rules.sma_cross), ("f32", stopped))[seed // 2]
-    grid = {"fast": [3, 8], "slow": [25]} if seed < 2 else {"fast": [3], "loss": [0.02, 0.05]}
-    table = nca.sweep(
-        bars, rule, grid, costs, precision=precision, trials=None, tails=True, **options
-    )
-    refuse_other_metrics(table, rule, bars, costs, precision, **options)
-
-
-HELD = nca.Costs(commission=5e-4, borrow_fee=0.02, interest_lend=0.04, funding=1e-4)
-
-
-@pytest.mark.parametrize("fill", [pytest.param("next_open", marks=pytest.mark.slow), "close"])
-@pytest.mark.parametrize("name", ["sma", "stop"])
-@pytest.mark.few(1)
-def test_charges_for_holding_leave_no_position_that_is_none(name, fill):
-    """What is charged before a fill must not look like a rest of the position that it closes."""
-    rule, grid, *_ = CASES[name]
-    bars = made()
-    for precision in ("f32", "f64"):
-        table = nca.sweep(bars, rule, grid, HELD, fill, precision=precision, trials=None)
-        for _, row in table.iterrows():
-            values = {p: row[p] if p == "loss" else int(row[p]) for p in table.attrs["parameters"]}
-            m = nca.backtest(bars, rule(**values), HELD, fill).metrics
-            assert m["trades"] > 5 and row["exposure"] == pytest.approx(m["exposure"])
-            for key in ("trades", "win_rate", "profit_factor", "expectancy"):
-                assert row[key] == pytest.approx(m[key], rel={"f32": 1e-4, "f64": 1e-7}[precision])
-
-
-def test_trades_equal_a_ledger_of_numpy():
-    """Round trips of one asset at fractions of equity, recomputed bar by bar in plain Python."""
-    bars = made(500, seed=3)
-    table = nca.sweep(bars, stopped, CASES["stop"][1], COSTS, precision="f64", trials=None)
-    for row, result in looped(bars, stopped, table):
-        # What is held at the close, and the change of equity while it was: a trade's profit is
-        # the change of equity from before its entry to after its exit, where one asset is all.
-        side = np.sign(np.where(np.abs(result.weights.to_numpy()[:, 0]) > 1e-9,
-                                result.weights.to_numpy()[:, 0], 0))  # fmt: skip
-        assert row["exposure"] == pytest.approx((side != 0).mean())
-        assert row["trades"] >= ((side != 0) & (np.r_[0, side[:-1]] != side)).sum()
-        ended = row["expectancy"] * (row["trades"] - (side[-1] != 0))
-        if side[-1] == 0:
-            assert ended == pytest.approx(result.equity.iloc[-1] - 1.0, rel=1e-9)
-
-
-def test_profit_factor_equals_trades_that_are_known():
-    prices = np.array([100, 100, 110, 110, 110, 99, 99, 99, 99, 108.9, 108.9, 108.9])[:, None]
-    time = np.datetime64("2020-01-01") + np.arange(len(prices)) * np.timedelta64(1, "D")
-    bars = nca.Bars(
-        time=time, symbols=("A",), open=prices, high=prices, low=prices, close=prices,
-        volume=np.ones_like(prices), present=np.ones(prices.shape, bool),
-    )  # fmt: skip
-    weights = np.array([1, 1, 0, -1, -1, 0, 1, 1, 1, 1, 1, 1.0])
-
-    def rule(size=1.0):
-        def act(row, bar):
-            return row + 1, size * jnp.asarray(weights)[row] * jnp.ones_like(bar.close)
-
-        return nca.Strategy(lambda num_assets: jnp.zeros((), jnp.int32), act)
-
-    table = nca.sweep(bars, rule, {"size": [1.0, 0.5]}, fill="close", trials=None, precision="f64")
-    # Long 100 to 110 on 1, short 110 to 99 on 1.1, and long from 99 on 1.21, open to the end.
-    first = table.iloc[0]
-    assert (first["trades"], first["win_rate"]) == (3, 1.0)
-    assert first["expectancy"] == pytest.approx((0.1 + 0.11) / 2)
-    assert np.isnan(first["profit_factor"])  # without a loss
-    # Long 100 to 110 on 1, and long 110 to 99 on 1.1.
-    weights = np.array([1, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0.0])
-    mixed = nca.sweep(bars, rule, {"size": [1.0]}, fill="close", trials=None).iloc[0]
-    assert (mixed["trades"], mixed["win_rate"]) == (2, 0.5)
-    assert mixed["profit_factor"] == pytest.approx(0.1 / 0.11)
-    assert mixed["expectancy"] == pytest.approx(-0.005)
-    weights = np.array([1, 1, 0, -1, -1, 0, 1, 1, 1, 1, 1, 1.0])
-    losing = nca.sweep(bars, rule, {"size": [-1.0, 1.0]}, fill="close", trials=None)
-    assert losing["profit_factor"][0] == 0.0 and losing["win_rate"][0] == 0.0
 
 
 def test_tails_equal_those_of_the_backtests(monkeypatch):
@@ -465,14 +366,6 @@ def test_samples_cover_a_space(method):
     # The thirds of each range have their share.
     assert np.histogram(stop, 3, (0.01, 0.2))[0].min() > 45
     assert {one["side"] for one in found} == {"long", "both"}
-
-
-def test_every_combination_counts_once_in_the_trial_log(tmp_path):
-    bars = made(300)
-    for grid, expected in ((SMA, 6), (SMA, 6), ({"fast": [4], "slow": [30, 40]}, 8)):
-        table = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=tmp_path)
-        assert table.attrs["search"]["trials"] == expected
-    assert len(nca.trials(tmp_path)) == 2
 
 
 WIDE = {"lookback": range(1, 41)}

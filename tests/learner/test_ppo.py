@@ -114,39 +114,6 @@ def test_first_gradient_is_the_policy_gradient(stage, data):
     assert all(np.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(a["nca"]))
 
 
-def test_gradient_equals_differences_of_the_loss(stage, loss, data):
-    # Halfway to a clip, where the loss is smooth; along random directions.
-    rng = np.random.default_rng(2)
-    gradient = jax.jit(jax.grad(lambda p: loss(p, *data).loss))(stage.params)
-    for _ in range(4):
-        draw = jax.tree.map(lambda p: rng.normal(size=p.shape).astype("f4"), stage.params)
-        size = 3e-4
-        ahead, behind = (
-            float(loss(jax.tree.map(lambda p, d, s=s: p + s * d, stage.params, draw), *data).loss)
-            for s in (size, -size)
-        )
-        slope = sum(
-            jax.tree.leaves(jax.tree.map(lambda g, d: float((g * d).sum()), gradient, draw))
-        )
-        np.testing.assert_allclose((ahead - behind) / (2 * size), slope, rtol=0.02, atol=2e-3)
-
-
-def test_gains_beyond_the_clip_have_no_gradient(stage, data):
-    rollout, advantage, target = data
-    config = dataclasses.replace(stage.agent.learner, value_coef=0.0, entropy_coef=0.0)
-    setup = setup_of(stage.policy, dataclasses.replace(stage.agent, learner=config))
-    # As if every action had been half as likely when it was taken: ratio 2.
-    rare = rollout._replace(log_prob=rollout.log_prob - np.log(2.0))
-
-    def surrogate(params, advantage):
-        batch = (rare, advantage, target)
-        return sampled.loss(setup, params, stage.env.market, batch).loss
-
-    gradient = jax.jit(jax.grad(surrogate))
-    assert not any(leaf.any() for leaf in jax.tree.leaves(gradient(stage.params, abs(advantage))))
-    assert any(leaf.any() for leaf in jax.tree.leaves(gradient(stage.params, -abs(advantage))))
-
-
 def test_estimates_are_a_double_sum_normalised_over_all_devices(stage, data):
     rollout, _, _ = data
     rng = np.random.default_rng(3)

@@ -89,27 +89,6 @@ def test_gradients_cross_devices_products_sum_and_all_state_is_in_float32(stage,
         assert bool(delayed) == (preset == "compute")
 
 
-def test_what_the_assertions_read_is_in_a_program_that_breaks_them():
-    """A sum, a product and a mean over devices in bfloat16 are all found."""
-    from jax.sharding import PartitionSpec as P
-
-    mesh = make_mesh(2)
-
-    def wrong(x):
-        y = jax.lax.dot(x, x, preferred_element_type=x.dtype)
-        return jax.lax.pmean(jax.lax.reduce(y, x.dtype.type(0), jax.lax.add, (0,)), mesh.axis_names)
-
-    each = P(mesh.axis_names)
-    function = jax.jit(jax.shard_map(wrong, mesh=mesh, in_specs=each, out_specs=P()))
-    text = function.lower(jax.ShapeDtypeStruct((8, 4), "bfloat16")).as_text()
-    assert dtype(PRODUCT.findall(text)[0][-1]) == "bf16"
-    left_to_itself = jax.jit(jnp.matmul).lower(*[jax.ShapeDtypeStruct((8, 8), "float32")] * 2)
-    (product,) = PRODUCT.findall(left_to_itself.as_text())
-    assert not as_they_are(product)
-    assert dtype(SUM.findall(text)[0]) == "bf16"
-    assert dtype(COLLECTIVE.findall(text)[0]) == "bf16"
-
-
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_a_readout_is_of_float32_whatever_its_encoder_is_of(stage, platform):
     agent = dataclasses.replace(stage.agent, precision=PRESETS["compute"])

@@ -20,7 +20,7 @@ from nca_trader import (
 from nca_trader.cli.train import replay_line
 from nca_trader.config import LearnerConfig
 from nca_trader.learner import sampled
-from nca_trader.learner.ppo import gae, vtrace
+from nca_trader.learner.ppo import vtrace
 from nca_trader.learner.rollout import Begun, Draw
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -90,38 +90,6 @@ def test_vtrace_is_the_double_sum(steps):
     np.testing.assert_allclose(target, v_tm1 + error, rtol=1e-5, atol=1e-5)
     expected = rho * (r + discount * (v_t + mixing * later) - v_tm1)
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_vtrace_is_the_formula_of_rlax(steps):
-    """`rlax.vtrace_td_error_and_advantage`, written out in numpy."""
-    r, discount, v_tm1, v_t, mixing, log_rho = steps
-    clipped = np.minimum(1.0, np.exp(log_rho))
-    c_tm1 = clipped * mixing
-    td_errors = clipped * (r + discount * v_t - v_tm1)
-    errors, acc = [], 0.0
-    for i in reversed(range(20)):
-        acc = td_errors[i] + discount[i] * c_tm1[i] * acc
-        errors.insert(0, acc)
-    targets = np.array(errors) + v_tm1
-    q = mixing[:-1] * targets[1:] + (1 - mixing[:-1]) * v_tm1[1:]
-    q_estimate = r + discount * np.append(q, v_t[-1])
-    advantage, target = vtrace(*steps)
-    np.testing.assert_allclose(target, targets, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(advantage, clipped * (q_estimate - v_tm1), rtol=1e-5, atol=1e-5)
-
-
-def test_vtrace_of_the_own_policy_is_gae_and_of_one_that_never_acts_so_is_nothing(steps):
-    *own, log_rho = steps
-    advantage, target = vtrace(*own, np.zeros(20))
-    expected = gae(*own)
-    np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(target, expected + own[2], rtol=1e-5, atol=1e-5)
-    advantage, target = vtrace(*own, np.full(20, -50.0))
-    np.testing.assert_allclose(advantage, 0.0, atol=1e-6)
-    np.testing.assert_allclose(target, own[2], rtol=1e-5)
-    # More often than it was taken counts no more than once.
-    assert not np.allclose(vtrace(*own, log_rho)[0], expected, atol=1e-2)
-    np.testing.assert_allclose(vtrace(*own, np.abs(log_rho))[0], expected, atol=1e-5)
 
 
 @pytest.mark.slow

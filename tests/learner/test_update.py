@@ -5,7 +5,6 @@ import functools
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
@@ -14,7 +13,7 @@ from drawn import random_bars
 from recording import distance
 
 from nca_trader import BarError, ConfigError, TradingEnv, make_learner, make_mesh, make_policy
-from nca_trader.config import AgentConfig, CurriculumConfig, LearnerConfig
+from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.learner.ppo import reward_scale, setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -38,21 +37,6 @@ def run(stage, devices, seed=0, updates=3):
     return states, rows
 
 
-@pytest.mark.slow  # in float64, and on a mesh of three axes, it is in test_meshes.py
-@pytest.mark.parametrize("devices", [2, 8])
-def test_the_same_seed_is_the_same_run_on_any_number_of_devices(stage, devices):
-    (states, rows), (expected, expected_rows) = run(stage, devices), run(stage, 1)
-    for got, want in zip(states, expected, strict=True):
-        # The gradients, summed, which plain SGD would follow: Adam hides a factor of N.
-        assert distance(got.opt_state.inner.gradients, want.opt_state.inner.gradients) < 1e-6
-        assert distance(got.params, want.params) < 1e-6
-        np.testing.assert_array_equal(got.segments.index, want.segments.index)
-        ours, theirs = got.segments.episode.account, want.segments.episode.account
-        assert distance(ours.weight, theirs.weight) < 1e-6
-    for got, want in zip(rows, expected_rows, strict=True):
-        assert got == pytest.approx(want, rel=1e-4, abs=1e-6)
-
-
 @pytest.mark.slow
 def test_a_seed_is_a_run_bit_for_bit_and_another_seed_is_another(stage):
     (a, rows), (b, _) = run(stage, 1), run.__wrapped__(stage, 1)
@@ -61,22 +45,6 @@ def test_a_seed_is_a_run_bit_for_bit_and_another_seed_is_another(stage):
     assert not np.array_equal(other[0].segments.index, a[0].segments.index)
     assert not np.array_equal(other[0].params["nca"]["embed"], a[0].params["nca"]["embed"])
     assert rows[0]["grad_norm"] > 1e-3
-
-
-@pytest.mark.slow
-def test_segments_are_split_over_the_devices_and_the_rest_is_on_each(stage):
-    learner = stage.learner(8)
-    state = learner.init(jax.random.key(0))
-    for _ in range(2):
-        for leaf in jax.tree.leaves(state.segments):
-            shards = leaf.addressable_shards
-            assert len({shard.device for shard in shards}) == 8
-            assert all(shard.data.shape == (2, *leaf.shape[1:]) for shard in shards)
-        for leaf in jax.tree.leaves((state.params, state.opt_state)):
-            assert leaf.is_fully_replicated and len(leaf.sharding.device_set) == 8
-        state, _ = learner.step(state)
-    rows = np.concatenate([s.data for s in state.segments.index.addressable_shards])
-    assert len(set(rows)) > 8  # no device lives through another's segments
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
@@ -139,22 +107,6 @@ def test_episodes_of_two_segments_go_on_and_then_begin_anew(stage):
     assert (two.episode.account.log_equity[fits] != 0).all()
 
 
-def test_gradients_that_are_not_finite_are_skipped_and_counted(stage):
-    learner = stage.learner(1)
-    state = learner.init(jax.random.key(0))
-    head = state.params["head"] | {
-        "value_bias": jnp.full_like(state.params["head"]["value_bias"], jnp.nan)
-    }
-    poisoned = state._replace(params=state.params | {"head": head})
-    before = jax.device_get(poisoned.params)
-    poisoned = jax.device_put(poisoned, jax.tree.map(lambda leaf: leaf.sharding, state))
-    after, metrics = learner.step(poisoned)
-    assert int(metrics["skipped"]) == 4  # two epochs of two minibatches
-    jax.tree.map(np.testing.assert_array_equal, jax.device_get(after.params), before)
-    assert not any(leaf.any() for leaf in jax.tree.leaves(after.opt_state.inner.inner.inner))
-    assert int(after.update) == 1
-
-
 def test_the_first_metrics_are_those_of_an_untrained_agent(stage):
     first = run(stage, 1)[1][0]
     assert first["explained_variance"] < 0.2
@@ -202,41 +154,6 @@ def test_steps_of_an_update_are_those_of_all_accounts(stage):
     two = dataclasses.replace(stage.agent, num_seeds=2)
     policy = make_policy(two, stage.env.spec)
     assert make_learner(stage.env, policy, two).steps_per_update == 2 * 16 * 8 * 2
-
-
-@functools.cache
-def run_estimator(stage, name, devices, micro_batches):
-    """The first update with another estimator of advantages, on the stage's bars."""
-    learn = dataclasses.replace(
-        stage.agent.learner,
-        advantages=name,
-        micro_batches=micro_batches,
-        num_epochs=1,
-        target_kl=0.05,
-    )
-    easier = CurriculumConfig(costs_from=0.5)
-    agent = dataclasses.replace(stage.agent, learner=learn, curriculum=easier)
-    learner = stage.recorded(stage.pnl if name == "exact" else stage.env, agent, devices)
-    state, metrics = learner.step(learner.init(jax.random.key(0)))
-    state = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
-    return state, {key: float(value) for key, value in metrics.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["group", "exact"])
-def test_every_estimator_is_the_same_run_on_any_devices_and_in_any_pieces(stage, name):
-    one, row = run_estimator(stage, name, 1, 4)
-    many, other = run_estimator(stage, name, 8, 1)
-    assert distance(many.opt_state.inner.gradients, one.opt_state.inner.gradients) < 1e-6
-    assert distance(many.params, one.params) < 1e-6
-    np.testing.assert_array_equal(
-        many.segments.episode.account.ordered, one.segments.episode.account.ordered
-    )
-    assert (row.pop("micro_batches"), other.pop("micro_batches")) == (4, 1)
-    assert row == pytest.approx(other, rel=1e-4, abs=2e-6)
-    assert np.isfinite(list(row.values())).all() and row["grad_norm"] > 1e-3
-    assert row["value_loss"] == 0.0 and row["kl_stopped"] == 0
-    assert row["lr"] == pytest.approx(1e-2)  # after the warm-up of two steps
 
 
 @pytest.mark.slow

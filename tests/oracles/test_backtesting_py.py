@@ -1,4 +1,4 @@
-"""The package and its mirror against backtesting.py itself: `make test-oracles`.
+"""The package against backtesting.py: `make test-oracles`.
 
 Which settings make backtesting.py an oracle, and why, is in docs/concepts/parity.md.
 """
@@ -11,11 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import random_bars
-from mirrors import (
+from engines import (
     BACKTESTING_CASH,
     FILLS,
     ORDERS,
-    backtesting_py_equity,
     drawn_targets,
     orders_of,
 )
@@ -100,21 +99,6 @@ def test_one_asset_equals_backtesting_py_at_zero_cost(markets, market, kind, ord
     expected = engine_equity(frame_of(bars), orders, fill == "close") / BACKTESTING_CASH
     equity = nca.backtest(bars, targets, fill=fill, order=order).equity
     np.testing.assert_allclose(equity, expected, rtol=1e-8)
-    mirrored = backtesting_py_equity(bars.open[:, 0], bars.close[:, 0], orders, fill == "close")
-    np.testing.assert_allclose(mirrored / BACKTESTING_CASH, expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize("trade_on_close", [False, True])
-def test_the_mirror_counts_whole_units_commission_and_spread(trade_on_close):
-    rng = np.random.default_rng(2)
-    bars = random_bars(rng, 500, 1)
-    orders = np.where(rng.random(500) < 0.5, np.nan, drawn_targets(rng, "positions", 500))
-    costs = {"commission": 2e-3, "spread": 1e-3}
-    expected = engine_equity(frame_of(bars), orders, trade_on_close, 10_000.0, **costs)
-    mirrored = backtesting_py_equity(
-        bars.open[:, 0], bars.close[:, 0], orders, trade_on_close, 10_000.0, **costs
-    )
-    np.testing.assert_allclose(mirrored, expected, rtol=1e-9)
 
 
 def crossings(close, short):
@@ -135,20 +119,13 @@ def crossings(close, short):
         ("GOOG_sma10_20_trade_on_close", -1.0, True, 0.002),
     ],
 )
-def test_mirror_and_engine_give_the_stated_equity_of_the_tutorial(
-    shared, case, short, trade_on_close, commission
-):
+def test_the_stated_equity_of_the_tutorial(shared, case, short, trade_on_close, commission):
     stated = pd.read_csv(shared / "expected" / f"bt_{case}_equity.csv.gz", index_col=0)["Equity"]
     final = json.loads((shared / "expected" / "backtesting_py.json").read_text())[case]
     assert stated.iloc[-1] == pytest.approx(final["Equity Final [$]"], rel=1e-12)
     orders = crossings(GOOG["Close"].to_numpy(), short)
     engine = engine_equity(GOOG, orders, trade_on_close, 10_000, commission=commission)
     np.testing.assert_allclose(engine, stated, rtol=1e-12)
-    open_, close = GOOG["Open"].to_numpy(), GOOG["Close"].to_numpy()
-    mirrored = backtesting_py_equity(
-        open_, close, orders, trade_on_close, 10_000, commission=commission
-    )
-    np.testing.assert_allclose(mirrored, stated, rtol=1e-9)
     if short == 0.0:
         equity = nca.backtest(bars_of(GOOG), orders, capital=10_000, lot=1.0).equity * 10_000
         np.testing.assert_allclose(equity, stated, rtol=1e-9)

@@ -1,15 +1,16 @@
-"""The package and its mirror against vectorbt itself: `make test-oracles`.
+"""The package against vectorbt: `make test-oracles`.
 
 Which settings make vectorbt an oracle, and why, is in docs/concepts/parity.md.
 """
 
+import dataclasses
 import importlib.util
 
 import numpy as np
 import pandas as pd
 import pytest
 from drawn import random_bars
-from mirrors import (
+from engines import (
     COSTS,
     FILLS,
     KINDS,
@@ -18,7 +19,6 @@ from mirrors import (
     at_next_open,
     drawn_targets,
     orders_of,
-    vectorbt_equity,
 )
 
 import nca_trader as nca
@@ -84,8 +84,6 @@ def test_one_asset_equals_vectorbt(markets, market, kind, order, fill):
         expected = engine_equity(bars, price, orders, costs)
         equity = nca.backtest(bars, targets, costs, fill, order).equity
         np.testing.assert_allclose(equity, expected, rtol=1e-9)
-        mirrored, _ = vectorbt_equity(price, bars.close, orders, costs)
-        np.testing.assert_allclose(mirrored, expected, rtol=1e-9)
         finals.add(round(expected[-1], 6))
     assert len(finals) == len(COSTS)  # each cost acts
 
@@ -99,26 +97,26 @@ def test_several_assets_equal_vectorbt_where_cash_does_not_bind(order, fill):
     price, orders = row_of_fill(bars, targets, fill, order)
     for costs in COSTS:
         expected = engine_equity(bars, price, orders, costs)
-        mirrored, short_of_cash = vectorbt_equity(price, bars.close, orders, costs)
-        assert not short_of_cash.any()
-        np.testing.assert_allclose(mirrored, expected, rtol=1e-9)
         equity = nca.backtest(bars, targets, costs, fill, order).equity
         np.testing.assert_allclose(equity, expected, rtol=1e-9)
 
 
-def test_the_mirror_cuts_the_last_buy_as_vectorbt_does_where_cash_binds():
-    rng = np.random.default_rng(3)
-    bars = random_bars(rng, 1000, 4)
-    targets = rng.uniform(-1, 1, (1000, 4))
-    for costs in COSTS:
-        mirrored, short_of_cash = vectorbt_equity(bars.close, bars.close, targets, costs)
-        assert short_of_cash.sum() > 100
-        expected = engine_equity(bars, bars.close, targets, costs)
-        np.testing.assert_allclose(mirrored, expected, rtol=1e-9)
+def test_where_cash_binds_vectorbt_cuts_the_last_buy_and_the_package_every_buy_alike():
+    # Targets of .8 and .9 with cash for 1; then the first asset gains 10 % and the second nothing.
+    price = np.array([[100.0, 100.0], [110.0, 100.0]])
+    bars = random_bars(np.random.default_rng(0), 2, 2)
+    prices = dict.fromkeys(("open", "high", "low", "close"), price)
+    bars = dataclasses.replace(bars, **prices)
+    targets = np.array([[0.8, 0.9], [np.nan, np.nan]])
+    result = nca.backtest(bars, targets, fill="close")
+    np.testing.assert_allclose(result.weights.iloc[0], [8 / 17, 9 / 17], rtol=1e-12)
+    np.testing.assert_allclose(result.equity, [1.0, 1 + 0.1 * 8 / 17], rtol=1e-12)
+    expected = engine_equity(bars, price, targets, nca.Costs())
+    np.testing.assert_allclose(expected, [1.0, 1 + 0.1 * 0.8], rtol=1e-12)
 
 
 def test_a_small_purse_lets_vectorbt_skip_orders():
-    # Why the mirror's purse is large: orders below 1e-12 units count as none, so with one unit
+    # Why the purse is large: orders below 1e-12 units count as none, so with one unit
     # of money the engine departs from its own equity with a million.
     bars = nca.sample_bars("sp500").select("SP500")
     targets = drawn_targets(np.random.default_rng(1), "positions", (len(bars), 1))

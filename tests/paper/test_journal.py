@@ -60,12 +60,6 @@ def test_every_float64_comes_back_bit_for_bit(value):
     assert np.float64(back).tobytes() == np.float64(value).tobytes()
 
 
-@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
-def test_every_float32_comes_back_bit_for_bit(value):
-    back = np.float32(json.loads(canonical(float(np.float32(value)))))
-    assert back.tobytes() == np.float32(value).tobytes()
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_are_refused(path, value):
     with Journal(path, clock) as journal:
@@ -319,15 +313,6 @@ def test_rows_beyond_the_head_file_are_refused(path, count):
         Journal(path, clock)
 
 
-def test_a_head_file_of_an_earlier_commit_is_refused(path):
-    write(path, 3)
-    behind = path.with_name("paper.db.head").read_bytes()
-    write(path, 5)
-    path.with_name("paper.db.head").write_bytes(behind)
-    with pytest.raises(StateError, match="has 2 rows after seq 3"):
-        verify(path)
-
-
 def test_a_failed_commit_that_was_announced_is_followed_by_another(path, monkeypatch):
     """The announcement that came to nothing is older than the next one, though it says more."""
     with Journal(path, clock) as journal:
@@ -533,26 +518,6 @@ def test_a_missing_head_file_is_refused(path):
     write(path)
     path.with_name("paper.db.head").unlink()
     with pytest.raises(StateError, match=r"paper\.db\.head is missing"):
-        verify(path)
-
-
-def test_a_garbled_head_file_is_refused(path):
-    write(path)
-    path.with_name("paper.db.head").write_text("{")
-    with pytest.raises(StateError, match="head file"):
-        verify(path)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_flipped_bit_in_the_stored_text_is_seen(path, seed):
-    """In the bodies: most such flips leave a database that SQLite calls good."""
-    write(path, 200)
-    data = bytearray(path.read_bytes())
-    places = [i for i in range(len(data)) if data[i : i + 8] == b'{"close"']
-    place = places[(seed * 37) % len(places)] + 10
-    data[place] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(StateError, match="damaged at seq"):
         verify(path)
 
 

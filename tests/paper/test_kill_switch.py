@@ -4,9 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -131,31 +128,6 @@ def test_a_file_before_the_start_halts_before_the_first_bar(path, stage):
     assert stage.replay(path, stage.bars(), stage.agent())["bars"] == 120
 
 
-def test_each_halt_needs_a_resume_of_its_own(path, stage):
-    bars = stage.bars()
-    for _ in range(2):  # twice at the same bar
-        with pytest.raises(HaltError):
-            halted_after(path, stage, bars, 40, by_file)
-        resume(path, "back", 0)
-    assert [k for k in kinds(path) if k in ("halt", "resume")] == ["halt", "resume"] * 2
-    assert stage.replay(path, bars, stage.agent())["bars"] == 120
-
-
-def test_three_bad_bars_are_lifted_too(path, stage):
-    good = list(ReplayFeed(stage.bars()))
-    bad = [bar._replace(open=-bar.open) for bar in good[40:43]]
-
-    def feed():
-        with Journal(path, lambda: 0) as journal:
-            given = stage.Given([*good[:40], *bad, *good[43:]])
-            return opened(journal, stage, given).trade()
-
-    with pytest.raises(HaltError, match="bad-bars"):
-        feed()
-    resume(path, "the vendor corrected it", 0)
-    assert feed()["bars"] == 117
-
-
 def test_a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
     """A replay commits in batches; a kill after the message must not take the halt back."""
     agent = stage.agent(risk=nca.Limits(max_drawdown=0.005))
@@ -217,23 +189,6 @@ def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
     (lifted,) = read_events(path, "resume")
     assert lifted.body["asked"] == "too hot\\x1b[2J" and lifted.body["reason"] == "cooler"
     assert read_halt(path) is None and request_halt(path, "again")
-
-
-@pytest.mark.slow
-def test_sigusr1_stops_a_real_process_with_exit_code_3(stage, tmp_path):
-    write_bars(stage.bars(num_bars=20_000, symbols=("AAA",)), tmp_path / "bars.csv")
-    journal = tmp_path / "paper.db"
-    command = [sys.executable, "-m", "nca_trader", "paper", "--strategy=momentum",
-               f"--feed=replay:{tmp_path}/bars.csv", f"--journal={journal}"]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not (journal.exists() and journal.stat().st_size > 100_000):  # some bars are there
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGUSR1)
-        said = process.stderr.read()
-        assert process.wait(60) == 3, said
-    assert "halted at" in said
-    assert kinds(journal)[-1] == "halt"
 
 
 def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
@@ -324,15 +279,6 @@ def test_a_session_of_minutes_has_no_figure_per_year(path, stage, tmp_path):
         assert np.isfinite(rows[1]).all()
         assert rows[0].total_return == rows[1].total_return
     assert [line.split()[-2:] for line in str(short).splitlines()[2:5:2]] == [["-", "-"]] * 2
-
-
-def test_the_end_says_whether_the_feed_had_more_bars(path, stage):
-    feed, agent = ReplayFeed(stage.bars(num_bars=40)), stage.agent()
-    for stop, expected in ((lambda: True, True), (lambda: False, None)):
-        with Journal(path, feed.now) as journal:
-            opened(journal, stage, feed, agent).trade(stop)
-        *_, end = read_events(path, "run_ended")
-        assert end.body.get("stopped") == expected
 
 
 def test_a_journal_without_a_decision_has_no_table(path, stage):

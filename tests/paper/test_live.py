@@ -1,22 +1,20 @@
 """A live session: decisions on the venue's books, restarts, stale bars, notices, halts."""
 
-import contextlib
 import dataclasses
 import itertools
 import threading
 
 import numpy as np
 import pytest
-from livedesk import BEGIN, SECOND, Desk, Room, Still, Tape
+from livedesk import BEGIN, SECOND, Desk, Room, Tape
 
 import nca_trader as nca
 from nca_trader.agents.baselines import baseline_rules
-from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.agents import strategy_agent
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import Notice, Pump, ReplayFeed
-from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.loop import Session
+from nca_trader.paper.journal import read_events
 from nca_trader.paper.risk import resume
 from nca_trader.paper.venue import Answer, Outcome, Unreachable
 
@@ -54,40 +52,6 @@ def test_the_agent_sees_what_the_venue_holds(room, stage):
         value = cash + units @ room.bars.close[row]
         assert equity == pytest.approx(value / 1e5, rel=1e-12)
         np.testing.assert_allclose(weight, units * room.bars.close[row] / value, rtol=1e-12)
-
-
-def test_orders_reach_their_targets(room):
-    room.trade()
-    decided = [e for e in read_events(room.path, "decision")]
-    last, snapshot = decided[-2], list(read_events(room.path, "snapshot"))[-2]
-    assert snapshot.ts_event == last.ts_event
-    weights = [body["weight"] for body in room.bodies("order_intent")]
-    assert set(weights) <= {-0.4, 0.0, 0.5}
-    assert room.kinds()["order_intent"] == room.kinds()["order_terminal"]
-
-
-def test_history_warms_up_and_is_not_traded(room):
-    room.trade(1)
-    assert room.kinds()["bar"] == 11  # ten of history and one that closed
-    assert room.kinds()["decision"] == 2  # the newest of history is as fresh as a live one
-    first = min(e.ts_event for e in read_events(room.path, "decision"))
-    assert first == room.bars.time[BEGIN - 1].astype(int)
-
-
-def test_a_restarted_session_ends_as_one_that_was_not(stage, tmp_path):
-    whole, cut = (Room(stage, tmp_path / name) for name in ("whole", "cut"))
-    for room in (whole, cut):
-        room.folder.mkdir()
-    expected = whole.trade()
-    for _ in range(8):
-        cut.trade(5)
-    found = cut.trade()
-    assert found["equity"] == expected["equity"] and found["fills"] == expected["fills"]
-    assert [b["target"] for b in cut.bodies("decision")] == [
-        b["target"] for b in whole.bodies("decision")
-    ]
-    assert cut.desk.units == whole.desk.units
-    verify(cut.path)
 
 
 def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage, tmp_path):
@@ -223,19 +187,6 @@ def test_a_bar_that_comes_too_late_is_not_traded_on(stage, tmp_path):
     assert room.kinds()["bar"] == 50
 
 
-def test_a_decision_that_took_too_long_sends_nothing(room, stage):
-    """The clock runs on while the agent thinks."""
-
-    def slow(window, present, account):
-        room.clock.waited += 90.0
-        return stage.momentum(window, present, account)
-
-    room.agent = stage.agent(decide=slow)
-    room.trade(1)
-    assert room.bodies("decision") and room.desk.submitted == []
-    assert {b["reason"] for b in room.bodies("order_terminal")} == {"too-old"}
-
-
 def test_a_feed_from_the_future_is_refused(stage, tmp_path):
     room = Room(stage, tmp_path, late=-30)
     with pytest.raises(HaltError, match="bad-bars"):
@@ -332,18 +283,6 @@ def test_a_venue_that_is_away_at_the_start_ends_the_command_and_a_later_one_goes
     assert room.trade()["decisions"] == 41
 
 
-def test_a_position_moved_by_hand_halts_and_stays_halted(room):
-    room.trade(5)
-    room.desk.units["AAA"] = room.desk.units.get("AAA", 0.0) + 3.0
-    with pytest.raises(HaltError, match="position-differs"):
-        room.trade()
-    sent = len(room.desk.submitted)
-    with pytest.raises(HaltError, match="halted at"):
-        room.trade()
-    assert len(room.desk.submitted) == sent
-    assert room.bodies("halt")[0]["code"] == "position-differs"
-
-
 def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stage, tmp_path):
     always = stage.agent(
         symbols=("AAA",), targets=(0.0, 0.5), decide=lambda w, p, a: np.array([[0.0, 1.0]])
@@ -425,15 +364,6 @@ def test_an_order_that_is_refused_for_good_is_an_event_and_not_sent_again(stage,
     assert ends == [("refused", "no-funds"), ("filled", None)]
 
 
-def test_the_file_that_asks_for_a_halt_is_seen_before_the_next_order(room):
-    room.trade(5)
-    room.path.with_name("paper.db.halt").write_text("I want to look at it\n")
-    sent = len(room.desk.submitted)
-    with pytest.raises(HaltError, match=r"asked \(by file, reason I want to look at it\)"):
-        room.trade()
-    assert len(room.desk.submitted) == sent
-
-
 def test_a_file_is_seen_between_two_bars(room):
     """Not only at the next one, which may be a day away."""
 
@@ -447,17 +377,6 @@ def test_a_file_is_seen_between_two_bars(room):
     with pytest.raises(HaltError, match="reason now"):
         room.trade(tape=Closed(room.bars, room.folder / "tape", BEGIN))
     over.set()
-
-
-def test_a_full_disk_stops_before_the_order(room):
-    tape = room.tape()
-    with pytest.raises(StateError, match="full"), Journal(room.path, tape.now) as journal:
-        journal._db.execute("PRAGMA max_page_count = 14")
-        Session(room.agent, tape, room.desk, journal, 1e5, warmup=10, clock=Still()).trade()
-    known = {event.key for event in read_events(room.path, "order_intent")}
-    assert {ticket.client_id for ticket in room.desk.submitted} <= known
-    verify(room.path)
-    assert room.trade()["bars"] == 50
 
 
 def test_a_journal_belongs_to_its_venue_and_agent(room, stage):
@@ -476,20 +395,6 @@ def test_two_journals_of_one_agent_do_not_share_ids(stage, tmp_path):
         room.trade(8)
         ids.append(set(room.desk.placed))
     assert ids[0] and ids[1] and not ids[0] & ids[1]
-
-
-def test_decisions_repeat_exactly_or_the_session_refuses(room, stage):
-    room.trade(8)
-    room.agent = stage.agent(decide=lambda w, p, a: -stage.momentum(w, p, a))
-    with pytest.raises(StateError, match="diverged at seq"):
-        room.trade()
-
-
-def test_three_unusable_decisions_halt(room, stage):
-    room.agent = stage.agent(decide=lambda w, p, a: np.full((2, 3), np.nan))
-    with pytest.raises(HaltError, match="policy-not-finite"):
-        room.trade()
-    assert len(room.bodies("decision")) == 3 and room.desk.submitted == []
 
 
 class Repeats(Tape):
@@ -641,26 +546,6 @@ def test_a_price_a_hundred_times_the_last_is_not_traded_on(room, seconds):
     assert max(f.price for f in room.desk.fills if f.symbol == symbol) < 5 * close[0, 0]
     rows = [_row(room.bars, e) for e in read_events(room.path, "bar")]
     assert rows == list(range(rows[0], len(room.bars)))
-
-
-def test_a_limit_halts_a_live_session_until_it_is_resumed(stage, tmp_path):
-    room = Room(stage, tmp_path, stage.agent(risk=nca.Limits(max_drawdown=0.01)))
-    with pytest.raises(HaltError, match="nca-trader resume"):
-        room.trade()
-    (halt,) = room.bodies("halt")
-    assert halt["code"] == "max-drawdown"
-    equity = np.array([body["equity"] for body in room.bodies("snapshot")])
-    lost = 1.0 - equity / np.maximum.accumulate(equity)
-    assert lost[-1] > 0.01 and (lost[:-1] <= 0.01).all()  # at the first close beyond the limit
-    sent = len(room.desk.submitted)
-    with pytest.raises(HaltError, match="was halted"):
-        room.trade()
-    assert len(room.desk.submitted) == sent
-    resume(room.path, "looked at it", room.tape().now())
-    # From here a new loss counts: the same bar does not halt again.
-    with contextlib.suppress(HaltError):
-        room.trade()
-    assert room.kinds()["decision"] > len(equity) and len(room.desk.submitted) > sent
 
 
 @pytest.mark.parametrize("by", ["limit", "file", "file before the start"])

@@ -15,7 +15,6 @@ from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
-from nca_trader.data.features import FeatureSet
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import RunError, StateError
@@ -169,25 +168,6 @@ def test_equity_on_paper_is_the_backtests_bit_for_bit_as_users_compile_it(tmp_pa
         agent, constant, given = line.split()
         assert (agent, constant) == ("0", "0") and float(given) < 1e-15
     assert len(found.stdout.splitlines()) == len(RULES)
-
-
-def changed_backtest(bars, run, change, monkeypatch):
-    if change == "feature":
-        honest = FeatureSet.batch
-        late = lambda self, bars: np.roll(honest(self, bars), 1, axis=0)  # noqa: E731
-        monkeypatch.setattr(FeatureSet, "batch", late)
-        return backtest(bars, run, start=START)
-    if change == "fill":
-        return backtest(bars, run, start=START, fill="close")
-    return backtest(bars, run, start=START, costs=Costs(commission=5.1e-4, slippage=2e-4))
-
-
-@pytest.mark.parametrize("change", ["feature", "fill", "cost"])
-def test_a_change_in_the_backtest_is_found(bars, run, files, table, change, monkeypatch):
-    changed_backtest(bars, run, change, monkeypatch).save(table)
-    parity = compare(run.path, files / "paper.db")
-    assert not parity.ok
-    assert "DO NOT AGREE" in parity.sentence
 
 
 class Late:

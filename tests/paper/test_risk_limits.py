@@ -5,8 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import nca_trader as nca
 from nca_trader.envs.account.risk import (
@@ -122,29 +120,6 @@ def test_a_loss_halts_until_it_is_lifted_and_counts_from_there():
     memory, found = decide(memory, intent([0.5], equity=1.23, seconds=4 * day + 2), limits)
     assert found.code == "max-daily-loss"
     assert found.detail["loss"] == pytest.approx(1 - 1.23 / 1.3)
-
-
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**31), order=st.sampled_from(["rebalance", "on_change"]))
-def test_whatever_is_asked_no_limit_is_exceeded(seed, order):
-    rng = np.random.default_rng(seed)
-    limits = nca.Limits(max_position=0.4, max_gross=0.9, max_order=0.3, max_orders_per_minute=4)
-    memory, held = guard(limits, 4), np.zeros(4)
-    ordered, sent = np.zeros(4), []
-    for seconds in np.cumsum(rng.integers(1, 40, 12)).tolist():
-        target = np.where(rng.random(4) < 0.3, np.nan, rng.normal(0, 0.6, 4))
-        what = intent(target, held, ordered, seconds=seconds)
-        memory, found = decide(memory, what, limits, order)
-        given = target if isinstance(found, Allow) else getattr(found, "target", target * np.nan)
-        new = ~np.isnan(given) & ((order == "rebalance") | (given != ordered))
-        assert (np.abs(given - held)[new] <= 0.3).all()
-        # Cut in steps of an order, a position may take several bars to come below its limits.
-        assert (np.abs(given)[new] <= np.maximum(0.4, np.abs(held[new]))).all()
-        sent += [seconds] * int(new.sum())
-        assert sum(s > seconds - 60 for s in sent) <= 4
-        ordered = np.where(new, given, ordered)
-        assert np.abs(ordered).sum() <= max(0.9, np.abs(held).sum()) + 1e-12
-        held = ordered.copy()
 
 
 @pytest.mark.parametrize(

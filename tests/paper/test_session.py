@@ -87,16 +87,6 @@ def test_the_order_of_events_is_bar_decision_intent_and_then_the_fill_of_the_nex
         assert fill.ts_event > intent.ts_event
 
 
-def test_a_fill_is_at_the_next_open_less_slippage(path, stage):
-    bars = stage.bars()
-    stage.replay(path, bars, stage.agent())
-    for fill in bodies(path, "fill"):
-        row = int(np.searchsorted(bars.time, np.datetime64(fill["ts"], "ns")))
-        price = bars.open[row, bars.symbols.index(fill["symbol"])]
-        worse = 1.0 + np.sign(fill["units"]) * stage.costs.slippage
-        assert fill["price"] == pytest.approx(price * worse, rel=1e-15)
-
-
 def test_nothing_is_ordered_before_start_nor_before_the_window_is_full(path, stage, tmp_path):
     bars = stage.bars()
     stage.replay(path, bars, stage.agent())
@@ -111,23 +101,6 @@ def test_nothing_is_ordered_before_start_nor_before_the_window_is_full(path, sta
     both = dict(zip(times, bodies(path, "decision"), strict=True))
     for event in read_events(later, "decision"):
         assert event.body["logits"] == both[event.ts_event]["logits"]
-
-
-def test_a_decision_does_not_know_later_bars(path, stage, tmp_path):
-    """The same history with another future: the same journal up to there."""
-    bars, other = stage.bars(seed=1), stage.bars(seed=2)
-    fields = ("open", "high", "low", "close", "volume", "present")
-    mixed = {n: np.vstack([getattr(bars, n)[:60], getattr(other, n)[60:]]) for n in fields}
-    from dataclasses import replace
-
-    stage.replay(path, bars, stage.agent())
-    stage.replay(tmp_path / "other.db", replace(bars, **mixed), stage.agent())
-    limit = bars.time[60].astype(int)
-    left, right = (
-        [e for e in read_events(p) if e.ts_event < limit] for p in (path, tmp_path / "other.db")
-    )
-    assert left == right
-    assert len(left) > 100
 
 
 def test_the_same_command_twice_adds_nothing(path, stage):
