@@ -12,9 +12,8 @@ from flax import nnx
 from nca_trader.agents import nca
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, relu_once
 from nca_trader.agents.nca import NCA, Fire
-from nca_trader.agents.policy import decide, make_policy, with_steps
+from nca_trader.agents.policy import make_policy, with_steps
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
-from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import EnvSpec
@@ -137,23 +136,6 @@ def test_receptive_field_is_exact(steps, dilations):
     oldest = len(x[0]) - field
     assert np.abs(last_cell(oldest) - last_cell()).max() > 1e-6
     np.testing.assert_array_equal(last_cell(oldest - 1), last_cell())
-
-
-@pytest.mark.parametrize("neighbours", NEIGHBOURS)
-@pytest.mark.few(2)
-def test_a_window_gives_the_decision_of_the_lattice(neighbours):
-    policy = policy_of(neighbours=neighbours)
-    field = policy.receptive_field
-    params, (x, present) = random_params(policy), random_input(field + 5, batch=1)
-    account = open_account(jnp.array([0.3, 0.0, -0.3]))
-    cells = encode(policy, params, x, present)[0, -1]
-    seen = np.array([[1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [-1.0, -1.0, 1.0]], np.float32)
-    expected, _ = policy.act(params, cells, seen)
-    for length in (field, field + 1, field + 5):
-        logits = decide(policy, params, x[0, -length:], present[0, -length:], account)
-        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
-    short = decide(policy, params, x[0, 1 - field :], present[0, 1 - field :], account)
-    assert np.abs(short - expected).max() > 1e-5
 
 
 @pytest.mark.parametrize("leak", [0.1, 0.5, 1.0])

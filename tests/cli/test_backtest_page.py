@@ -118,22 +118,6 @@ def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
     assert not re.search(r"\bnan\b|\binf\b", words(page), re.IGNORECASE)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--out=there.pdf",), "--out there.pdf: write to a name that ends in .html or .parquet"),
-        (("--out=no/such/page.html",), "there is no folder no/such"),
-        (("--repair=sort",), "--repair is about a bar file; give --data FILE"),
-        (("--timezone=UTC",), "--timezone is about a bar file; give --data FILE"),
-        (("--symbol=DAX",), "no symbol DAX"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_in_one_line(command, options, words):
-    said = command("backtest", "--strategy", "always_flat", *options)
-    assert said.code == 2 and words in said.err and said.err.count("\n") == 1
-    assert said.out == ""
-
-
 def test_a_backtest_that_is_refused_is_no_look(own, command):
     before = own.written()
     given = ("--run", own.path, "--data", own.data, "--stop", "2019-01-01")

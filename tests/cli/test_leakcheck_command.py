@@ -165,20 +165,6 @@ def test_a_file_that_cannot_be_imported_says_where(check, mine, code, says):
     one_line(check("bad.py:f"), says)
 
 
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ("--data=nowhere.csv", "nowhere.csv: D001 no such file."),
-        ("--cases=0", "--cases: 0 is not a whole number of at least 1"),
-        ("--seed=-1", "--seed: -1 is not a whole number from 0 to"),
-        ("--tolerance=-1", "--tolerance: -1 is not a number in [0, inf)"),
-        ("--symbol=XX", "XX"),
-    ],
-)
-def test_options_that_mean_nothing_are_one_line(check, option, says):
-    one_line(check("sma_cross", option), says)
-
-
 def test_too_few_bars_are_one_line(command, mine):
     write_bars(random_bars(np.random.default_rng(0), 12, 1), mine / "few.csv")
     one_line(command("leakcheck", "sma_cross", "--data=few.csv"), "12 bars are too few")

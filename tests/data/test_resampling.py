@@ -142,24 +142,6 @@ def test_what_a_bar_sees_of_longer_bars_holds_nothing_after_it(seed, row, every,
             np.testing.assert_array_equal(one, two)
 
 
-def test_stamped_by_their_open_longer_bars_would_leak():
-    """The test above fails for it, so it can fail."""
-    bars = market(missing=0.0)
-    longer = resample(bars, "1h")
-    leaky = dataclasses.replace(longer, time=longer.time - np.timedelta64(1, "h"))
-    close = bars.close.copy()
-    close[200:] *= 2.0
-    changed = resample(dataclasses.replace(bars, close=close), "1h")
-    for rows, same in ((align(longer, bars), True), (align(leaky, bars), False)):
-        before = rows[:200][rows[:200] >= 0]
-        assert (longer.close[before] == changed.close[before]).all() == same
-    # By hand: at the close of the bar of 00:50 the hour to 01:00 is over, at 00:40 it is not.
-    rows = align(longer, bars)
-    at = [int(np.argmax(bars.index == pd.Timestamp(f"2024-03-29 00:{m}", tz="UTC")))
-          for m in (40, 50)]  # fmt: skip
-    assert list(longer.index[rows[at]].strftime("%H:%M")) == ["00:00", "01:00"]
-
-
 @pytest.mark.parametrize(("every", "message"), [
     ("15min", "is not a multiple of the bars' own length"), ("5min", "is not a multiple"),
     ("7h", "must divide a day evenly"), ("1d", "no bar of 1d is over"),

@@ -157,23 +157,6 @@ def test_an_episode_is_the_trading_envs_own(env, feature_dropout):
     assert truncated
 
 
-def test_an_episode_draws_the_factor_on_its_costs():
-    costs = Costs(commission=1e-3, slippage=5e-4)
-    plain = dataclasses.replace(CONFIG, costs=costs, random_start=False)
-    rewards = []
-    for config in (
-        plain,
-        dataclasses.replace(plain, costs=costs.scaled(8.0)),
-        dataclasses.replace(plain, random_costs=(8.0, 8.0)),
-    ):
-        env = make(config=config)
-        env.reset(seed=3, options={"start": 40})
-        actions = [np.full(2, n % 3) for n in range(6)]
-        rewards.append([env.step(action)[1] for action in actions])
-    np.testing.assert_allclose(rewards[2], rewards[1], rtol=0, atol=1e-7)
-    assert np.abs(np.subtract(rewards[2], rewards[0])).max() > 1e-3
-
-
 def test_early_windows_begin_with_zeros():
     config = dataclasses.replace(CONFIG, features=("day_of_week_sin",), episode_bars=50)
     env = make(config=config, window=20, flatten=False)
@@ -332,21 +315,6 @@ def test_episodes_that_are_reset_by_hand_are_gymnasiums_too(env):
         ours.step(actions[6])
     with pytest.raises(ConfigError, match="reset_mask"):
         ours.reset(options={"reset_mask": np.zeros(3, bool)})
-
-
-def test_a_final_observation_is_kept_and_the_next_episode_is_clean(env):
-    ours = make_vec(2, autoreset_mode="SameStep")
-    ours.reset(seed=0)
-    for actions in sampled(ours, 6):
-        observation, reward, _, truncated, info = ours.step(actions)
-    assert truncated.all() and reward.any()
-    assert not np.array_equal(info["final_obs"][0], observation[0])
-    assert (info["final_info"]["equity"] != 1.0).all() and (info["equity"] == 1.0).all()
-    # The final observation is that of the bar after the last decision; the next one a start.
-    assert (info["final_info"]["row"] >= WARMUP + 6).all()
-    rows = info["row"]
-    window = ours.trading.features[rows[0] - WINDOW + 1 : rows[0] + 1]
-    np.testing.assert_array_equal(observation[0, :-5], window.ravel())
 
 
 @pytest.mark.parametrize(("reward", "shown"), [("drawdown", 1), ("differential_sharpe", 2)])

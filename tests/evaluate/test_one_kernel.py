@@ -106,9 +106,6 @@ def test_limits_and_rates_are_compiled_as_usual(monkeypatch):
     nca.backtest(made(60, 33), np.full((60, 33), 0.01), COSTS)
 
 
-LEVELS = ("stop_price", "limit_price", "stop_loss", "take_profit", "trailing_stop")
-
-
 def own(levels):
     """Returns a user's rule, whose orders have these levels."""
 
@@ -124,29 +121,3 @@ def own(levels):
         return nca.Strategy(mean.init, act, "own")
 
     return rule
-
-
-@pytest.mark.parametrize(
-    "num_bars", [100, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4100))]
-)
-# All levels at once stand for each of them by itself, which takes ten seconds to compile.
-@pytest.mark.parametrize(
-    "levels",
-    [(), *(pytest.param((name,), marks=pytest.mark.slow) for name in LEVELS), LEVELS],
-    ids="+".join,
-)
-@pytest.mark.few(1)
-def test_a_sweep_of_a_users_strategy_decides_first_and_earns_what_backtests_earn(levels, num_bars):
-    """The account is one kernel there, and the user's code is not."""
-    bars, rule = made(num_bars, 2), own(levels)
-    for fill in ("next_open", "close"):
-        options = {"costs": COSTS, "fill": fill}
-        grid = {"span": [3, 9], "loss": [0.005, 0.02]}
-        found = nca.sweep(bars, rule, grid, precision="f64", trials=None, **options)
-        looped = [
-            nca.backtest(bars, rule(row.span, row.loss), **options) for row in found.itertuples()
-        ]
-        np.testing.assert_allclose(
-            found["equity"], [result.equity.iloc[-1] for result in looped], rtol=1e-9
-        )
-        assert num_bars < 50 or len(set(found["equity"])) == (4 if levels else 2)

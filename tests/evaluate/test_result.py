@@ -6,39 +6,13 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import random_bars, rich_bars
+from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
 
 HOLDING = ["dividends", "interest", "borrow_fee", "funding", "ruin"]
-DEAR = nca.Costs(
-    commission=1e-3,
-    slippage=5e-4,
-    half_spread=2e-4,
-    borrow_fee=0.05,
-    interest_lend=0.02,
-    interest_borrow=0.08,
-    funding=0.01,
-)
-
-
-def wander(rng, length, assets):
-    """Targets that flip, add, close and pause."""
-    values, p = [-0.4, 0.0, 0.2, 0.4, np.nan], [0.06, 0.06, 0.06, 0.06, 0.76]
-    return rng.choice(values, (length, assets), p=p)
-
-
-def stopped(num_assets=3):
-    """Follows the last return, leaves at a loss of 2% or a gain of 3%: often in the entry's bar."""
-    import jax.numpy as jnp
-
-    def act(last, bar):
-        return bar.close, jnp.where(bar.close > last, 0.3, -0.3)
-
-    strategy = nca.Strategy(lambda assets: jnp.full(assets, jnp.inf), act, name="follow")
-    return strategy.with_stop(0.02).with_take_profit(0.03)
 
 
 def adds_up(result):
@@ -46,64 +20,6 @@ def adds_up(result):
     total = result.trades["pnl"].sum() + held
     assert total == pytest.approx(result.equity.iloc[-1] - 1.0, abs=1e-10)
     assert result.orders["cost"].sum() == pytest.approx(result.trades["cost"].sum(), abs=1e-12)
-
-
-@pytest.mark.parametrize("fill", ["next_open", "close"])
-@pytest.mark.parametrize("order", ["on_change", "rebalance"])
-@pytest.mark.few(2)
-def test_trades_and_holding_charges_add_up_to_final_equity(fill, order):
-    rng = np.random.default_rng(3)
-    bars = rich_bars(rng, 400, 3)
-    limits = {"delist_after": 5, "delist_haircut": 0.3, "borrow": True}
-    result = nca.backtest(bars, wander(rng, 400, 3), DEAR, fill, order, **limits)
-    adds_up(result)
-    assert {"target", "delisted"} <= set(result.trades["reason"])
-    assert (result.trades["size"] < 0).any() and (result.trades["size"] > 0).any()
-
-
-@pytest.mark.parametrize("fill", ["next_open", "close"])
-def test_trades_that_stops_end_inside_a_bar_add_up_too(fill):
-    bars = random_bars(np.random.default_rng(5), 300, 3, missing=0.05, spread=0.02)
-    result = nca.backtest(bars, stopped(), DEAR, fill)
-    adds_up(result)
-    reasons = result.trades["reason"].value_counts()
-    assert reasons["stop"] > 20 and reasons["take profit"] > 10
-    if fill == "next_open":  # entered and left in one bar
-        assert ((result.trades["bars"] == 0) & (result.trades["reason"] == "stop")).any()
-    inside = result.orders[result.orders["at"] == "inside"]
-    assert set(inside["reason"]) <= {"stop", "take profit"} and len(inside) > 30
-
-
-def test_a_margin_call_and_a_bankruptcy_end_trades_and_the_sum_still_holds():
-    rng = np.random.default_rng(8)
-    bars = random_bars(rng, 300, 1, spread=0.05)
-    called = nca.backtest(
-        bars, np.full(300, 3.0), nca.Costs(commission=1e-3, liquidation_fee=0.01),
-        order="on_change", borrow=True, maintenance_margin=0.2, capital=1e4, lot=1.0,
-    )  # fmt: skip
-    adds_up(called)
-    assert "liquidated" in set(called.trades["reason"])
-    broke = nca.backtest(bars, np.full(300, 9.0), nca.Costs(), order="on_change", borrow=True)
-    adds_up(broke)
-    assert "bankrupt" in set(broke.trades["reason"]) and broke.equity.iloc[-1] < 1e-6
-
-
-def test_positions_orders_and_exposure_are_those_of_units_held():
-    rng = np.random.default_rng(1)
-    bars = random_bars(rng, 200, 2)
-    result = nca.backtest(bars, wander(rng, 200, 2), nca.Costs(commission=1e-3), capital=1e4, lot=1)
-    held = result.positions
-    np.testing.assert_allclose(held, held.round(), atol=1e-6)  # whole lots
-    worth = held.to_numpy() * bars.close
-    np.testing.assert_allclose(
-        worth.sum(1) / 1e4, result.exposure["net"] * result.equity, atol=1e-9
-    )
-    # The units of the orders, added up, are the position.
-    signed = result.orders["size"] * np.where(result.orders["side"] == "buy", 1.0, -1.0)
-    last = signed.groupby(result.orders["symbol"]).sum()
-    np.testing.assert_allclose(last.reindex(held.columns).fillna(0.0), held.iloc[-1], atol=1e-6)
-    gross = result.exposure["long"] - result.exposure["short"]
-    np.testing.assert_allclose(result.exposure["gross"], gross)
 
 
 def test_a_strategy_without_an_order_has_no_trades_and_prints():
