@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.agents.strategy import Part, Strategy
+from nca_trader.agents.strategy import BlendPart, Strategy
 from nca_trader.agents.targets import strategy_faults
 from nca_trader.config.ranges import described, expect
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book, Order
-from nca_trader.envs.account.risk import Seen, before_bars, size
+from nca_trader.envs.account.risk import VolatilityState, before_bars, size
 from nca_trader.envs.account.state import (
     Account,
     Legs,
@@ -41,7 +41,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 
 
 @runtime_checkable
-class Agent(Protocol):
+class TradedRun(Protocol):
     """What a run has, as a part. `env_config.costs` are the costs that it trained with."""
 
     env_config: Any
@@ -137,7 +137,7 @@ def blend(
 
 def _part(
     name: Any, given: Any, costs: Costs | None, fill: str | None, limits: dict[str, Any]
-) -> Part:
+) -> BlendPart:
     """Return one part, checked."""
     where = f"blend: part {name!r}"
     if not (isinstance(name, str) and NAME.fullmatch(name)):
@@ -154,13 +154,13 @@ def _part(
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
             rules = with_limits(Rules(), fill, subject.order, costs or Costs(), limits)
             strategy = alone(subject, costs or Costs(), rules)
-        return Part(name, share, strategy, subject)
-    if isinstance(subject, Agent):
+        return BlendPart(name, share, strategy, subject)
+    if isinstance(subject, TradedRun):
         try:
             strategy = subject.as_strategy(costs, fill, limits)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
-        return Part(name, share, strategy, subject, subject)
+        return BlendPart(name, share, strategy, subject, subject)
     raise ConfigError(
         f"{where} is {described(subject)}; give a Strategy, e.g. nca.rules.sma_cross(10, 30), or a "
         "Run."
@@ -207,7 +207,7 @@ class Own(NamedTuple):
     close: Array
     missing: Array
     time: Array
-    sizes: Seen
+    sizes: VolatilityState
     trading: Array
 
 

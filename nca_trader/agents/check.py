@@ -15,14 +15,14 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Policy
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import open_account
-from nca_trader.envs.check import CLOSE, Check, Report, difference, report_of, retyped
+from nca_trader.envs.check import CLOSE, Check, CheckReport, difference, report_of, retyped
 from nca_trader.envs.rewards import begun
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
 BATCH = 2
 
 
-def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = None) -> Report:
+def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = None) -> CheckReport:
     """Check a policy on random bars, a fifth of them missing.
 
     The drawn parameters are perturbed, because an untrained policy may return its input and so
@@ -34,7 +34,7 @@ def check_policy(policy: Policy, seed: int = 0, only: Collection[str] | None = N
       only: names of the checks to run; None is all.
 
     Returns:
-      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+      A `CheckReport`; `report.raise_if_failed()` raises `CheckFailed`.
 
     Raises:
       ConfigError: `policy` is not a `Policy`.

@@ -11,7 +11,7 @@ that is `config.window`. Everything else has a default here, and may be defined 
     stream(state, x [A, F], present [A]) -> state, cells [A, C], from `begin(spec, config)`
     __call__(x, present, fire, halo): leave out the first `halo` bars; `fire` as in `NCA`
     HIDDEN: by parameter, the axis that is the width of a hidden layer; a mesh may split it
-    HEAD: a class in the place of `heads.Head`, with its arguments
+    HEAD: a class in the place of `heads.PolicyHead`, with its arguments
 
 `check_policy` tells whether a module keeps to that.
 """
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.heads import Head
+from nca_trader.agents.heads import PolicyHead
 from nca_trader.agents.lattice import ROWS, delayed, entered, rows_dense, stored, wide
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
@@ -262,7 +262,7 @@ def encoder_of(cls: Any, name: str) -> Encoder:
 
     if hasattr(cls, "stream"):
         begin, stream = getattr(cls, "begin"), getattr(cls, "stream")  # noqa: B009 (unknown to types)
-    hidden, head = getattr(cls, "HIDDEN", {}), getattr(cls, "HEAD", Head)
+    hidden, head = getattr(cls, "HIDDEN", {}), getattr(cls, "HEAD", PolicyHead)
     return Encoder("encoder", build, receptive_field, encode, begin, stream, hidden, head)
 
 

@@ -55,7 +55,7 @@ def _rows(w: Array, x: Array) -> Array:
     return dot32(w.T, rows.reshape(rows.shape[0], -1)).reshape(-1, *rows.shape[1:])
 
 
-class Head(nnx.Module):
+class PolicyHead(nnx.Module):
     """The policy head in float32: one hidden layer, action logits per asset, one value.
 
     The last layers start near zero, so that the first policy is uniform and the first value 0.

@@ -25,7 +25,7 @@ from nca_trader.numerics import hash_uniform
 from nca_trader.types import EnvSpec
 
 
-class Rule(NamedTuple):
+class StepWeights(NamedTuple):
     """The weights of a step: taps `[3 C, H]`, update `[H, C]`, bias `[C]`."""
 
     taps: Array
@@ -179,7 +179,9 @@ class NCA(nnx.Module):
         if fire is not None and self.config.fire_rate < 1.0:
             chances = functools.partial(_fire_mask, fire, x.shape[:3], self.config.fire_rate)
 
-        def run(steps: range, rule: Rule, state: Array, mask: Array, injected: Array) -> Array:
+        def run(
+            steps: range, rule: StepWeights, state: Array, mask: Array, injected: Array
+        ) -> Array:
             for k in steps:
                 on = None if chances is None else form.enter(chances(k)[..., None])
                 # Bars before it are read by no later step.
@@ -226,8 +228,8 @@ class NCA(nnx.Module):
             state = self._move(ROWS, rule, state, seen + injected, None)
         return tuple(kept), wide(ROWS.leave(state))[0, 0]
 
-    def _rule(self) -> Rule:
-        return Rule(self.taps[...], self.update[...], self.update_bias[...])
+    def _rule(self) -> StepWeights:
+        return StepWeights(self.taps[...], self.update[...], self.update_bias[...])
 
     def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
         """Return the mask, `e`, and the input that `e` adds to every step, laid out as `form`."""
@@ -246,7 +248,7 @@ class NCA(nnx.Module):
     def _step(
         self,
         form: Form,
-        rule: Rule,
+        rule: StepWeights,
         dilation: int,
         first: int,
         state: Array,
@@ -263,7 +265,7 @@ class NCA(nnx.Module):
         return self._move(form, rule, state, seen + injected, fire)
 
     def _move(
-        self, form: Form, rule: Rule, state: Array, hidden: Array, fire: Array | None
+        self, form: Form, rule: StepWeights, state: Array, hidden: Array, fire: Array | None
     ) -> Array:
         """Return the state after a step whose hidden layer sums to `hidden`."""
         hidden = form.relu(stored(hidden, self.precision))

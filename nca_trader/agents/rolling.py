@@ -149,7 +149,7 @@ def _extreme(period: Any, larger: Callable[[Array, Array], Array]) -> Rolling:
     return Rolling(init, update)
 
 
-class Sums(NamedTuple):
+class RunningSums(NamedTuple):
     """Running sums `[L + 1, A]` as pairs of floats, newest first, and the number of values `[A]`.
 
     Entry k is the sum of all values but the newest k.
@@ -160,22 +160,22 @@ class Sums(NamedTuple):
     count: Array
 
 
-def _empty_sums(length: int, num_assets: int) -> Sums:
+def _empty_sums(length: int, num_assets: int) -> RunningSums:
     none = jnp.zeros((length + 1, num_assets))
-    return Sums(none, none, jnp.zeros(num_assets, jnp.int32))
+    return RunningSums(none, none, jnp.zeros(num_assets, jnp.int32))
 
 
-def _added(sums: Sums, high: Array, low: Array, present: Tensor) -> Sums:
+def _added(sums: RunningSums, high: Array, low: Array, present: Tensor) -> RunningSums:
     """Return the sums after one more value, the pair `(high, low)` `[A]`."""
     total, rest = pair_add(sums.high[0], sums.low[0] + low, high)
-    return Sums(
+    return RunningSums(
         _shifted(sums.high, total, present),
         _shifted(sums.low, rest, present),
         sums.count + present,
     )
 
 
-def _latest(sums: Sums, period: Any) -> tuple[Array, Array]:
+def _latest(sums: RunningSums, period: Any) -> tuple[Array, Array]:
     """Return the sum of the last `period` values as a pair of floats."""
     # The high parts may be far larger than their difference, whose digits the low parts hold.
     total, error = two_sum(sums.high[0], -sums.high[period])
@@ -190,7 +190,7 @@ def mean(period: Any) -> Rolling:
     """
     length = longest(period)
 
-    def update(sums: Sums, x: Tensor, present: Tensor) -> tuple[Sums, Array]:
+    def update(sums: RunningSums, x: Tensor, present: Tensor) -> tuple[RunningSums, Array]:
         x = jnp.where(present, x, 0.0)
         sums = _added(sums, x, jnp.zeros_like(x), present)
         quotient, rest = _quotient(_latest(sums, period), period)
@@ -210,7 +210,7 @@ def deviation(period: Any) -> Rolling:
     """
     length = longest(period)
 
-    def update(state: tuple[Sums, Sums], x: Tensor, present: Tensor):
+    def update(state: tuple[RunningSums, RunningSums], x: Tensor, present: Tensor):
         sums, squares = state
         x = jnp.where(present, x, 0.0)
         sums = _added(sums, x, jnp.zeros_like(x), present)
@@ -225,7 +225,7 @@ def deviation(period: Any) -> Rolling:
         variance = jnp.maximum(scatter, 0.0) / (period - 1)
         return (sums, squares), jnp.where(sums.count >= period, jnp.sqrt(variance), jnp.nan)
 
-    def init(num_assets: int) -> tuple[Sums, Sums]:
+    def init(num_assets: int) -> tuple[RunningSums, RunningSums]:
         return _empty_sums(length, num_assets), _empty_sums(length, num_assets)
 
     return Rolling(init, update)

@@ -26,7 +26,7 @@ from nca_trader.errors import ConfigError, argument
 from nca_trader.types import Bar
 
 
-class Part(NamedTuple):
+class BlendPart(NamedTuple):
     """A part of a blend, see `agents.blend`.
 
     name: for messages and tables. share: of its targets in the sum. strategy: what decides, on an
@@ -74,7 +74,7 @@ class Strategy:
     act: Callable[..., tuple[Any, Any]]
     name: str = "strategy"
     order: str = "on_change"
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BlendPart, ...] = ()
     lag: int = 0
 
     def __post_init__(self):

@@ -39,7 +39,7 @@ class Check(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
     """The checks of one environment or policy; `str` gives one line per check."""
 
     checks: tuple[Check, ...]
@@ -69,7 +69,7 @@ class Report:
         return "\n".join(lines)
 
 
-class Trace(NamedTuple):
+class EnvTrace(NamedTuple):
     """An episode of L steps: actions `[L, A]`, time steps `[L]`, and the first time step."""
 
     first: TimeStep
@@ -82,7 +82,7 @@ def check_env(
     bars: Bars | None = None,
     seed: int = 0,
     only: Collection[str] | None = None,
-) -> Report:
+) -> CheckReport:
     """Run an environment with random actions and check the properties of every environment.
 
     Args:
@@ -92,7 +92,7 @@ def check_env(
       only: names of the checks to run; None runs all.
 
     Returns:
-      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+      A `CheckReport`; `report.raise_if_failed()` raises `CheckFailed`.
 
     Raises:
       BarError, ConfigError: the config and these bars do not make an environment.
@@ -130,16 +130,16 @@ class _Run:
         """`[A]` a random action."""
         return random_actions(self.env, self.keys[1], 1)[0]
 
-    def episode(self, key: Array) -> Trace:
+    def episode(self, key: Array) -> EnvTrace:
         """Return a whole episode of random actions; traced."""
         reset_key, action_key = jax.random.split(key)
         state, first = self.env.reset(reset_key)
         actions = random_actions(self.env, action_key, self.length)
         _, steps = jax.lax.scan(self.env.step, state, actions)
-        return Trace(first, actions, steps)
+        return EnvTrace(first, actions, steps)
 
     @functools.cached_property
-    def traces(self) -> Trace:
+    def traces(self) -> EnvTrace:
         """Episodes of three keys, batched."""
         return jax.tree.map(np.asarray, jax.jit(jax.vmap(self.episode))(self.keys))
 
@@ -155,10 +155,10 @@ def random_actions(env: TradingEnv, key: Array, num: int) -> Array:
 
 def report_of(
     checks: Sequence[Callable[[Any], str | Check | None]], run: Any, only: Collection[str] | None
-) -> Report:
+) -> CheckReport:
     """Run the checks of these names on `run`, or all of them where `only` is None."""
     chosen = (check for check in checks if only is None or name_of(check) in only)
-    return Report(tuple(checked(check, run) for check in chosen))
+    return CheckReport(tuple(checked(check, run) for check in chosen))
 
 
 def name_of(check: Callable) -> str:

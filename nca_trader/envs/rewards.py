@@ -1,7 +1,7 @@
 """Rewards: the account's log-return, or another quantity to train an agent on.
 
 Every reward is a pure function of one step. Two of them also depend on earlier steps: for these
-the account keeps a `Memory`, which the policy observes (`shown`).
+the account keeps a `RewardMemory`, which the policy observes (`shown`).
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class Below(NamedTuple):
         return Below(jnp.maximum(self.depth - log_return, 0.0))
 
 
-class Moments(NamedTuple):
+class SharpeMemory(NamedTuple):
     """Memory of "differential_sharpe": moving means of log-return and its square, `[]` each."""
 
     mean: Tensor
     square: Tensor
 
     @classmethod
-    def begin(cls, spec: EnvSpec, zero: Tensor) -> Moments:
+    def begin(cls, spec: EnvSpec, zero: Tensor) -> SharpeMemory:
         """Return the memory of an episode that begins; `zero` is `[]`."""
         return cls(zero, zero + usual_variance(spec))
 
@@ -71,9 +71,9 @@ class Moments(NamedTuple):
         relative = 0.5 * jnp.log(variance / usual_variance(spec))
         return jnp.asarray(self.mean) / jnp.sqrt(variance) / noise, relative
 
-    def after(self, spec: EnvSpec, log_return: Tensor) -> Moments:
+    def after(self, spec: EnvSpec, log_return: Tensor) -> SharpeMemory:
         """Return the memory after a step of log-return `log_return` `[]`."""
-        return Moments(
+        return SharpeMemory(
             self.mean + spec.decay * (log_return - self.mean),
             self.square + spec.decay * (log_return**2 - self.square),
         )
@@ -84,7 +84,7 @@ class Moments(NamedTuple):
         return jnp.maximum(self.square - self.mean**2, VARIANCE_FLOOR * usual_variance(spec))
 
 
-class Memory(NamedTuple):
+class RewardMemory(NamedTuple):
     """The memory of an account's reward at the close of a bar.
 
     log_equity, log_equity_low: `[]` pair, of the account at that close. kept: statistics of the
@@ -107,7 +107,7 @@ def begun(spec: EnvSpec, account: Account) -> Account:
         return account
     zero = jnp.zeros_like(account.log_equity)
     kept = _memory(spec).begin(spec, zero)
-    return account._replace(memory=Memory(account.log_equity, account.log_equity_low, kept))
+    return account._replace(memory=RewardMemory(account.log_equity, account.log_equity_low, kept))
 
 
 def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Account:
@@ -127,7 +127,7 @@ def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Acc
     # The low parts hold the digits that the high parts round away, as in `log_return` of accounts.
     grown = grown + (account.log_equity_low - before.log_equity_low)
     kept = before.kept.after(spec, grown)
-    now = account._replace(memory=Memory(account.log_equity, account.log_equity_low, kept))
+    now = account._replace(memory=RewardMemory(account.log_equity, account.log_equity_low, kept))
     return jax.tree.map(lambda a, b: jnp.where(first, a, b), begun(spec, account), now)
 
 
@@ -156,7 +156,7 @@ class Step(NamedTuple):
 
     log_return: `[]` of its equity. before, after: `[A]` ordered weights before and after the
     action. legs: the bar of the step. costs: of trading. cost_scale: the factor on them, which
-    also applies to `quadratic_cost`. kept: `Memory.kept` before the step; None without one.
+    also applies to `quadratic_cost`. kept: `RewardMemory.kept` before the step; None without one.
     """
 
     log_return: Array
@@ -358,7 +358,7 @@ SCHEMES: Registry[Reward] = Registry(
     "rewards",
     {reward.__name__: Reward(reward) for reward in (log_return, pnl, mean_variance, crra)}
     | {
-        "differential_sharpe": Reward(differential_sharpe, Moments, unit=1.0),
+        "differential_sharpe": Reward(differential_sharpe, SharpeMemory, unit=1.0),
         "drawdown": Reward(drawdown, Below),
     },
     own_reward,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.strategy import Part
+from nca_trader.agents.strategy import BlendPart
 from nca_trader.evaluate.trades import BEFORE, REASONS, Fills
 from nca_trader.types import Bars
 
 
 def earned(
     bars: Bars,
-    parts: tuple[Part, ...],
+    parts: tuple[BlendPart, ...],
     asked: np.ndarray,
     fills: Fills,
     units: np.ndarray,

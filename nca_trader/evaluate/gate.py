@@ -33,7 +33,7 @@ LEAST_YEARS = 8.0  # below which a gate can hardly say yes: see docs/guides/walk
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Gate:
+class GateResult:
     """What out-of-sample returns show of an agent against its best baseline.
 
     Attributes:
@@ -122,7 +122,7 @@ def gate(
     bars_per_year: float,
     repetitions: int = 2000,
     seed: int = 0,
-) -> Gate:
+) -> GateResult:
     """Judge agents against baselines on the same out-of-sample bars.
 
     The bound is `d - q95(e*)` over stationary resamples that keep all series together. The error
@@ -187,7 +187,7 @@ def gate(
     if len(rows) > 1:
         fall = min(metrics.max_drawdown(r) for r in rows[:, split:].T)
         fallen = float(sharpes(np.append(rows[:, [best]], [[fall]], axis=0))[0])
-    return Gate(
+    return GateResult(
         agent=names[best],
         baseline=names[other],
         sharpe=(float(found[best]), float(found[other])),
@@ -286,7 +286,7 @@ def refuse_other(
         )
 
 
-def deploy(run: Run, found: Gate, judged: Bars, year: int) -> Deployment:
+def deploy(run: Run, found: GateResult, judged: Bars, year: int) -> Deployment:
     """Record in a run's folder what trades: its agent where the gate passed, else the baseline.
 
     Args:
@@ -307,7 +307,7 @@ def deploy(run: Run, found: Gate, judged: Bars, year: int) -> Deployment:
 
 def decide(
     run: Run, result: Result, agents: Mapping[str, ArrayLike], bars: Bars, start: str
-) -> Gate:
+) -> GateResult:
     """Judge a run on a span that it did not train on, and record what trades.
 
     Args:

@@ -38,7 +38,7 @@ class Moments(NamedTuple):
     kurtosis: float
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """A confidence interval.
 
     Attributes:
@@ -159,16 +159,16 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
     return Resampled(centre + mean, np.sqrt(variance))
 
 
-def _interval(values: np.ndarray | None) -> Interval:
+def _interval(values: np.ndarray | None) -> ConfidenceInterval:
     """Return the 95% percentile interval; NaN where a resample, or all, is undefined."""
     # A resample without a trade has no Sharpe ratio. The rest would be another statistic.
     if values is None or not np.isfinite(values).all():
-        return Interval(math.nan, math.nan, 0.95)
+        return ConfidenceInterval(math.nan, math.nan, 0.95)
     low, high = np.quantile(values, [0.025, 0.975])
-    return Interval(float(low), float(high), 0.95)
+    return ConfidenceInterval(float(low), float(high), 0.95)
 
 
-def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> Interval:
+def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> ConfidenceInterval:
     """Compute the 95% interval of the annualised Sharpe ratio of returns `[T]`."""
     found = resampled(metrics.known(returns), seed=seed)
     return _interval(found and found.sharpe(bars_per_year))
@@ -176,7 +176,7 @@ def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> 
 
 def mean_difference_interval(
     returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
-) -> Interval:
+) -> ConfidenceInterval:
     """Compute the 95% interval of `P * mean(r - r_other)`, return per year, paired by bar.
 
     Identical series differ by exactly 0: the interval is then [0, 0].
@@ -184,14 +184,14 @@ def mean_difference_interval(
     difference = np.asarray(returns, np.float64) - np.asarray(other, np.float64)
     # Resampling zeros has no volatility, which counts as undefined elsewhere.
     if not difference.any():
-        return Interval(0.0, 0.0, 0.95)
+        return ConfidenceInterval(0.0, 0.0, 0.95)
     found = resampled(metrics.known(difference), seed=seed)
     return _interval(found and found.mean * bars_per_year)
 
 
 def sharpe_difference_interval(
     returns: ArrayLike, other: ArrayLike, bars_per_year: float, seed: int = 0
-) -> Interval:
+) -> ConfidenceInterval:
     """Compute the 95% interval of the difference of two annualised Sharpe ratios, by bar."""
     # Both columns are resampled by the same bars, so what they share cancels.
     pairs = np.column_stack([returns, other]).astype(np.float64)

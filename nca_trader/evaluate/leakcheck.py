@@ -38,7 +38,7 @@ SHRUNK = 3  # leaking cases whose change is made smaller
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class LeakReport:
     """The findings of `leakcheck`. Print it.
 
     Attributes:
@@ -133,7 +133,7 @@ def leakcheck(
     decided: str = "close",
     tolerance: float = 0.0,
     name: str | None = None,
-) -> Report:
+) -> LeakReport:
     """Search a strategy or a feature for look-ahead by running it on other futures.
 
     Args:
@@ -149,7 +149,7 @@ def leakcheck(
       name: of the subject, for the report.
 
     Returns:
-      A `Report`; `ok` is False where the past changed.
+      A `LeakReport`; `ok` is False where the past changed.
 
     Raises:
       ConfigError: an unknown feature or option; or a subject that cannot be checked, because on
@@ -187,7 +187,7 @@ def leakcheck(
         search.notes.append(f"refused too short a history in {search.early} cases")
     # After all cases, as the smallest leak needs some runs of its own.
     example = search.smallest()
-    return Report(
+    return LeakReport(
         subject=search.subject.name,
         bars=f"{len(bars)} bars of {', '.join(bars.symbols)}",
         cases=cases,
@@ -207,10 +207,10 @@ def leakcheck(
     )
 
 
-def as_subject(subject: Any) -> Subject:
+def as_subject(subject: Any) -> BarFunction:
     """Turn a function, a `Strategy`, a `Feature` or a feature's name into a function of bars."""
     if isinstance(subject, str):
-        return Subject(f"feature {subject}", feature_set((subject,)).batch, True)
+        return BarFunction(f"feature {subject}", feature_set((subject,)).batch, True)
     if isinstance(subject, Strategy):
 
         def decisions(bars: Bars) -> np.ndarray:
@@ -220,7 +220,7 @@ def as_subject(subject: Any) -> Subject:
             rules = Rules(order=subject.order)
             return np.asarray(simulate_strategy(bars, subject, Costs(), rules, 0, len(bars)).weight)
 
-        return Subject(subject.name, decisions, True)
+        return BarFunction(subject.name, decisions, True)
     if isinstance(subject, Feature):  # of one asset
         # The state of a feature is of one asset, so each asset gets a copy.
         update = jax.vmap(subject.update)
@@ -236,17 +236,17 @@ def as_subject(subject: Any) -> Subject:
             with float64_on_cpu():
                 return np.asarray(scan(start(bars.num_assets), bars.as_bar()))
 
-        return Subject("feature", run, True)
+        return BarFunction("feature", run, True)
     if callable(subject):
         name = getattr(subject, "__name__", type(subject).__name__)
-        return Subject(name, subject, False)
+        return BarFunction(name, subject, False)
     raise ConfigError(
         f"{subject!r} can't be checked; give a function of bars, a Strategy, or a feature or its "
         "name."
     )
 
 
-class Subject(NamedTuple):
+class BarFunction(NamedTuple):
     """A strategy or a feature as a function of bars.
 
     Attributes:
@@ -305,7 +305,7 @@ class Search:
       early: cases in which the subject refused a history in which it had not decided anything.
     """
 
-    def __init__(self, subject: Subject, tolerance: float, at_open: bool):
+    def __init__(self, subject: BarFunction, tolerance: float, at_open: bool):
         self.subject, self.tolerance, self.at_open = subject, tolerance, at_open
         self.outputs: dict[bool, np.ndarray] = {}
         self.leaking: list[tuple[Case, Found]] = []

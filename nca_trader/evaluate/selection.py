@@ -12,7 +12,7 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.gate import Gate, decide
+from nca_trader.evaluate.gate import GateResult, decide
 from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.trials import DataRecord, data_record, record_of_env
@@ -88,7 +88,7 @@ class Selector:
         acting = Acting(run, params, seed)
         return backtest(self.bars, acting, start=self._start, look=False).judged_returns
 
-    def decide(self, run: Run) -> Gate:
+    def decide(self, run: Run) -> GateResult:
         """Judge the selected agent by its baselines on the span, and record what trades.
 
         Each score of training could have been chosen, and the bound allows for that. The finding is

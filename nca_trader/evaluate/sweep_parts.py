@@ -27,13 +27,13 @@ from nca_trader.evaluate.sweep_program import (
     WIDEST,
     Blocks,
     Given,
-    Outcome,
+    SweepOutput,
     compiled,
     in_blocks,
     program,
     program_of_returns,
 )
-from nca_trader.evaluate.tally import Tally, summaries
+from nca_trader.evaluate.tally import AccountSums, summaries
 from nca_trader.machine import cores
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.progress import Progress
@@ -86,7 +86,7 @@ class Setting:
         settings = {
             # Parts of another version may differ in their last digits.
             "version": __version__,
-            "kept": Tally._fields,
+            "kept": AccountSums._fields,
             "bars": self.bars.digest(),
             "rule": identity(self.rule),
             "grid": hashlib.sha256(repr(self.combinations).encode()).hexdigest(),
@@ -124,7 +124,7 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
                 values = _values(combinations, [0], traced, width)
                 programs[fixed] = compiled(program, given, values, blocks)
 
-    def run(number: int) -> tuple[int, Outcome]:
+    def run(number: int) -> tuple[int, SweepOutput]:
         rows, fixed = parts[number]
         with float64_on_cpu():
             values = _values(combinations, rows, traced, width)
@@ -132,12 +132,12 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
         # The last part is filled up with its own first combination.
         n = len(rows)
         tally = jax.tree.map(lambda x: x[:n], found.tally)
-        return number, Outcome(found.log_equity[:n], tally, found.blocks[:, :n])
+        return number, SweepOutput(found.log_equity[:n], tally, found.blocks[:, :n])
 
     outcomes = {}
     for number, found in kept.items():
-        tally = Tally(*(found[field] for field in Tally._fields))
-        outcomes[number] = Outcome(found["log_equity"], tally, found["blocks"])
+        tally = AccountSums(*(found[field] for field in AccountSums._fields))
+        outcomes[number] = SweepOutput(found["log_equity"], tally, found["blocks"])
     with (
         Progress(len(combinations), "sweep", "combinations") as shown,
         concurrent.futures.ThreadPoolExecutor(workers) as pool,
@@ -152,10 +152,10 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     order = np.concatenate([rows for rows, _ in parts])
     ordered = [outcomes[number] for number in range(len(parts))]
     log_equity = np.concatenate([o.log_equity for o in ordered])[np.argsort(order)]
-    tally = Tally(
+    tally = AccountSums(
         *(
             np.concatenate([getattr(o.tally, field) for o in ordered])[np.argsort(order)]
-            for field in Tally._fields
+            for field in AccountSums._fields
         )
     )
     block_sums = np.concatenate([o.blocks for o in ordered], axis=1)[:, np.argsort(order)]
@@ -172,19 +172,19 @@ def _blocks(setting: Setting) -> Blocks:
         return jax.device_put(in_blocks(setting.bars, *account, setting.most_blocks), cpu())
 
 
-Part = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share
+Group = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share
 
 
-def _groups(combinations: list[Combination], traced: list[str]) -> list[Part]:
+def _groups(combinations: list[Combination], traced: list[str]) -> list[Group]:
     """Group combinations by the parameters that are not numbers, which are compiled in."""
-    found: dict[str, Part] = {}
+    found: dict[str, Group] = {}
     for k, one in enumerate(combinations):
         fixed = {p: v for p, v in one.items() if p not in traced}
         found.setdefault(repr(fixed), ([], fixed))[0].append(k)
     return list(found.values())
 
 
-def _parts(groups: list[Part], width: int) -> list[Part]:
+def _parts(groups: list[Group], width: int) -> list[Group]:
     """Cut groups into parts of at most `width` combinations."""
     return [
         (rows[i : i + width], fixed) for rows, fixed in groups for i in range(0, len(rows), width)
@@ -275,7 +275,7 @@ def _values(
     }
 
 
-def _refuse_no_weights(setting: Setting, tally: Tally, log_equity: np.ndarray) -> None:
+def _refuse_no_weights(setting: Setting, tally: AccountSums, log_equity: np.ndarray) -> None:
     """Refuse infinite targets and percent, as `as_targets` does for one backtest."""
     largest = max(LARGEST, setting.account.max_gross or 0.0)
     wrong = ~np.isfinite(log_equity) | ~(np.asarray(tally.largest) <= largest)

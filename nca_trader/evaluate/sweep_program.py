@@ -24,7 +24,7 @@ from nca_trader.envs.account.state import Account, Legs, Rules, log_return, open
 from nca_trader.evaluate.inference import block_length
 from nca_trader.evaluate.simulate import legs_between, step_of, strategy_step
 from nca_trader.evaluate.tally import (
-    Tally,
+    AccountSums,
     add_fill,
     add_gain,
     add_return,
@@ -52,7 +52,7 @@ class Blocks(NamedTuple):
     place: np.ndarray
 
 
-class Outcome(NamedTuple):
+class SweepOutput(NamedTuple):
     """What a program returns for each combination `[M]`.
 
     log_equity: at the last close, float64. tally: sums over bars. blocks: `[blocks, M]` float32,
@@ -179,9 +179,9 @@ def _begun(
 
 
 def program(given: Given) -> Any:
-    """Return the jitted program `(values by name [M], blocks) -> Outcome`."""
+    """Return the jitted program `(values by name [M], blocks) -> SweepOutput`."""
 
-    def one(values: dict[str, Array], blocks: Blocks) -> Outcome:
+    def one(values: dict[str, Array], blocks: Blocks) -> SweepOutput:
         with rolling.periods_up_to(given.longest):
             strategy, carry, step = _begun(given, values, blocks)
             inner = _scan_of(given, strategy, step)
@@ -194,9 +194,9 @@ def program(given: Given) -> Any:
             (account, _, _, tally), sums = jax.lax.scan(outer, carry, blocks)
             # The low half of the pair is below the digits of float32.
             high = account.log_equity.astype(jnp.float64)
-            return Outcome(high + account.log_equity_low, ended(tally, account.held), sums)
+            return SweepOutput(high + account.log_equity_low, ended(tally, account.held), sums)
 
-    return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=Outcome(0, 0, 1)))
+    return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=SweepOutput(0, 0, 1)))
 
 
 def program_of_returns(given: Given) -> Any:
@@ -222,12 +222,12 @@ def program_of_returns(given: Given) -> Any:
 
 
 def _step(
-    carry: tuple[Account, Any, Any, Tally],
+    carry: tuple[Account, Any, Any, AccountSums],
     xs: tuple[Blocks, exits.Order | None],
     strategy: Strategy,
     costs: Costs,
     rules: Rules,
-) -> tuple[tuple[Account, Any, Any, Tally], None]:
+) -> tuple[tuple[Account, Any, Any, AccountSums], None]:
     """Run one bar of one combination, whose order is given or else decided here."""
     before, book, state, tally = carry
     (bar, legs, real, key), order = xs

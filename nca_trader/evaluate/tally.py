@@ -1,7 +1,7 @@
 """Metrics of many accounts, accumulated while they run: no array of bars and accounts exists.
 
-A `Tally` is updated once per bar inside a scan, and batched with `jax.vmap`. The formulas are those
-of `metrics.summary` and `trades.trade_metrics`, from sums in float64.
+`AccountSums` are updated once per bar inside a scan, and batched with `jax.vmap`. The formulas are
+those of `metrics.summary` and `trades.trade_metrics`, from sums in float64.
 
 XLA's CPU backend computes a quotient once for all its readers, but repeats sums and products for
 each. So what several fields read ends in a division here, by 1 or by infinity.
@@ -25,7 +25,7 @@ DUST = {"float32": 1e-6, "float64": NO_WEIGHT}
 NO_RETURN = {"float32": 1e-8, "float64": metrics.NO_RETURN}
 
 
-class Tally(NamedTuple):
+class AccountSums(NamedTuple):
     """Sums over the bars of one account; `[]` float64 unless said otherwise.
 
     equity: at the close, a fraction of the start's. total, squares, cubes, fourths: of returns in
@@ -64,19 +64,19 @@ class Tally(NamedTuple):
     high: Any
 
 
-def open_tally(num_assets: int, dtype: Any) -> Tally:
+def open_tally(num_assets: int, dtype: Any) -> AccountSums:
     """Return the tally before the first bar; positions are in `dtype`, the account's."""
     zero, none = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
     every = jnp.zeros(num_assets, dtype)
     started = {"equity": zero + 1.0, "side": every, "pnl": every}
     counts = dict.fromkeys(("won", "moved", "held", "trades", "winners"), none)
     halves = dict.fromkeys(("low", "high"), jnp.zeros((), jnp.uint32))
-    return Tally(**{name: zero for name in Tally._fields} | started | counts | halves)
+    return AccountSums(**{name: zero for name in AccountSums._fields} | started | counts | halves)
 
 
 def add_return(
-    tally: Tally, log_return: Array, log_equity: Array, interest: Any, active: Any
-) -> Tally:
+    tally: AccountSums, log_return: Array, log_equity: Array, interest: Any, active: Any
+) -> AccountSums:
     """Count the return of a bar.
 
     Args:
@@ -121,7 +121,7 @@ def is_position(weight: Array) -> Array:
     return jnp.abs(weight) >= DUST[weight.dtype.name]
 
 
-def add_fill(tally: Tally, fill: Fill) -> Tally:
+def add_fill(tally: AccountSums, fill: Fill) -> AccountSums:
     """Count what was traded at one moment of a bar; `tally` has `pnl` up to this moment.
 
     A trade is a round trip of one asset, from flat to flat or to the other side, as in `trades`.
@@ -147,13 +147,13 @@ def add_fill(tally: Tally, fill: Fill) -> Tally:
     )
 
 
-def ended(tally: Tally, held: Array) -> Tally:
+def ended(tally: AccountSums, held: Array) -> AccountSums:
     """End the trades of positions that went without a fill; `held` `[A]` weights are left."""
     nothing = jnp.zeros_like(held)
     return add_fill(tally, Fill(nothing, nothing, (), left=held))
 
 
-def add_gain(tally: Tally, gain: Array) -> Tally:
+def add_gain(tally: AccountSums, gain: Array) -> AccountSums:
     """Count the market's gain `[A]`, a fraction of equity at the close before."""
     return tally._replace(pnl=tally.pnl + tally.equity.astype(gain.dtype) * gain)
 
@@ -164,7 +164,7 @@ def summaries(
     """Compute the metrics of M accounts from their tallies `[M]`, with the NaN rules of `metrics`.
 
     Args:
-      tally: a `Tally` after the last bar, of numpy `[M]` or `[M, A]`.
+      tally: a `AccountSums` after the last bar, of numpy `[M]` or `[M, A]`.
       log_equity: `[M]` at the last close.
       num_bars: T.
       bars_per_year: P.

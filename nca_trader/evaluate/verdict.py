@@ -13,11 +13,11 @@ import pandas as pd
 from nca_trader.agents.baselines import MATCHED
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import inference
-from nca_trader.evaluate.inference import Interval, Moments
+from nca_trader.evaluate.inference import ConfidenceInterval, Moments
 from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent
 
 if TYPE_CHECKING:
-    from nca_trader.evaluate.gate import Gate
+    from nca_trader.evaluate.gate import GateResult
     from nca_trader.evaluate.result import Result
     from nca_trader.runs.trials import Tried
     from nca_trader.types import Bars
@@ -47,7 +47,7 @@ class Scored:
     """
 
     metrics: dict[str, float]
-    sharpe_interval: Interval
+    sharpe_interval: ConfidenceInterval
     costs_paid: float
     gross: float
 
@@ -64,9 +64,9 @@ class Difference:
     """
 
     mean_return: float
-    mean_return_interval: Interval
+    mean_return_interval: ConfidenceInterval
     sharpe: float
-    sharpe_interval: Interval
+    sharpe_interval: ConfidenceInterval
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -329,9 +329,9 @@ def walk_verdict(
     where: str,
     result: Result,
     baselines: Mapping[str, Result],
-    gate: Gate,
+    gate: GateResult,
     difference: float,
-    interval: Interval,
+    interval: ConfidenceInterval,
     log: str | None,
 ) -> str:
     """Write the verdict of a walk-forward: one judgement, that of the gate, and its numbers.

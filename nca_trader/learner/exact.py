@@ -33,7 +33,7 @@ from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import ConfigError
-from nca_trader.learner.ppo import Loss, Old, Setup, horizon, ppo_loss, reward_scale
+from nca_trader.learner.ppo import AgentSetup, Loss, Old, horizon, ppo_loss, reward_scale
 from nca_trader.learner.rollout import (
     Algorithm,
     Draw,
@@ -67,7 +67,7 @@ class Enumeration(NamedTuple):
 
 
 def collect(
-    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
+    setup: AgentSetup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Enumeration, dict[str, Array]]:
     """Enumerate the rewards of every action in every state; see `Algorithm.collect`."""
     policy, config, hyper = setup
@@ -88,7 +88,7 @@ def collect(
     return advanced(segments, length, episode), batch, expected_metrics(batch, reward, leads)
 
 
-def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Loss:
+def loss(setup: AgentSetup, params: Params, market: Market, items: Enumeration) -> Loss:
     """Compute the clipped surrogate's mean over states and actions; see `Algorithm.loss`."""
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, items.span, config.segment_length)
@@ -107,7 +107,7 @@ def loss(setup: Setup, params: Params, market: Market, items: Enumeration) -> Lo
     )
 
 
-def advantage_scale(setup: Setup) -> Any:
+def advantage_scale(setup: AgentSetup) -> Any:
     """Return the factor that generalised advantages get by normalisation in pure noise.
 
     With it an entropy bonus weighs the same for both estimators. Exact advantages are not divided

@@ -38,7 +38,7 @@ from nca_trader.envs.account.costs import Trade, has_slope
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import Episode, TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.learner.ppo import Loss, Setup, reward_scale
+from nca_trader.learner.ppo import AgentSetup, Loss, reward_scale
 from nca_trader.learner.rollout import (
     Algorithm,
     Draw,
@@ -79,7 +79,7 @@ class Starts(NamedTuple):
 
 
 def collect(
-    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
+    setup: AgentSetup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Starts, dict[str, Array]]:
     """Simulate the most probable actions and store the starts; see `Algorithm.collect`."""
     count = segments.index.shape[:1]
@@ -99,7 +99,7 @@ def collect(
     return advanced(segments, setup.config.segment_length, episode), starts, statistics
 
 
-def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
+def loss(setup: AgentSetup, params: Params, market: Market, items: Starts) -> Loss:
     """Return minus the mean reward, differentiable; see `Algorithm.loss`."""
     _, reward, _ = simulate(setup, params, market, items)
     value = -reward_scale(setup, market) * reward.mean()
@@ -109,7 +109,7 @@ def loss(setup: Setup, params: Params, market: Market, items: Starts) -> Loss:
 
 
 def simulate(
-    setup: Setup, params: Params, market: Market, starts: Starts
+    setup: AgentSetup, params: Params, market: Market, starts: Starts
 ) -> tuple[Episode, Array, Array]:
     """Simulate accounts with the most probable actions.
 

@@ -42,7 +42,7 @@ def hyper_of(config: AgentConfig) -> Hyper:
     )
 
 
-class Setup(NamedTuple):
+class AgentSetup(NamedTuple):
     """Policy, settings and hyper-parameters of an agent; static except a population's `hyper`."""
 
     policy: Policy
@@ -50,9 +50,9 @@ class Setup(NamedTuple):
     hyper: Hyper
 
 
-def setup_of(policy: Policy, config: AgentConfig) -> Setup:
+def setup_of(policy: Policy, config: AgentConfig) -> AgentSetup:
     """Return the setup of an agent with the config's own hyper-parameters."""
-    return Setup(policy, config.learner, hyper_of(config))
+    return AgentSetup(policy, config.learner, hyper_of(config))
 
 
 def horizon(decay: Any, length: int) -> Any:
@@ -65,7 +65,7 @@ def horizon(decay: Any, length: int) -> Any:
     return 1.0 / arrays(decay).maximum(1.0 - decay**2, 1.0 / length)
 
 
-def reward_scale(setup: Setup, market: Market) -> Any:
+def reward_scale(setup: AgentSetup, market: Market) -> Any:
     """Factor on rewards that gives the value targets a spread of about one in any market.
 
     Rewards of spread s have discounted sums of spread `s / sqrt(1 - gamma^2)`. With larger targets
@@ -103,22 +103,22 @@ def normalised(relative: Array, variance: Array, size: Array | float = 1.0) -> A
     return relative / jnp.sqrt(variance + (ROUNDING * jnp.maximum(size, 1.0)) ** 2)
 
 
-class Moments(NamedTuple):
+class AdvantageMoments(NamedTuple):
     """Mean and variance of numbers, `[]`, or of each of P equal parts, `[P]`."""
 
     mean: Array
     variance: Array
 
-    def pooled(self) -> Moments:
+    def pooled(self) -> AdvantageMoments:
         """Moments of all parts: the variance within them plus that between them."""
         mean = self.mean.mean()
-        return Moments(mean, (self.variance + (self.mean - mean) ** 2).mean())
+        return AdvantageMoments(mean, (self.variance + (self.mean - mean) ** 2).mean())
 
 
-def moments(x: Array) -> Moments:
+def moments(x: Array) -> AdvantageMoments:
     """Return the moments of all entries of `x`."""
     mean = x.mean()
-    return Moments(mean, ((x - mean) ** 2).mean())
+    return AdvantageMoments(mean, ((x - mean) ** 2).mean())
 
 
 def gae(r_t: Array, discount_t: Array, v_tm1: Array, v_t: Array, lambda_t: Array) -> Array:

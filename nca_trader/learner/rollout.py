@@ -21,7 +21,7 @@ from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import Legs
 from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, kept, transition
-from nca_trader.learner.ppo import Loss, Setup
+from nca_trader.learner.ppo import AgentSetup, Loss
 
 
 class Segments(NamedTuple):
@@ -99,14 +99,14 @@ class Algorithm(NamedTuple):
     """
 
     check: Callable[[TradingEnv], None]
-    collect: Callable[[Setup, Params, Market, Segments, Draw], tuple[Segments, Any, Any]]
-    normalize: Callable[[Setup, Any, Any], tuple[Any, dict[str, Array]]]
-    loss: Callable[[Setup, Params, Market, Any], Loss]
-    replay: Callable[[Setup, Params, Params, Market, Any, Any], tuple[Any, Any]] | None = None
+    collect: Callable[[AgentSetup, Params, Market, Segments, Draw], tuple[Segments, Any, Any]]
+    normalize: Callable[[AgentSetup, Any, Any], tuple[Any, dict[str, Array]]]
+    loss: Callable[[AgentSetup, Params, Market, Any], Loss]
+    replay: Callable[[AgentSetup, Params, Params, Market, Any, Any], tuple[Any, Any]] | None = None
 
 
 def mean_statistics(
-    setup: Setup, batch: Any, statistics: dict[str, Array]
+    setup: AgentSetup, batch: Any, statistics: dict[str, Array]
 ) -> tuple[Any, dict[str, Array]]:
     """Average the statistics and leave the batch as it is, where no advantage is normalised."""
     del setup
@@ -178,7 +178,7 @@ def span_of(policy: Policy, segments: Segments, draw: Draw) -> Span:
 
 
 def begin_segments(
-    setup: Setup, market: Market, segments: Segments, keys: Array
+    setup: AgentSetup, market: Market, segments: Segments, keys: Array
 ) -> tuple[Segments, Episode]:
     """Draw a new start and new accounts where an episode is over.
 
@@ -229,7 +229,7 @@ def select(condition: Array, yes: Episode, no: Episode) -> Episode:
 
 
 def roll_out(
-    setup: Setup, params: Params, market: Market, segments: Segments, draw: Draw
+    setup: AgentSetup, params: Params, market: Market, segments: Segments, draw: Draw
 ) -> tuple[Segments, Rollout]:
     """Simulate every account over `segment_length` bars, with actions drawn from the policy."""
     policy, config, hyper = setup

@@ -25,10 +25,10 @@ from nca_trader.config.extensions import own_code
 from nca_trader.envs.market import Market
 from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import (
+    AdvantageMoments,
+    AgentSetup,
     Loss,
-    Moments,
     Old,
-    Setup,
     gae,
     group_advantages,
     moments,
@@ -136,7 +136,7 @@ def stored(rollout: Rollout, begun: Begun) -> Stored:
     return Stored(rollout.span, begun, rollout.action, rollout.log_prob)
 
 
-def begin_ring(setup: Setup, market: Market, params: Params, segments: Segments) -> Ring:
+def begin_ring(setup: AgentSetup, market: Market, params: Params, segments: Segments) -> Ring:
     """Return an empty ring of `replay_slots` rollouts on `segments`."""
 
     def one(params: Params, segments: Segments) -> Stored:
@@ -170,7 +170,7 @@ def described(ring: Ring) -> str:
 
 
 def revalued(
-    setup: Setup,
+    setup: AgentSetup,
     params: Params,
     target: Params,
     market: Market,
@@ -223,11 +223,11 @@ def revalued(
 
 
 Batch = tuple[Rollout, Array, Array | None]  # and advantages, and the values' targets
-Statistics = dict[str, Any]  # arrays and `Moments`
+Statistics = dict[str, Any]  # arrays and `AdvantageMoments`
 
 
 def collect(
-    setup: Setup,
+    setup: AgentSetup,
     params: Params,
     market: Market,
     segments: Segments,
@@ -243,7 +243,7 @@ def collect(
 
 
 def replay(
-    setup: Setup, params: Params, average: Params, market: Market, item: Stored, scales: Any
+    setup: AgentSetup, params: Params, average: Params, market: Market, item: Stored, scales: Any
 ) -> tuple[Batch, Statistics]:
     """Estimate the advantages of a stored rollout; see `Algorithm.replay`."""
     rollout, advantage, value_target = revalued(setup, params, average, market, item, scales)
@@ -258,7 +258,7 @@ def _learnt(rollout: Rollout) -> Rollout:
 
 
 def estimate(
-    setup: Setup, rollout: Rollout, scale: Array, estimator: Callable[..., Array] = gae
+    setup: AgentSetup, rollout: Rollout, scale: Array, estimator: Callable[..., Array] = gae
 ) -> tuple[Array, Array | None]:
     """Return advantages `[S, L, E]` and value targets; None without a critic.
 
@@ -294,7 +294,9 @@ def against_others(advantage: Array) -> Array:
     return advantage - advantage.mean(axis=-1, keepdims=True)
 
 
-def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch, dict[str, Array]]:
+def normalize(
+    setup: AgentSetup, batch: Batch, statistics: Statistics
+) -> tuple[Batch, dict[str, Array]]:
     """Normalise advantages over all devices; see `Algorithm.normalize`.
 
     Those of "group" are normalised within their segment already.
@@ -304,7 +306,9 @@ def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch
         # Of all devices and logical shards: a part's own moments would depend on the mesh.
         all_of = statistics["advantage"].pooled()
         advantage = normalised(advantage - all_of.mean, all_of.variance)
-    plain = {name: x.mean() for name, x in statistics.items() if not isinstance(x, Moments)}
+    plain = {
+        name: x.mean() for name, x in statistics.items() if not isinstance(x, AdvantageMoments)
+    }
     if "error" in statistics:
         spread, missed = (statistics[name].pooled().variance for name in ("target", "error"))
         # The floor is for targets that are all equal.
@@ -312,7 +316,7 @@ def normalize(setup: Setup, batch: Batch, statistics: Statistics) -> tuple[Batch
     return (rollout, advantage, value_target), plain
 
 
-def loss(setup: Setup, params: Params, market: Market, items: Batch) -> Loss:
+def loss(setup: AgentSetup, params: Params, market: Market, items: Batch) -> Loss:
     """Return the clipped surrogate over whole segments, encoded again; see `Algorithm.loss`."""
     rollout, advantage, value_target = items
     policy, config, hyper = setup

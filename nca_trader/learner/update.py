@@ -34,7 +34,7 @@ from nca_trader.learner.optimizer import (
     whole_or_nothing,
 )
 from nca_trader.learner.pathwise import PATHWISE
-from nca_trader.learner.ppo import Hyper, Loss, Setup, setup_of
+from nca_trader.learner.ppo import AgentSetup, Hyper, Loss, setup_of
 from nca_trader.learner.rollout import (
     Algorithm,
     Begun,
@@ -107,10 +107,10 @@ class Parts(NamedTuple):
     num_updates: int
     config: AgentConfig
     optimizer: optax.GradientTransformation
-    setup: Setup
+    setup: AgentSetup
     algorithm: Algorithm
 
-    def of(self, hyper: Hyper | None) -> tuple[Setup, optax.GradientTransformation]:
+    def of(self, hyper: Hyper | None) -> tuple[AgentSetup, optax.GradientTransformation]:
         """Return the setup and the optimiser of an agent with hyper-parameters of its own."""
         if hyper is None:
             return self.setup, self.optimizer
@@ -215,7 +215,7 @@ def update(
 
 def collect(
     parts: Parts,
-    setup: Setup,
+    setup: AgentSetup,
     state: LearnerState,
     market: Market,
     keys: tuple[Array, Array],
@@ -258,7 +258,7 @@ def collect(
 
 def replay(
     parts: Parts,
-    setup: Setup,
+    setup: AgentSetup,
     learnt: tuple[Params, Any],
     market: Market,
     item: Stored,
@@ -289,7 +289,7 @@ def replay(
 
 
 def _settings(
-    parts: Parts, setup: Setup, scales: Scales, opt_state: Any, micro_batches: int
+    parts: Parts, setup: AgentSetup, scales: Scales, opt_state: Any, micro_batches: int
 ) -> Metrics:
     """Return the current learning rate and curriculum scales as metrics."""
     config = parts.config

@@ -33,7 +33,7 @@ WARM, COUNTED = 256, 1024
 CELLS = 2**18  # bars times assets of an evaluation's path
 
 
-class Reached(NamedTuple):
+class Earnings(NamedTuple):
     """What positions earned on a path, in the unit of the market's optimum.
 
     Attributes:
@@ -87,7 +87,7 @@ def pieces(num_bars: int, first: int) -> np.ndarray:
     return first + COUNTED * np.arange(count)[:, None] + np.arange(WARM + COUNTED)
 
 
-def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Reached:
+def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Earnings:
     """Evaluate the greedy agent in `env`, an environment of a task's bars.
 
     Raises:
@@ -165,7 +165,7 @@ def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
     return np.stack(held, axis=1)
 
 
-def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
+def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings:
     """Compare positions with the optimal ones on the same path.
 
     A position earns `pay` on the next bar. From it `a (r - E[r | state])` is subtracted, whose mean
@@ -200,7 +200,7 @@ def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Reached:
     # Both policies ran on the same path, so its luck cancels in the difference.
     gap = task.score(quiet.mean()) - task.score(quiet_best.mean())
     previous = np.concatenate([np.zeros_like(positions[:, :1]), positions[:, :-1]], axis=1)
-    return Reached(
+    return Earnings(
         fraction=1.0 + gap / optimum if optimum else math.nan,
         error=abs(slope) * _error(quiet - quiet_best) / optimum if optimum else math.nan,
         earned=task.score(quiet.mean()),

@@ -30,7 +30,7 @@ from nca_trader.errors import ConfigError
 from nca_trader.learner.exact import check_finite
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
-from nca_trader.optimum.measure import Reached, evaluation_bars, reached_by
+from nca_trader.optimum.measure import Earnings, evaluation_bars, reached_by
 from nca_trader.optimum.synthetic import solved
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, tracked
@@ -84,7 +84,7 @@ class Point(NamedTuple):
 
     seconds: float
     steps: int
-    reached: Reached
+    reached: Earnings
 
     @property
     def height(self) -> float:
@@ -128,7 +128,7 @@ class Proof:
     controls: dict[str, list[Point]] = dataclasses.field(default_factory=dict)
 
     @property
-    def reached(self) -> Reached:
+    def reached(self) -> Earnings:
         """The result of the trained agent."""
         return self.curve[-1].reached
 

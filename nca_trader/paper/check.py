@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.envs.check import Report, report_of
+from nca_trader.envs.check import CheckReport, report_of
 from nca_trader.errors import CheckFailed
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import LiveFeed, Notice
@@ -29,7 +29,7 @@ def check_broker(
     units: float,
     advance: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
-) -> Report:
+) -> CheckReport:
     """Send a few small market orders to a venue, and check what a session relies on.
 
     Use a paper or test account: the orders are real ones there. What was bought is sold again, but
@@ -44,7 +44,7 @@ def check_broker(
       clock: for waits.
 
     Returns:
-      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+      A `CheckReport`; `report.raise_if_failed()` raises `CheckFailed`.
 
     Example:
       >>> import pathlib, tempfile
@@ -231,7 +231,7 @@ class _Orders:
         _true(self.venue.now() >= self.begun, "now() went back")
 
 
-def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> Report:
+def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> CheckReport:
     """Read a live feed's history and its next bars, and check what a session relies on.
 
     It waits for `count` bars to close, so take a feed of short bars.
@@ -242,7 +242,7 @@ def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> Report:
       history: bars to ask for.
 
     Returns:
-      A `Report`; `report.raise_if_failed()` raises `CheckFailed`.
+      A `CheckReport`; `report.raise_if_failed()` raises `CheckFailed`.
 
     Example:
       >>> import nca_trader as nca

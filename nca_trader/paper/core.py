@@ -19,7 +19,7 @@ from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.effects import Fill
 from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.fills import capped
-from nca_trader.envs.account.risk import Seen, before_bars, denied, next_size
+from nca_trader.envs.account.risk import VolatilityState, before_bars, denied, next_size
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
@@ -156,7 +156,7 @@ class State(NamedTuple):
     account: Account | None
     book: Book | None
     working: dict[str, Order]
-    sizes: Seen
+    sizes: VolatilityState
 
 
 class View(NamedTuple):
@@ -244,7 +244,7 @@ class Core:
         costs, rules = self.agent.costs, self.agent.rules
         return next_legs(state.close, bar, seconds, missing, costs, rules, size)
 
-    def _sizes(self, state: State, bar: Bar) -> tuple[Seen, np.ndarray | None]:
+    def _sizes(self, state: State, bar: Bar) -> tuple[VolatilityState, np.ndarray | None]:
         """Return the memory of sizes after `bar`, and its sizes; None where they are fixed."""
         sizing = self.agent.rules.scale
         return (state.sizes, None) if sizing is None else next_size(state.sizes, bar, sizing)

@@ -18,7 +18,7 @@ from nca_trader.config.toml import preset_folder
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
 from nca_trader.optimum import prove as prove_runs
-from nca_trader.optimum.measure import Reached, reached_by
+from nca_trader.optimum.measure import Earnings, reached_by
 from nca_trader.optimum.prove import Point, Proof, controls_of, prepare
 
 
@@ -28,7 +28,7 @@ def trial_of(name):
 
 
 def reached(fraction=0.97, turnover=0.05, excess=-1e-5):
-    return Reached(fraction, 0.001, 1e-3, 1e-5, excess, 1e-6, turnover)
+    return Earnings(fraction, 0.001, 1e-3, 1e-5, excess, 1e-6, turnover)
 
 
 def proof(*reaches, market="ou_mid", bar=0.95, **controls):

@@ -11,7 +11,7 @@ from drawn import random_bars
 
 from nca_trader.config import EnvConfig
 from nca_trader.envs import load_env
-from nca_trader.envs.check import Check, Report, check_env
+from nca_trader.envs.check import Check, CheckReport, check_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import CheckFailed
 from nca_trader.types import Costs
@@ -145,7 +145,7 @@ def test_what_is_planted_is_found(planted, found):
 
 
 def test_a_report_names_its_faults_in_lines():
-    report = Report((Check("one"), Check("two", "2 is 3"), Check("three", skipped="no bars")))
+    report = CheckReport((Check("one"), Check("two", "2 is 3"), Check("three", skipped="no bars")))
     assert str(report).splitlines() == [
         "ok       one",
         "FAILED   two: 2 is 3",
@@ -153,4 +153,4 @@ def test_a_report_names_its_faults_in_lines():
     ]
     with pytest.raises(CheckFailed, match=r"^two: 2 is 3$"):
         report.raise_if_failed()
-    Report((Check("one"),)).raise_if_failed()
+    CheckReport((Check("one"),)).raise_if_failed()

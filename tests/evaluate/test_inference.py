@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import inference
-from nca_trader.evaluate.inference import Interval, Moments
+from nca_trader.evaluate.inference import ConfidenceInterval, Moments
 
 GAUSSIAN = {"skewness": 0.0, "kurtosis": 3.0}
 
@@ -119,7 +119,9 @@ def test_differences_are_paired_so_a_constant_edge_is_certain():
     assert interval.low == pytest.approx(252e-4, rel=0.02)
     assert interval.high == pytest.approx(252e-4, rel=0.02)
     assert inference.sharpe_difference_interval(better, other, 252).low > 0
-    assert inference.mean_difference_interval(other, other, 252) == Interval(0.0, 0.0, 0.95)
+    assert inference.mean_difference_interval(other, other, 252) == ConfidenceInterval(
+        0.0, 0.0, 0.95
+    )
 
 
 @pytest.mark.parametrize("r", [np.zeros(100), np.full(100, 0.01), np.array([0.01, -0.01] * 5)])

@@ -14,8 +14,8 @@ from markupsafe import Markup
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import StateError
 from nca_trader.evaluate.report import plots
-from nca_trader.evaluate.report.figures import Line
-from nca_trader.evaluate.report.page import Demo, Report, Seed, write_report
+from nca_trader.evaluate.report.figures import Curve
+from nca_trader.evaluate.report.page import Demo, ReportPage, Seed, write_report
 from nca_trader.evaluate.report.plots import equity_plot, per_seed
 from nca_trader.evaluate.verdict import weigh
 from nca_trader.paper.parity import Parity
@@ -102,7 +102,7 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "command": "nca-trader demo --out runs/demo",
         "created": "2026-01-02 03:04 UTC",
     }
-    return Report(**{**fields, **changes})
+    return ReportPage(**{**fields, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +285,7 @@ def test_a_hostile_name_stays_text(tmp_path):
 
 def test_a_hostile_baseline_name_stays_text_in_plots_and_their_descriptions():
     time = pd.date_range("2020-01-01", periods=30, tz="UTC")
-    drawn = equity_plot([Line(HOSTILE, pd.Series(np.linspace(1, 2, 30), time), "baseline")])
+    drawn = equity_plot([Curve(HOSTILE, pd.Series(np.linspace(1, 2, 30), time), "baseline")])
     page = Page(drawn)
     assert "script" not in page.tags
     assert HOSTILE in page.seen

@@ -148,9 +148,9 @@ def test_a_long_line_keeps_its_extremes():
 
 def test_plots_over_time_name_what_is_in_sample(result):
     seen = result.equity.index[0], result.equity.index[99]
-    drawn = plots.equity_plot([figures.Line("a", result.equity, "agent")], "IN SAMPLE", seen)
+    drawn = plots.equity_plot([figures.Curve("a", result.equity, "agent")], "IN SAMPLE", seen)
     assert drawn.count(">in sample<") == 2 and f"Bars up to {seen[1].date()} are in sample" in drawn
-    assert "in sample" not in plots.equity_plot([figures.Line("a", result.equity, "agent")])
+    assert "in sample" not in plots.equity_plot([figures.Curve("a", result.equity, "agent")])
     assert "in sample" in plots.exposure_plot(result.exposure, seen)
     assert "in sample" in plots.rolling_sharpe_plot({"a": result}, 252.0, seen)
 
@@ -248,5 +248,5 @@ def test_every_span_of_dates_has_ticks(days):
     """matplotlib warns, which fails a test, where no interval of dates fits the ticks."""
     index = pd.date_range("2017-01-02", periods=200, freq=f"{days * 24 * 60 // 200}min", tz="UTC")
     values = pd.Series(np.linspace(1.0, 1.1, 200), index)
-    found = plots.equity_plot([figures.Line("agent", values, "agent")])
+    found = plots.equity_plot([figures.Curve("agent", values, "agent")])
     assert found.count("<svg") == 2

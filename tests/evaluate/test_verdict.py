@@ -13,7 +13,7 @@ from made_up import made_up_result
 
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.inference import (
-    Interval,
+    ConfidenceInterval,
     Moments,
     deflated_sharpe,
     overfit_probability,
@@ -40,7 +40,7 @@ def frame(*columns):
 def scored(total_return, sharpe):
     return Scored(
         metrics={"total_return": total_return, "sharpe": sharpe},
-        sharpe_interval=Interval(sharpe - 1, sharpe + 1, 0.95),
+        sharpe_interval=ConfidenceInterval(sharpe - 1, sharpe + 1, 0.95),
         costs_paid=0.0,
         gross=1.0,
     )
@@ -50,9 +50,9 @@ def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04, in_sample=0):
     """Evidence whose interval of the difference of Sharpe ratios is [low, high]."""
     difference = Difference(
         mean_return=-0.1,
-        mean_return_interval=Interval(-1.0, 1.0, 0.95),
+        mean_return_interval=ConfidenceInterval(-1.0, 1.0, 0.95),
         sharpe=(low + high) / 2,
-        sharpe_interval=Interval(low, high, 0.95),
+        sharpe_interval=ConfidenceInterval(low, high, 0.95),
     )
     return Evidence(
         agent=scored(0.2, sharpe),

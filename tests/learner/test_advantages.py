@@ -10,7 +10,7 @@ import pytest
 
 from nca_trader.config import LearnerConfig
 from nca_trader.learner import sampled
-from nca_trader.learner.ppo import Moments, Setup, gae, group_advantages, moments
+from nca_trader.learner.ppo import AdvantageMoments, AgentSetup, gae, group_advantages, moments
 
 GAMMA, LAMBDA, T = 0.97, 0.9, 300
 
@@ -110,8 +110,8 @@ def test_generalised_advantages_that_are_rounding_are_not_blown_up_either():
     rng = np.random.default_rng(0)
     for size, low, high in ((3e-7, 0.0, 0.02), (0.02, 0.99, 1.01)):
         advantage = jnp.asarray(size * rng.normal(size=(4, 16, 3)), jnp.float32)
-        parts = Moments(*(x[None] for x in moments(advantage)))
-        setup = Setup(None, LearnerConfig(), None)
+        parts = AdvantageMoments(*(x[None] for x in moments(advantage)))
+        setup = AgentSetup(None, LearnerConfig(), None)
         batch = (None, advantage, None)
         (_, normalised, _), _ = sampled.normalize(setup, batch, {"advantage": parts})
         assert low <= float(normalised.std()) <= high

@@ -19,7 +19,7 @@ from nca_trader import TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.config import LearnerConfig, MeshConfig, PolicyConfig
 from nca_trader.learner import update
 from nca_trader.learner.layout import EVERYWHERE, Layout
-from nca_trader.learner.ppo import Setup, moments
+from nca_trader.learner.ppo import AgentSetup, moments
 from nca_trader.learner.rollout import Algorithm
 from nca_trader.learner.sampled import normalize
 from nca_trader.parallel.mesh import BATCH
@@ -111,7 +111,7 @@ def normalised(devices):
         figures = EVERYWHERE.of_all(
             jax.tree.map(lambda x: x[None], {"advantage": moments(advantage)})
         )
-        setup = Setup(None, LearnerConfig(), None)
+        setup = AgentSetup(None, LearnerConfig(), None)
         return normalize(setup, (None, advantage, None), figures)[0][1]
 
     mapped = jax.shard_map(one, mesh=make_mesh(devices), in_specs=P(BATCH), out_specs=P(BATCH))

@@ -17,7 +17,7 @@ from nca_trader.learner import layout as layouts
 from nca_trader.learner import learner as learners
 from nca_trader.learner.layout import Layout, Split, make_layout
 from nca_trader.learner.optimizer import averaged, make_optimizer
-from nca_trader.learner.ppo import Loss, Setup
+from nca_trader.learner.ppo import AgentSetup, Loss
 from nca_trader.learner.update import Parts, learn
 from nca_trader.parallel.mesh import BATCH, FSDP, MODEL
 
@@ -75,7 +75,7 @@ def learnt(axes, deterministic=False, dtype="f8", config=CONFIG):
         layout = make_layout(POLICY, mesh, deterministic)
         optimizer = make_optimizer(OPTIMIZER, 8, layout)
         of = types.SimpleNamespace(learner=config)
-        setup = Setup(POLICY, config, None)
+        setup = AgentSetup(POLICY, config, None)
         parts = Parts(None, layout, 1, of, optimizer, setup, None)
         by_hand, placed = (learners._spec(parts, *names)[:2] for names in ((FSDP,), (FSDP, MODEL)))
 

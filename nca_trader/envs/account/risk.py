@@ -41,7 +41,7 @@ class Sizing(NamedTuple):
     cap: Any = 1.0
 
 
-class Seen(NamedTuple):
+class VolatilityState(NamedTuple):
     """What an estimate remembers of the bars so far, `[A]` float64 each.
 
     close, time: of the last present bar, seconds; NaN before the first. square, years: weighted
@@ -55,13 +55,13 @@ class Seen(NamedTuple):
     count: Tensor
 
 
-def before_bars(num_assets: int) -> Seen:
+def before_bars(num_assets: int) -> VolatilityState:
     """Return the memory before any bar."""
     zero, none = np.zeros(num_assets), np.full(num_assets, np.nan)
-    return Seen(none, none, zero, zero, zero)
+    return VolatilityState(none, none, zero, zero, zero)
 
 
-def volatility(seen: Seen, bar: Bar, span: Any) -> tuple[Seen, Any]:
+def volatility(seen: VolatilityState, bar: Bar, span: Any) -> tuple[VolatilityState, Any]:
     """Update the estimate by one closed bar.
 
     Args:
@@ -84,10 +84,10 @@ def volatility(seen: Seen, bar: Bar, span: Any) -> tuple[Seen, Any]:
     )
     # Both means start at 0, and their quotient is free of that bias.
     found = jnp.sqrt(square / jnp.where(years > 0.0, years, 1.0))
-    return Seen(close, time, square, years, seen.count + known), found
+    return VolatilityState(close, time, square, years, seen.count + known), found
 
 
-def size(seen: Seen, bar: Bar, sizing: Sizing) -> tuple[Seen, Any]:
+def size(seen: VolatilityState, bar: Bar, sizing: Sizing) -> tuple[VolatilityState, Any]:
     """Update the size by one closed bar.
 
     Returns:
@@ -102,11 +102,13 @@ _next_size = jax.jit(size, static_argnums=2)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _scan(seen: Seen, bars: Bar, sizing: Sizing) -> Any:
+def _scan(seen: VolatilityState, bars: Bar, sizing: Sizing) -> Any:
     return jax.lax.scan(lambda seen, bar: size(seen, bar, sizing), seen, bars)[1]
 
 
-def next_size(seen: Seen, bar: Bar, sizing: Sizing) -> tuple[Seen, np.ndarray]:
+def next_size(
+    seen: VolatilityState, bar: Bar, sizing: Sizing
+) -> tuple[VolatilityState, np.ndarray]:
     """Run `size` for a live loop; arguments and results are numpy arrays."""
     with float64_on_cpu():
         return jax.tree.map(np.asarray, _next_size(seen, bar, sizing))
@@ -126,7 +128,7 @@ def sizes(bars: Bars, sizing: Sizing) -> np.ndarray:
         return np.asarray(_scan(before_bars(bars.num_assets), bars.as_bar(), sizing))
 
 
-# Values of `Guard.said` and `Guard.halted`.
+# Values of `LimitState.said` and `LimitState.halted`.
 CODES = (
     "",
     "max-position",
@@ -145,7 +147,7 @@ NEVER = -(2**62)  # before any time in seconds
 STEP = 2.0**-30
 
 
-class Guard(NamedTuple):
+class LimitState(NamedTuple):
     """What limits remember of an account.
 
     peak, close, opened: `[]` logarithms of equity: the highest, the last, and that at the last
@@ -198,10 +200,10 @@ class Deny(NamedTuple):
     halts: bool = False
 
 
-def open_guard(num_assets: int, limits: Limits, dtype: DTypeLike) -> Guard:
+def open_guard(num_assets: int, limits: Limits, dtype: DTypeLike) -> LimitState:
     """Return the memory of an account that begins with equity 1."""
     zero = jnp.zeros((), dtype)
-    return Guard(
+    return LimitState(
         peak=zero,
         close=zero,
         opened=zero,
@@ -213,8 +215,8 @@ def open_guard(num_assets: int, limits: Limits, dtype: DTypeLike) -> Guard:
 
 
 def judge(
-    guard: Guard, intent: Intent, limits: Limits, is_order: Callable[[Array], Array]
-) -> tuple[Guard, Array]:
+    guard: LimitState, intent: Intent, limits: Limits, is_order: Callable[[Array], Array]
+) -> tuple[LimitState, Array]:
     """Apply `limits` to what is asked, in numbers that a compiled program can take.
 
     Args:
@@ -281,8 +283,8 @@ def judge(
 
 
 def decide(
-    guard: Guard, intent: Intent, limits: Limits, order: str = "rebalance"
-) -> tuple[Guard, Allow | Clip | Deny]:
+    guard: LimitState, intent: Intent, limits: Limits, order: str = "rebalance"
+) -> tuple[LimitState, Allow | Clip | Deny]:
     """Apply `limits` to what is asked, and say what they allow; a pure function.
 
     Args:
@@ -310,7 +312,7 @@ def decide(
         return guard, verdict(guard, np.asarray(intent.target), np.asarray(target))
 
 
-def verdict(guard: Guard, asked: np.ndarray, given: np.ndarray) -> Allow | Clip | Deny:
+def verdict(guard: LimitState, asked: np.ndarray, given: np.ndarray) -> Allow | Clip | Deny:
     """Say what `judge` did: it made targets `given` `[A]` of those `asked`."""
     said = np.asarray(guard.said)
     if halted := int(guard.halted):
@@ -331,7 +333,7 @@ def denied(guard: Any) -> np.ndarray | bool:
     return np.isin(guard.said, (RATE, COLLAR)) | (np.asarray(guard.halted) > 0)
 
 
-def lifted(guard: Guard) -> Guard:
+def lifted(guard: LimitState) -> LimitState:
     """Return the guard after a person resumed trading: losses count from here on."""
     return guard._replace(
         peak=guard.close,
@@ -341,7 +343,7 @@ def lifted(guard: Guard) -> Guard:
     )
 
 
-def _counted(guard: Guard, intent: Intent, limits: Limits) -> Guard:
+def _counted(guard: LimitState, intent: Intent, limits: Limits) -> LimitState:
     """Return the guard at this close, before anything is ordered."""
     today, now = jnp.asarray(intent.seconds) // DAY, jnp.asarray(intent.log_equity)
     # A day's loss counts from the last close before it, so that a gap overnight is part of it.

@@ -47,7 +47,7 @@ class Carry(NamedTuple):
     over: Array
 
 
-class Seen(NamedTuple):
+class StepOutput(NamedTuple):
     """The part of a row that the caller reads, `[]` each but the last.
 
     index: int32 row. terminated, truncated: bool. reward, equity: float32. observation: `[D]`
@@ -90,7 +90,7 @@ def pack(tree: Any) -> Array:
     return jnp.concatenate([_words(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-class Rows:
+class RowPair:
     """Two rows of a market's array, `first` `[]` and the next, indexed like the whole array.
 
     `step` reads rows t and t + 1 and nothing else, so it runs on these two unchanged.
@@ -152,7 +152,7 @@ class Kernel:
 
     def _begin(
         self, market: list[Array], seed: Array, count: Array, start: Array
-    ) -> tuple[Seen, Carry]:
+    ) -> tuple[StepOutput, Carry]:
         whole = self._whole(market)
         key = jax.random.fold_in(jax.random.wrap_key_data(seed), count)
         state, timestep = reset(whole, key)
@@ -189,7 +189,7 @@ class Kernel:
         carry = self.unpack(row[self.seen :])
         first = carry.state.index
         pair = jax.lax.dynamic_slice_in_dim(legs, first, 2)
-        rows = [Rows(first, leg) for leg in jax.vmap(self._leg.unpack)(pair)]
+        rows = [RowPair(first, leg) for leg in jax.vmap(self._leg.unpack)(pair)]
         pair = jax.tree.unflatten(self._legs_tree, rows)
         return self._advance(dataclasses.replace(self._whole(market), legs=pair), carry, action)
 
@@ -197,13 +197,13 @@ class Kernel:
         """Return the `Carry` of a row's carried words."""
         return self._carry.unpack(carried)
 
-    def _see(self, market: Market, timestep: TimeStep) -> Seen:
+    def _see(self, market: Market, timestep: TimeStep) -> StepOutput:
         observation = timestep.observation
         parts = [account_row(self.env.spec, observation)]
         if self.on_device:
             parts.insert(0, window(market, observation, self.window).ravel())
         # Cast to one word each, also under x64: callers find the numbers by their position.
-        return Seen(
+        return StepOutput(
             observation.index,
             timestep.discount == 0.0,
             timestep.truncated,

@@ -77,7 +77,7 @@ def settings(colours: Mapping[str, str]) -> dict[Any, Any]:
     return found | ({"figure.facecolor": "white"} if colours else {})
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """One curve.
 
     Attributes:
@@ -122,9 +122,9 @@ def result_figure(results: Sequence[Result]) -> Figure:
     In-sample bars are shaded and named. One result is drawn next to its benchmark.
     """
     alone = results[0] if len(results) == 1 else None
-    lines = [Line(x.name, x.equity, "baseline" if n else "agent") for n, x in enumerate(results)]
+    lines = [Curve(x.name, x.equity, "baseline" if n else "agent") for n, x in enumerate(results)]
     if alone and alone.hold is not None:
-        lines.append(Line("buy and hold", alone.hold.equity, "baseline"))
+        lines.append(Curve("buy and hold", alone.hold.equity, "baseline"))
     # Exposure of several results would be a tangle, so only one shows it.
     heights = (3, 1.4, 1) if alone else (3, 1.6)
     with matplotlib.rc_context(settings(PRINTED)):
@@ -154,7 +154,7 @@ def stress_figure(stress: Stress) -> Figure:
     return figure
 
 
-def draw_lines(axes: Axes, lines: Sequence[Line], colours: Mapping[str, str]) -> None:
+def draw_lines(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]) -> None:
     """Draw lines over time: baselines in dashes over the agent's broad line.
 
     Args:
@@ -187,14 +187,14 @@ def draw_lines(axes: Axes, lines: Sequence[Line], colours: Mapping[str, str]) ->
         )
 
 
-def draw_equity(axes: Axes, lines: Sequence[Line], colours: Mapping[str, str]) -> None:
+def draw_equity(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]) -> None:
     """Draw equity on a log scale, see `draw_lines`."""
     draw_lines(axes, lines, colours)
     scale_equity(axes)
     axes.set_ylabel("equity, start = 1 (log scale)")
 
 
-def draw_drawdown(axes: Axes, lines: Sequence[Line], colours: Mapping[str, str]) -> None:
+def draw_drawdown(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]) -> None:
     """Draw the drawdown of lines of equity, see `draw_lines`."""
     draw_lines(axes, [fallen(line) for line in lines], colours)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -218,7 +218,7 @@ def draw_exposure(axes: Axes, exposure: pd.DataFrame, colours: Mapping[str, str]
     axes.set_ylabel("exposure")
 
 
-def fallen(line: Line) -> Line:
+def fallen(line: Curve) -> Curve:
     """Return the drawdown of a line of equity from its highest value so far."""
     depth = metrics.drawdown_series(metrics.simple_returns(line.values))
     return line._replace(values=pd.Series(depth, line.values.index))

@@ -27,7 +27,7 @@ from nca_trader.evaluate import inference, metrics
 from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, price_chart
-from nca_trader.evaluate.report.figures import Line, seen_by
+from nca_trader.evaluate.report.figures import Curve, seen_by
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import annual
 from nca_trader.evaluate.report.tables import (
@@ -109,7 +109,7 @@ NO_DEMO = Demo()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class ReportPage:
     """The contents of a backtest's page. An empty field, or None, has no section.
 
     Attributes:
@@ -291,7 +291,7 @@ def report(
 
 def report_on(
     bars: Bars, result: Result, baselines: Mapping[str, Result], run: Run | None, command: str
-) -> Report:
+) -> ReportPage:
     """Collect the contents of one backtest's page from the bars and the run.
 
     Args:
@@ -339,7 +339,7 @@ def report_on(
         }
         if (decided := run.deployment) is not None:
             known["demo"] = Demo(deployment=decided.sentence, deployed=not decided.baseline)
-    return Report(
+    return ReportPage(
         title=f"{run.name if run else result.name} on {', '.join(bars.symbols)}",
         agent=result,
         baselines=baselines,
@@ -366,7 +366,7 @@ def _time(of: Any) -> str:
     return str(of)[:19].replace("T", " ").removesuffix(" 00:00:00")
 
 
-def write_report(path: str | os.PathLike[str], report: Report) -> Path:
+def write_report(path: str | os.PathLike[str], report: ReportPage) -> Path:
     """Write the page of a backtest, and the folder where it is missing.
 
     Returns:
@@ -378,14 +378,14 @@ def write_report(path: str | os.PathLike[str], report: Report) -> Path:
     return write(Path(path), page(report))
 
 
-def page(report: Report) -> str:
+def page(report: ReportPage) -> str:
     """Render the page of a backtest."""
     agent, evidence, demo = report.agent, report.evidence, report.demo
     lines = [
-        Line(report.label, agent.equity, "agent"),
+        Curve(report.label, agent.equity, "agent"),
         # The first ones: a plot of all has no room left on a phone.
-        *(Line(name, b.equity, "baseline") for name, b in list(report.baselines.items())[:DRAWN]),
-        *(Line("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
+        *(Curve(name, b.equity, "baseline") for name, b in list(report.baselines.items())[:DRAWN]),
+        *(Curve("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
     ]
     # Only an in-sample part that is not the whole needs a line around it, but both are shaded.
     seen = seen_by(agent) if agent.in_sample else None

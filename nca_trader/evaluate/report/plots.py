@@ -23,7 +23,7 @@ from nca_trader.evaluate.report.figures import (
     MUTED,
     SEED,
     VARIABLES,
-    Line,
+    Curve,
     draw_drawdown,
     draw_equity,
     draw_exposure,
@@ -116,7 +116,7 @@ def in_both_widths(
     )
 
 
-def equity_plot(lines: Sequence[Line], standing: str = "", seen: Any = None) -> Markup:
+def equity_plot(lines: Sequence[Curve], standing: str = "", seen: Any = None) -> Markup:
     """Draw equity on a log scale; capital before the first bar is 1.
 
     Args:
@@ -131,7 +131,7 @@ def equity_plot(lines: Sequence[Line], standing: str = "", seen: Any = None) -> 
     return over_time(lambda axes: draw_equity(axes, lines, {}), "equity", text, seen)
 
 
-def drawdown_plot(lines: Sequence[Line], standing: str = "", seen: Any = None) -> Markup:
+def drawdown_plot(lines: Sequence[Curve], standing: str = "", seen: Any = None) -> Markup:
     """Draw the drawdown from the highest equity so far; takes what `equity_plot` takes."""
     ends = "; ".join(
         f"{line.label} {fallen(line).values.min():.1%}" for line in lines if line.role != "seed"
@@ -144,7 +144,7 @@ def exposure_plot(exposure: pd.DataFrame, seen: Any = None) -> Markup:
     """Draw long and short exposure over time, as fractions of equity."""
 
     def draw(axes: Axes) -> None:
-        draw_lines(axes, [Line("net", exposure["net"], "frame")], {})
+        draw_lines(axes, [Curve("net", exposure["net"], "frame")], {})
         draw_exposure(axes, exposure, {})
 
     mean = exposure.mean()
@@ -196,7 +196,7 @@ def rolling_sharpe_plot(
     for number, (name, result) in enumerate(results.items()):
         ratio = rolling_sharpe(result.judged_returns, window, bars_per_year)
         values = pd.Series(ratio, result.equity.index)
-        lines.append(Line(name, values, "baseline" if number else "agent"))
+        lines.append(Curve(name, values, "baseline" if number else "agent"))
 
     def draw(axes: Axes) -> None:
         draw_lines(axes, lines, {})

@@ -15,8 +15,8 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.gate import Gate, deploy, refuse_other
-from nca_trader.evaluate.inference import Interval
+from nca_trader.evaluate.gate import GateResult, deploy, refuse_other
+from nca_trader.evaluate.inference import ConfidenceInterval
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup, candidate
 from nca_trader.runs.manifest import Deployment, Run
@@ -56,8 +56,8 @@ class WalkForward:
     folds: pd.DataFrame
     baselines: dict[str, Result]
     difference: float
-    interval: Interval
-    gate: Gate
+    interval: ConfidenceInterval
+    gate: GateResult
     verdict: str
     bars: Bars
     recipe: tuple[EnvConfig, AgentConfig] | None = None
