@@ -22,18 +22,17 @@ from nca_trader.config.records import plain
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError
 from nca_trader.evaluate import metrics
+from nca_trader.evaluate.account_sums import AccountSums, summaries
 from nca_trader.evaluate.combinations import Combination, traced_parameters
 from nca_trader.evaluate.sweep_program import (
     WIDEST,
     Blocks,
     Given,
-    SweepOutput,
     compiled,
     in_blocks,
     program,
     program_of_returns,
 )
-from nca_trader.evaluate.tally import AccountSums, summaries
 from nca_trader.machine import cores
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.progress import Progress
@@ -112,8 +111,8 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     width = int(store.settings["width"])
     parts = _parts(groups, width)
     blocks = _blocks(setting)
-    kept = {k: found for k in range(len(parts)) if (found := store.read(k)) is not None}
-    missing = [number for number in range(len(parts)) if number not in kept]
+    found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
+    missing = [number for number in range(len(parts)) if number not in found]
     programs: dict[str, Any] = {}
     for number in missing:
         fixed = repr(parts[number][1])
@@ -124,45 +123,36 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
                 values = _values(combinations, [0], traced, width)
                 programs[fixed] = compiled(program, given, values, blocks)
 
-    def run(number: int) -> tuple[int, SweepOutput]:
+    def run(number: int) -> tuple[int, dict[str, np.ndarray]]:
         rows, fixed = parts[number]
         with float64_on_cpu():
             values = _values(combinations, rows, traced, width)
-            found = jax.tree.map(np.asarray, programs[repr(fixed)](values, blocks))
+            out = jax.tree.map(np.asarray, programs[repr(fixed)](values, blocks))
         # The last part is filled up with its own first combination.
         n = len(rows)
-        tally = jax.tree.map(lambda x: x[:n], found.tally)
-        return number, SweepOutput(found.log_equity[:n], tally, found.blocks[:, :n])
+        sums = {field: x[:n] for field, x in out.sums._asdict().items()}
+        return number, sums | {"log_equity": out.log_equity[:n], "blocks": out.blocks[:, :n]}
 
-    outcomes = {}
-    for number, found in kept.items():
-        tally = AccountSums(*(found[field] for field in AccountSums._fields))
-        outcomes[number] = SweepOutput(found["log_equity"], tally, found["blocks"])
     with (
         Progress(len(combinations), "sweep", "combinations") as shown,
         concurrent.futures.ThreadPoolExecutor(workers) as pool,
     ):
-        shown.skip(sum(len(parts[number][0]) for number in outcomes))
-        for number, outcome in _in_any_order(pool, run, missing):
-            own = {"log_equity": outcome.log_equity, "blocks": outcome.blocks}
-            store.write(number, outcome.tally._asdict() | own)
-            outcomes[number] = outcome
+        shown.skip(sum(len(parts[number][0]) for number in found))
+        for number, part in _in_any_order(pool, run, missing):
+            store.write(number, part)
+            found[number] = part
             shown.update(len(parts[number][0]))
     # Parts follow the groups of equal programs, and the table follows the grid.
-    order = np.concatenate([rows for rows, _ in parts])
-    ordered = [outcomes[number] for number in range(len(parts))]
-    log_equity = np.concatenate([o.log_equity for o in ordered])[np.argsort(order)]
-    tally = AccountSums(
-        *(
-            np.concatenate([getattr(o.tally, field) for o in ordered])[np.argsort(order)]
-            for field in AccountSums._fields
-        )
-    )
-    block_sums = np.concatenate([o.blocks for o in ordered], axis=1)[:, np.argsort(order)]
-    _refuse_no_weights(setting, tally, log_equity)
-    found = summaries(tally, log_equity, len(bars), bars.bars_per_year)
-    digests = tally.high.astype(np.uint64) << np.uint64(32) | tally.low
-    return Done(found, block_sums, digests)
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+    every = [found[number] for number in range(len(parts))]
+    block_sums = np.concatenate([part["blocks"] for part in every], axis=1)[:, order]
+    names = (*AccountSums._fields, "log_equity")
+    joined = {name: np.concatenate([part[name] for part in every])[order] for name in names}
+    log_equity, sums = joined.pop("log_equity"), AccountSums(**joined)
+    _refuse_no_weights(setting, sums, log_equity)
+    digests = sums.high.astype(np.uint64) << np.uint64(32) | sums.low
+    summary = summaries(sums, log_equity, len(bars), bars.bars_per_year)
+    return Done(summary, block_sums, digests)
 
 
 def _blocks(setting: Setting) -> Blocks:
@@ -275,14 +265,14 @@ def _values(
     }
 
 
-def _refuse_no_weights(setting: Setting, tally: AccountSums, log_equity: np.ndarray) -> None:
+def _refuse_no_weights(setting: Setting, sums: AccountSums, log_equity: np.ndarray) -> None:
     """Refuse infinite targets and percent, as `as_targets` does for one backtest."""
     largest = max(LARGEST, setting.account.max_gross or 0.0)
-    wrong = ~np.isfinite(log_equity) | ~(np.asarray(tally.largest) <= largest)
+    wrong = ~np.isfinite(log_equity) | ~(np.asarray(sums.largest) <= largest)
     if wrong.any():
         k = int(np.argmax(wrong))
         raise BarError(
-            f"combination {setting.combinations[k]} orders a weight of {tally.largest[k]:g}; a "
+            f"combination {setting.combinations[k]} orders a weight of {sums.largest[k]:g}; a "
             "weight is a fraction of equity, neither percent nor units. Divide it, or give "
             "max_gross of at least that where so much leverage is meant."
         )

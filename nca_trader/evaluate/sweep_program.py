@@ -21,17 +21,17 @@ from nca_trader.agents import rules as rule_module
 from nca_trader.agents.strategy import Strategy, until_sized
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.state import Account, Legs, Rules, log_return, open_account
-from nca_trader.evaluate.inference import block_length
-from nca_trader.evaluate.simulate import legs_between, step_of, strategy_step
-from nca_trader.evaluate.tally import (
+from nca_trader.evaluate.account_sums import (
     AccountSums,
     add_fill,
     add_gain,
     add_return,
     ended,
     is_position,
-    open_tally,
+    open_sums,
 )
+from nca_trader.evaluate.inference import block_length
+from nca_trader.evaluate.simulate import legs_between, step_of, strategy_step
 from nca_trader.numerics import as_one_kernel
 from nca_trader.runs.trials import ordered_terms, places
 from nca_trader.types import Bar, Bars, Costs
@@ -55,12 +55,12 @@ class Blocks(NamedTuple):
 class SweepOutput(NamedTuple):
     """What a program returns for each combination `[M]`.
 
-    log_equity: at the last close, float64. tally: sums over bars. blocks: `[blocks, M]` float32,
+    log_equity: at the last close, float64. sums: over bars. blocks: `[blocks, M]` float32,
     simple returns summed over the bars of each block.
     """
 
     log_equity: Any
-    tally: Any
+    sums: Any
     blocks: Any
 
 
@@ -142,12 +142,12 @@ def _scan_of(given: Given, strategy: Strategy, step: Callable) -> Callable:
         return jax.lax.scan(step, carry, (block, None))[0]
 
     def decided_first(carry: Any, block: Blocks) -> Any:
-        account, book, state, tally = carry
+        account, book, state, sums = carry
         state, orders = jax.lax.scan(
             lambda state, bar: strategy.decide(state, bar, None), state, block.bar
         )
-        account, book, _, tally = by_orders((account, book, (), tally), (block, orders))
-        return account, book, state, tally
+        account, book, _, sums = by_orders((account, book, (), sums), (block, orders))
+        return account, book, state, sums
 
     @as_one_kernel
     def by_orders(carry: Any, xs: tuple[Blocks, exits.Order]) -> Any:
@@ -175,7 +175,7 @@ def _begun(
     book = exits.open_book(num_assets, blocks.bar.close.dtype) if given.sees_account else ()
     state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
     step = functools.partial(_step, strategy=strategy, costs=given.costs, rules=given.rules)
-    return strategy, (account, book, state, open_tally(num_assets, dtype)), step
+    return strategy, (account, book, state, open_sums(num_assets, dtype)), step
 
 
 def program(given: Given) -> Any:
@@ -191,10 +191,11 @@ def program(given: Given) -> Any:
                 carry = inner(carry, block)
                 return carry, (carry[-1].total - before).astype(jnp.float32)
 
-            (account, _, _, tally), sums = jax.lax.scan(outer, carry, blocks)
+            (account, _, _, sums), block_sums = jax.lax.scan(outer, carry, blocks)
             # The low half of the pair is below the digits of float32.
             high = account.log_equity.astype(jnp.float64)
-            return SweepOutput(high + account.log_equity_low, ended(tally, account.held), sums)
+            log_equity = high + account.log_equity_low
+            return SweepOutput(log_equity, ended(sums, account.held), block_sums)
 
     return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=SweepOutput(0, 0, 1)))
 
@@ -229,7 +230,7 @@ def _step(
     rules: Rules,
 ) -> tuple[tuple[Account, Any, Any, AccountSums], None]:
     """Run one bar of one combination, whose order is given or else decided here."""
-    before, book, state, tally = carry
+    before, book, state, sums = carry
     (bar, legs, real, key), order = xs
     if book:
         carried = (before, book, state)
@@ -242,31 +243,31 @@ def _step(
         # Decided in float64 and rounded once, when it meets the account.
         target = (order.target * order.size).astype(before.weight.dtype)
         account, row, _ = step_of(before, legs, lambda now: (now, target, ()), costs, rules)
-    effects, traded = row.effects, tally.turnover
-    tally = add_gain(tally, effects.gap)
+    effects, traded = row.effects, sums.turnover
+    sums = add_gain(sums, effects.gap)
     for fill in (effects.called_at_open, effects.at_open):
-        tally = tally if fill is None else add_fill(tally, fill)
-    tally = add_gain(tally, effects.body)
+        sums = sums if fill is None else add_fill(sums, fill)
+    sums = add_gain(sums, effects.body)
     for fill in (effects.inside, effects.called_at_close, effects.at_close):
-        tally = tally if fill is None else add_fill(tally, fill)
+        sums = sums if fill is None else add_fill(sums, fill)
     # A position may begin and end inside one bar.
     held = is_position(account.held).any()
-    active = real & (is_position(before.held).any() | held | (tally.turnover > traded))
+    active = real & (is_position(before.held).any() | held | (sums.turnover > traded))
     interest = None
     if legs.years is not None and (costs.interest_lend or costs.interest_borrow):
-        interest = effects.flows.interest / tally.equity.astype(before.weight.dtype)
+        interest = effects.flows.interest / sums.equity.astype(before.weight.dtype)
     # What sizes that follow the market multiply is a weight by itself.
     ordered = row.target if legs.size is None else row.target / legs.size
     ordered = jnp.where(jnp.isnan(ordered), 0.0, jnp.abs(ordered)).max()
     narrow = row.target.astype(jnp.float32)
     bits = jax.lax.bitcast_convert_type(narrow, jnp.uint32)
     low, high = ordered_terms(narrow, bits, key, row.left)
-    tally = tally._replace(
-        low=tally.low + jnp.where(real, low, 0).sum(dtype=jnp.uint32),
-        high=tally.high + jnp.where(real, high, 0).sum(dtype=jnp.uint32),
-        held=tally.held + (real & held),
-        largest=jnp.maximum(tally.largest, ordered.astype(jnp.float64)),
+    sums = sums._replace(
+        low=sums.low + jnp.where(real, low, 0).sum(dtype=jnp.uint32),
+        high=sums.high + jnp.where(real, high, 0).sum(dtype=jnp.uint32),
+        held=sums.held + (real & held),
+        largest=jnp.maximum(sums.largest, ordered.astype(jnp.float64)),
     )
     log_equity = account.log_equity.astype(jnp.float64) + account.log_equity_low
-    tally = add_return(tally, log_return(before, account), log_equity, interest, active)
-    return (account, book, state, tally), None
+    sums = add_return(sums, log_return(before, account), log_equity, interest, active)
+    return (account, book, state, sums), None

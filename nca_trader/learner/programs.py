@@ -186,7 +186,7 @@ class Fitting:
         return self._called(self.sizes)
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Metrics of memory; {} without a bound."""
         if self.needed is None:
             return {}

@@ -146,19 +146,10 @@ def train(
         intervals = Intervals(agent.checkpoint)
         # Each turn is one update. All processes take the same turns, since `step` is a collective.
         while done < updates and not stopping.ended:
-            started = time.perf_counter()
-            state, metrics = learner.step(state, markets.of(done))
-            # Waits for the update, which JAX only started; without this `seconds` would be too
-            # short.
-            metrics = jax.device_get(metrics)
-            seconds = time.perf_counter() - started
+            state, row = _updated(learner, state, markets, done)
             done += 1
-            row = metrics_row(metrics, done, learner.steps_per_update, seconds)
             row |= {"rollbacks": health.rollbacks, "retraces": compiled.again()}
-            row |= learner.fitting.figures
             refuse_bankrupt(row)
-            if (shard := markets.shard(done - 1)) is not None:
-                row["shard"] = shard
             # Before the row is written, so an update that is rolled back leaves none.
             if fault := health.fault(row):
                 failed = done
@@ -191,6 +182,22 @@ def train(
             if stopped:
                 break
     return run
+
+
+def _updated(
+    learner: Learner, state: LearnerState, markets: Markets, done: int
+) -> tuple[LearnerState, dict[str, Any]]:
+    """Run the update after `done` others; return the state after it and its row of metrics."""
+    started = time.perf_counter()
+    state, metrics = learner.step(state, markets.of(done))
+    # Waits for the update, which JAX only started; without this `seconds` would be too short.
+    metrics = jax.device_get(metrics)
+    seconds = time.perf_counter() - started
+    row = metrics_row(metrics, done + 1, learner.steps_per_update, seconds)
+    row |= learner.fitting.metrics
+    if (shard := markets.shard(done)) is not None:
+        row["shard"] = shard
+    return state, row
 
 
 def _asked_for(agent: AgentConfig, steps: Any, seed: Any, params: Any) -> AgentConfig:

@@ -68,13 +68,13 @@ def test_fewer_agents_move_at_once_before_their_batches_are_cut():
 def test_what_does_not_fit_is_done_in_smaller_pieces(needs, caplog):
     assert needs[1] > 2 * needs[8] > 0
     step = Fitting(build, in_pieces(1), needs[8])
-    assert step.figures == {}
+    assert step.metrics == {}
     with caplog.at_level("WARNING"):
         got = step(ROWS)
     assert "1 agent at once, learner.micro_batches = 4: an update needs" in caplog.text
     assert "learner.micro_batches = 8, with the same result" in caplog.text
     assert step.sizes == (1, 8) and step.needed == needs[8]
-    assert step.figures == {"memory_gb": needs[8] / 1e9, "agents_at_once": 1}
+    assert step.metrics == {"memory_gb": needs[8] / 1e9, "agents_at_once": 1}
     np.testing.assert_allclose(got, build(Sizes(1, 1))(ROWS), rtol=1e-5)
     BUILT.clear()
     step(ROWS)
@@ -206,4 +206,4 @@ def test_without_a_compiler_nothing_is_measured():
     assert step.needed is None and np.isfinite(got)
     BUILT.clear()
     step = Fitting(build, in_pieces(2, 4), None)
-    assert BUILT == [(1, 2)] and step.figures == {}
+    assert BUILT == [(1, 2)] and step.metrics == {}

@@ -64,8 +64,8 @@ class AccountSums(NamedTuple):
     high: Any
 
 
-def open_tally(num_assets: int, dtype: Any) -> AccountSums:
-    """Return the tally before the first bar; positions are in `dtype`, the account's."""
+def open_sums(num_assets: int, dtype: Any) -> AccountSums:
+    """Return the sums before the first bar; positions are in `dtype`, the account's."""
     zero, none = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
     every = jnp.zeros(num_assets, dtype)
     started = {"equity": zero + 1.0, "side": every, "pnl": every}
@@ -75,12 +75,12 @@ def open_tally(num_assets: int, dtype: Any) -> AccountSums:
 
 
 def add_return(
-    tally: AccountSums, log_return: Array, log_equity: Array, interest: Any, active: Any
+    sums: AccountSums, log_return: Array, log_equity: Array, interest: Any, active: Any
 ) -> AccountSums:
     """Count the return of a bar.
 
     Args:
-      tally: before the bar.
+      sums: before the bar.
       log_return: `[]` of the bar, in the account's dtype.
       log_equity: `[]` at its close, float64.
       interest: `[]` received on cash as a fraction of equity before the bar; None for none.
@@ -93,25 +93,25 @@ def add_return(
         earned = jnp.maximum(interest, 0.0).astype(jnp.float64)
         excess = simple - earned
         more = {
-            "earned": tally.earned + tally.equity * earned,
-            "plain_total": tally.plain_total + simple,
-            "plain_squares": tally.plain_squares + simple * simple,
+            "earned": sums.earned + sums.equity * earned,
+            "plain_total": sums.plain_total + simple,
+            "plain_squares": sums.plain_squares + simple * simple,
         }
     square, loss = excess * excess, jnp.minimum(excess, 0.0)
     # In logarithms a drawdown is a difference, and needs one exponential at the end.
-    peak = jnp.maximum(tally.peak, log_equity)
+    peak = jnp.maximum(sums.peak, log_equity)
     none = NO_RETURN[log_return.dtype.name]
-    return tally._replace(
-        equity=tally.equity + tally.equity * simple,
-        total=tally.total + excess,
-        squares=tally.squares + square,
-        cubes=tally.cubes + square * excess,
-        fourths=tally.fourths + square * square,
-        downside=tally.downside + loss * loss,
+    return sums._replace(
+        equity=sums.equity + sums.equity * simple,
+        total=sums.total + excess,
+        squares=sums.squares + square,
+        cubes=sums.cubes + square * excess,
+        fourths=sums.fourths + square * square,
+        downside=sums.downside + loss * loss,
         peak=peak,
-        drawdown=jnp.minimum(tally.drawdown, log_equity - peak),
-        won=tally.won + (active & (excess > none)),
-        moved=tally.moved + (active & (jnp.abs(excess) > none)),
+        drawdown=jnp.minimum(sums.drawdown, log_equity - peak),
+        won=sums.won + (active & (excess > none)),
+        moved=sums.moved + (active & (jnp.abs(excess) > none)),
         **more,
     )
 
@@ -121,55 +121,55 @@ def is_position(weight: Array) -> Array:
     return jnp.abs(weight) >= DUST[weight.dtype.name]
 
 
-def add_fill(tally: AccountSums, fill: Fill) -> AccountSums:
-    """Count what was traded at one moment of a bar; `tally` has `pnl` up to this moment.
+def add_fill(sums: AccountSums, fill: Fill) -> AccountSums:
+    """Count what was traded at one moment of a bar; `sums` has `pnl` up to this moment.
 
     A trade is a round trip of one asset, from flat to flat or to the other side, as in `trades`.
     """
     traded, after = fill.traded, fill.left
-    paid = tally.equity.astype(after.dtype) * (1.0 + fill.growth) * fill.cost
+    paid = sums.equity.astype(after.dtype) * (1.0 + fill.growth) * fill.cost
     # 1, -1, or 0 where flat, exactly.
     side = after / jnp.where(is_position(after), jnp.abs(after), jnp.inf)
-    changed = side != tally.side
-    flips, closes = tally.side * side < 0.0, changed & (tally.side != 0.0)
+    changed = side != sums.side
+    flips, closes = sums.side * side < 0.0, changed & (sums.side != 0.0)
     # Of a fill that changes sides, the part that closes belongs to the trade before.
     part = jnp.where(flips, (traded - after) / jnp.where(flips, traded, jnp.inf), 1.0)
-    won = (tally.pnl - paid * part) / jnp.where(closes, 1.0, jnp.inf)
-    pnl = jnp.where(side != 0.0, tally.pnl - paid - won, 0.0)
-    return tally._replace(
+    won = (sums.pnl - paid * part) / jnp.where(closes, 1.0, jnp.inf)
+    pnl = jnp.where(side != 0.0, sums.pnl - paid - won, 0.0)
+    return sums._replace(
         side=side,
         pnl=pnl,
-        gains=tally.gains + jnp.maximum(won, 0.0).sum().astype(jnp.float64),
-        losses=tally.losses - jnp.minimum(won, 0.0).sum().astype(jnp.float64),
-        trades=tally.trades + (changed & (side != 0.0)).sum(dtype=jnp.int32),
-        winners=tally.winners + (won > 0.0).sum(dtype=jnp.int32),
-        turnover=tally.turnover + jnp.abs(traded).sum().astype(jnp.float64),
+        gains=sums.gains + jnp.maximum(won, 0.0).sum().astype(jnp.float64),
+        losses=sums.losses - jnp.minimum(won, 0.0).sum().astype(jnp.float64),
+        trades=sums.trades + (changed & (side != 0.0)).sum(dtype=jnp.int32),
+        winners=sums.winners + (won > 0.0).sum(dtype=jnp.int32),
+        turnover=sums.turnover + jnp.abs(traded).sum().astype(jnp.float64),
     )
 
 
-def ended(tally: AccountSums, held: Array) -> AccountSums:
+def ended(sums: AccountSums, held: Array) -> AccountSums:
     """End the trades of positions that went without a fill; `held` `[A]` weights are left."""
     nothing = jnp.zeros_like(held)
-    return add_fill(tally, Fill(nothing, nothing, (), left=held))
+    return add_fill(sums, Fill(nothing, nothing, (), left=held))
 
 
-def add_gain(tally: AccountSums, gain: Array) -> AccountSums:
+def add_gain(sums: AccountSums, gain: Array) -> AccountSums:
     """Count the market's gain `[A]`, a fraction of equity at the close before."""
-    return tally._replace(pnl=tally.pnl + tally.equity.astype(gain.dtype) * gain)
+    return sums._replace(pnl=sums.pnl + sums.equity.astype(gain.dtype) * gain)
 
 
 def summaries(
-    tally: Any, log_equity: np.ndarray, num_bars: int, bars_per_year: float
+    sums: Any, log_equity: np.ndarray, num_bars: int, bars_per_year: float
 ) -> dict[str, np.ndarray]:
-    """Compute the metrics of M accounts from their tallies `[M]`, with the NaN rules of `metrics`.
+    """Compute the metrics of M accounts from their sums `[M]`, with the NaN rules of `metrics`.
 
     Args:
-      tally: a `AccountSums` after the last bar, of numpy `[M]` or `[M, A]`.
+      sums: `AccountSums` after the last bar, of numpy `[M]` or `[M, A]`.
       log_equity: `[M]` at the last close.
       num_bars: T.
       bars_per_year: P.
     """
-    t, n, filled = tally, float(num_bars), tally.turnover > 0.0
+    t, n, filled = sums, float(num_bars), sums.turnover > 0.0
     mean, square, cube, fourth = (x / n for x in (t.total, t.squares, t.cubes, t.fourths))
     excess = metrics.Sums(
         bars=n,
