@@ -161,7 +161,7 @@ class CloudPath:
         try:
             self._ask(lambda store: store.put(self.key, content))
         except FileNotFoundError as error:
-            # The object need not exist before, so it is the bucket that is missing.
+            # The object need not exist, so the bucket is missing.
             self._no_bucket(error)
 
     def unlink(self, missing_ok: bool = False) -> None:

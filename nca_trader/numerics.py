@@ -85,7 +85,7 @@ def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
 
     Source: Knuth, The Art of Computer Programming, volume 2, section 4.2.2, theorem B.
     """
-    # No branch on which of the two is larger, unlike Dekker's three operations.
+    # This needs no branch on which of the two is larger, unlike Dekker's three operations.
     total = a + b
     b_seen = total - a
     a_seen = total - b_seen

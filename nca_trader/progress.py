@@ -225,7 +225,7 @@ class Progress:
             inside = outer is not None and outer._thread == self._thread
             allowed = self._terminal or _Shown.where == "pipes" or self._clock is not time.monotonic
             self._mine = outer is None and allowed and _Shown.where != "nowhere"
-            if outer is None or inside:  # a step of another thread is not inside the one shown
+            if outer is None or inside:  # a step of another thread is not part of the one shown
                 _Shown.steps.append(self)
             if outer is not None and inside:
                 self._outer, outer._child = outer, self
@@ -256,9 +256,9 @@ class Progress:
         if self._terminal:
             due = self._at is None or self._waited(DRAW_EVERY, self._at)
         else:
-            share = 0.0 if self._note else LINE_SHARE  # its news are rare themselves
+            share = 0.0 if self._note else LINE_SHARE  # updates of such a step are rare anyway
             apart = max(LINE_EVERY, share * (self._clock() - self._began))
-            # A first line comes with the first news, or after as long as between two lines.
+            # The first line comes with the first update, or after the time between two lines.
             since = self._at if self._at is not None else self._began if waiting else -math.inf
             due = self._waited(apart, since)
         if due:

@@ -147,7 +147,7 @@ class Bars:
 
     def __getitem__(self, rows: slice) -> Bars:
         """Return the bars of a contiguous range of rows."""
-        # With a step, the bars that are left would look like bars with gaps.
+        # A slice with a step would look like bars with gaps.
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("Bars takes a contiguous slice of rows, e.g. bars[100:200].")
         fields = ("time", *self.fields)
@@ -187,7 +187,7 @@ class Bars:
 
     def digest(self) -> str:
         """Return the SHA-256 over times, symbols and every value."""
-        # Source and note are left out: the same bars from another folder are the same bars.
+        # Source and note are left out, so that equal bars from different folders have one digest.
         digest = hashlib.sha256(repr(self.symbols).encode())
         digest.update(self.time.astype("int64").tobytes())
         for name in self.fields:
@@ -218,7 +218,7 @@ class Bars:
 def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:
     """Return a read-only array of `dtype`: a copy, unless `array` is one already."""
     if isinstance(array, np.ndarray) and array.dtype == dtype:
-        # A read-only view can still change, if the array that it is a view of may be written.
+        # A read-only view can still change where its base array is writable.
         owner = array if array.base is None else array.base
         if isinstance(owner, np.ndarray) and not (array.flags.writeable or owner.flags.writeable):
             return array

@@ -123,12 +123,14 @@ def blend(
         rows = jnp.stack(asked)
         last = jnp.where(jnp.isfinite(rows), rows, state.last)
         total = sum(part.share * jnp.nan_to_num(row) for part, row in zip(found, last, strict=True))
-        # Infinite is what an agent orders that cannot decide: nothing may be made of it.
+        # An agent that cannot decide orders an infinite weight, which must stay infinite in the
+        # sum.
         total = jnp.where(jnp.isinf(rows).any(0), jnp.inf, total)
         target = jnp.where(jnp.isnan(rows).all(0), jnp.nan, total)
         return Blended(tuple(states), rows, last), Order(target)
 
-    # As few arguments as its parts have: an account that nothing sees is cheaper to simulate.
+    # `act` has only the arguments that a part needs: an account that no part sees is cheaper to
+    # simulate.
     sees = any(strategy.sees_portfolio for strategy in strategies)
     taken = act if sees else lambda state, bar: act(state, bar, None)
     named = name or f"blend of {', '.join(orders)}"
@@ -146,7 +148,7 @@ def _part(
         raise ConfigError(f"{where} is {described(given)}; give (strategy or run, share).")
     subject, share = given
     number = isinstance(share, Real) and not isinstance(share, bool) and np.isfinite(float(share))
-    # A traced share, of a sweep, has no value yet.
+    # In a sweep a share is traced and has no value yet.
     if not (number or isinstance(share, Array)):
         raise ConfigError(f"{where}: its share is {described(share)}; give a number, e.g. 0.5.")
     if isinstance(subject, Strategy):
@@ -256,9 +258,9 @@ def ordered(
     account, book, _, weights = exits.place_order(
         own.account, own.book, order, bar, legs, costs, rules
     )
-    # What the account has ordered: a dead band may have held the target back.
+    # Taken from the account's orders, because a dead band may have held the target back.
     asked = jnp.where(jnp.isnan(weights) & ~account.ruined, jnp.nan, account.ordered)
-    # Of no account yet: the order in force before the first bar is repeated there.
+    # Targets without an account yet: the order in force before the first bar is repeated there.
     before = weights if legs.size is None else weights * legs.size
     asked = jnp.where(own.trading, asked, before)
     # An infinite weight must not reach an account.

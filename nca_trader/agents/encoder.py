@@ -224,7 +224,7 @@ def encoder_of(cls: Any, name: str) -> Encoder:
         raise ConfigError(f"{name}: has no __call__; define __call__(self, x, present) -> cells.")
     if hasattr(cls, "stream") != hasattr(cls, "begin"):
         raise ConfigError(f"{name}: has one of stream and begin; define both, or neither.")
-    # Of Python's own constructor the signature says "anything", and it takes nothing.
+    # The signature of Python's own constructor is "anything", but it takes no arguments.
     own = cls.__init__ is not object.__init__
     taken = inspect.signature(cls.__init__).parameters if own else {}
     every = any(p.kind is p.VAR_KEYWORD for p in taken.values())

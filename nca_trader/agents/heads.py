@@ -249,7 +249,7 @@ def mean_order(targets: Sequence[Any], ensemble: str) -> Any:
     if ensemble == "mean" or len(targets) == 1:
         return mean
     squares = functools.reduce(operator.add, [target**2 for target in targets]) / len(targets)
-    # Orders of nothing have a mean of 0, which any divisor leaves.
+    # If all orders are 0, their mean is 0 with any divisor.
     return mean * (mean**2 / (squares + (squares == 0.0)))
 
 

@@ -57,11 +57,12 @@ def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     within = functools.partial(_facts, seen=seen)
     kind = f"{type(x).__module__}.{type(x).__qualname__}"
     if not isinstance(x, tuple):
-        # Once only: a function may hold itself. Kept, so that no other object gets its id.
+        # Each object is visited once, because a function may refer to itself. It is kept, so that
+        # no other object gets its id.
         if id(x) in seen:
             return kind, seen[id(x)][0]
         seen[id(x)] = len(seen), x
-    # By name alone: a package's own code is not a part of the strategy.
+    # Code of installed packages counts by name alone: it is not a part of the strategy.
     if isinstance(x, type | types.ModuleType):
         return kind, x.__name__
     if isinstance(x, functools.partial):

@@ -63,7 +63,7 @@ def first_bars(dilations: tuple[int, ...], halo: int) -> list[int]:
 
 def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
     """Return how many neighbours have weights of their own; a ring of two has one."""
-    # No slot can show an asset itself, so there are at most as many as others.
+    # No slot shows the asset itself, so there are at most as many slots as other assets.
     others = spec.num_assets - 1
     # "all" shows one mean, whatever the number of assets.
     wanted = {"none": 0, "ring": 2, "all": 1, "nearest": config.num_neighbours}
@@ -258,7 +258,7 @@ class NCA(nnx.Module):
     ) -> Array:
         dtype = self.matmul_dtype
         state, taken = form.held(rule.taps, state, dtype)
-        # After the taps' copy was taken, since they reach further back.
+        # Cut after the taps were copied, because they reach further back.
         state = form.since(state, first)
         beside = self._beside(form, state, mask)
         seen = form.taps(rule.taps, taken, dilation, beside, dtype, first)

@@ -98,13 +98,14 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
     expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
     agent = load_agent(agent)
     if agent.policy.neighbours != "nearest":
-        spec = dataclasses.replace(spec, nearest=())  # other bars, and yet the same policy
+        spec = dataclasses.replace(spec, nearest=())  # they describe bars, not the policy
     elif spec.num_assets > 1 and len(spec.nearest) != spec.num_assets:
         raise ConfigError(
             "policy.neighbours = 'nearest', and the environment's spec ranks no assets; take the "
             "spec of a TradingEnv."
         )
-    # Only what the functions depend on: agents that differ in their learner share a policy.
+    # The key has only what the functions depend on, so agents that differ in their learner share a
+    # policy.
     return _make_policy(agent.policy, agent.precision, spec)
 
 
@@ -118,7 +119,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
             "head": encoder.head(spec, config.channels, config.head_hidden, rngs),
         }
 
-    # Structures without arrays: no parameter is drawn to know the graph.
+    # Shapes alone are traced: the graph is known without drawing parameters.
     with own_code(f"policy.kind = {config.kind!r}"):
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
     hidden = {encoder.name: encoder.hidden, "head": getattr(encoder.head, "HIDDEN", {})}
@@ -211,7 +212,7 @@ def mean_policy(policy: Policy, num_agents: int, ensemble: str = "mean") -> Poli
     def encode(
         params: Params, x: Array, present: Array, fire: Fire | None = None, halo: int = 0
     ) -> Array:
-        # One agent after the other: the memory is that of one.
+        # One agent after the other, so that the memory is that of one agent.
         return joined(jax.lax.map(lambda p: policy.encode(p, x, present, fire, halo), params))
 
     def act(params: Params, cells: Array, seen: Array) -> tuple[Array, Array]:

@@ -172,7 +172,8 @@ def ranges(
 
 def steps_of(found: Mapping[str, float], bits: int) -> dict[str, float]:
     """Return the step of the activations' grid of each matrix, by name."""
-    # A matrix that saw only zeros gets a step of 1, not of 0.
+    # A matrix whose inputs were all zero gets a step of 1, because a step of 0 would divide by
+    # zero.
     return {name: value / largest(bits) or 1.0 for name, value in found.items()}
 
 

@@ -64,7 +64,7 @@ def equal_weight() -> Strategy:
 
     def act(listed: Array, bar: Bar) -> tuple[Array, Array]:
         listed = listed | bar.present
-        # Of those listed so far, and not of all: nobody knows yet who will be listed.
+        # Counts the assets that are listed so far: later listings are not known yet.
         return listed, jnp.where(listed, 1.0, 0.0) / jnp.maximum(listed.sum(), 1)
 
     def init(num_assets: int) -> Array:
@@ -176,14 +176,14 @@ def tuned_sma(
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
         states, held, scores, close, chosen, seen = state
         found = [cross.act(s, bar) for cross, s in zip(crosses, states, strict=True)]
-        # Of one asset's own equity: the scores of an asset do not depend on how many there are.
+        # Scores are of one asset's own equity, so they do not depend on the number of assets.
         new = jnp.stack([target for _, target in found]) * bar.close.shape[0]
         known = bar.present & ~jnp.isnan(close)
         return_ = jnp.where(known, bar.close / close - 1.0, 0.0)
         paid = cost * jnp.where(known[None], jnp.abs(new - held), 0.0)
         scores = scores + jnp.log1p(held * return_[None] - paid)
         seen = seen + bar.present
-        # In the asset's own bars: one that is listed late gets its first choice later.
+        # Counted in the asset's own bars: an asset that is listed late gets its first choice later.
         due = bar.present & (seen % every == 0)
         best = jnp.argmax(scores, axis=0).astype(chosen.dtype)
         chosen = jnp.where(due, best, chosen)
@@ -418,7 +418,7 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
         return_ = unit * (bar.close / close - 1.0)
         known = bar.present & ~jnp.isnan(return_)
         return_ = jnp.where(known, return_, 0.0)
-        # With the inputs of the close before, which have not seen this return.
+        # The inputs are those of the close before, so they do not contain this return.
         learnt = jax.vmap(learn)(inputs, weights, inverse, return_)
         shifted = jnp.concatenate([inputs[:, :1], return_[:, None], inputs[:, 1:-1]], axis=1)
         ready = known & (seen >= lags)
@@ -429,7 +429,7 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
         forecast = (weights * inputs).sum(1) / unit
         side = jnp.sign(forecast) * (jnp.abs(forecast) > threshold)
         close = jnp.where(bar.present, bar.close, close)
-        # Ten returns per coefficient, before which a forecast is noise.
+        # With fewer than ten returns per coefficient a forecast is noise.
         target = jnp.where(seen >= 10 * size, side * _share(bar), 0.0)
         return (inputs, weights, inverse, close, seen), target
 

@@ -158,7 +158,7 @@ class Strategy:
             number = isinstance(value, Real) and not isinstance(value, bool)
             if not isinstance(value, Array) and not (number and least <= value < math.inf):
                 raise ConfigError(f"with_volatility({name}={value!r}): give at least {least:g}.")
-        # A floor that keeps 0 out of the division; `cap` is what bounds the size.
+        # The floor prevents a division by 0; `cap` bounds the size.
         sizing, waiting = Sizing(annual, span, 1e-9, cap), until_sized(self, span)
 
         def init(num_assets: int) -> Any:
@@ -192,7 +192,7 @@ class Strategy:
             inner, order = self.decide(inner, bar, portfolio)
             shape = bar.close.shape
             new = [jnp.broadcast_to(jnp.nan if x is None else x, shape) for x in order]
-            # What an order never has stays None, so that it needs no levels.
+            # A field that no order has stays None, so that no levels are computed for it.
             fields = [None if x is None else queue[0, i] for i, x in enumerate(order)]
             then = Order._make(fields)
             queue = jnp.concatenate([queue[1:], jnp.stack(new)[None].astype(queue.dtype)])
@@ -267,7 +267,7 @@ def arguments_needed(function: Callable[..., Any], given: Container[str] = ()) -
       function: anything callable.
       given: names of arguments that the call gives.
     """
-    # What a partial binds is not needed any more, whatever the function that it wraps takes.
+    # Arguments that a partial binds are no longer needed, whatever the wrapped function takes.
     wrapped = not isinstance(function, functools.partial)
     try:
         parameters = inspect.signature(function, follow_wrapped=wrapped).parameters.items()

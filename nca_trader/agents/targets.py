@@ -134,8 +134,8 @@ def scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Array]:
     def scan(state, bar):
         return jax.lax.scan(step, state, bar)
 
-    # With the state, without which the compiler drops what only the state needs, e.g. a check of
-    # the user's that raises.
+    # The state is returned as well: otherwise the compiler drops what only the state needs, e.g. a
+    # user's check that raises.
     state = jax.tree.map(jnp.asarray, strategy.init(bar.close.shape[1]))
     # Rules that ship are tested as one kernel, see `simulate`; other code is compiled as usual.
     num_bars, num_assets = bar.close.shape
@@ -152,7 +152,7 @@ def strategy_faults(bars: Bars, strategy: Strategy) -> Iterator[None]:
         yield
     except Exception as error:
         if out_of_memory(error):
-            raise  # the machine's fault and not the strategy's
+            raise  # the machine failed, and not the strategy
         raise ConfigError(_describe_fault(bars, strategy, error)) from error
 
 
@@ -306,7 +306,7 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
     """
     if rules.borrow and rules.max_gross is None and rules.max_net is None:
         return NO_CUT
-    asked = np.where(np.isnan(targets), 0.0, targets)  # no order asks for nothing
+    asked = np.where(np.isnan(targets), 0.0, targets)  # NaN orders nothing
     gross, net = row_sums(np.abs(asked)), row_sums(asked)
     above = np.zeros(len(asked), bool)
     for size, limit in (

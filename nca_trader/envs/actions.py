@@ -56,7 +56,7 @@ def direction(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
 def orders(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
     """Return the last ordered weights, moved by one step where the action is 0 or 2."""
     low, high = spec.bounds
-    # A step is a full position: from short one buy leads to flat, and the next to long.
+    # One step is a full position: from short, one buy leads to flat and the next to long.
     step = jnp.asarray(action - 1, ordered.dtype) * high
     return jnp.clip(ordered + step, low, high)
 

@@ -121,7 +121,7 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
         targets=(-size, 0.0, size) if config.short else (0.0, size),
         warmup=max(
             feature_set(config.features).warmup,
-            # A size is 0 before, and nothing could be ordered.
+            # Before that bar a size is 0, so nothing could be ordered.
             config.volatility_span if config.sizing == "volatility" else 0,
         ),
         actions=config.actions,

@@ -24,8 +24,8 @@ from nca_trader.envs.account.state import Account, Legs, Rules, open_account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 
-# Of the training span's variance. Without a floor the first returns of an account that was flat
-# outweigh all others.
+# A fraction of the training span's variance. Without this floor, the first returns of an account
+# that was flat would outweigh all others.
 VARIANCE_FLOOR = 0.1
 LEAST_VARIANCE = 1e-10  # where prices do not move, so that nothing is divided by 0
 

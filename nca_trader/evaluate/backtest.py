@@ -277,7 +277,7 @@ def _of_run(
     """Simulate a run's agents, and count an evaluation on bars that it has not seen."""
     first, last = span
     trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
-    # A run that is refused above is not an evaluation.
+    # Counted here, because a run that was refused above is not an evaluation.
     in_sample, looks = _looked((run,), bars, span, seen, look)
     if delay:
         # The agent decided on the account it would have had; only its orders come late.
@@ -293,7 +293,7 @@ def _looked(
     """Return how many bars of a span some runs have seen, and count an evaluation on the others."""
     first, last = span
     in_sample = max(min(seen, last) - first, 0)
-    # Only bars after those that the runs saw are a test. Counted before a number is shown.
+    # Only bars after those that the runs saw are a test. It is counted before any number is shown.
     if not look or first + in_sample >= last:
         return in_sample, None
     return in_sample, max(count_look(run, bars[first + in_sample : last]) for run in runs)
@@ -311,7 +311,7 @@ def _of_blend(
 ) -> _Simulated:
     """Simulate a blend, and divide what it earned among its parts."""
     first, last = span
-    # Before the simulation, so that what is wrong with a part has its name.
+    # Before the simulation, so that an error names the part that it is of.
     asked = parts_of(bars[:last], mix, first)
     done = _of_targets(bars, mix, costs, rules, span, delay, check=False)
     if mix.runs:
@@ -336,12 +336,13 @@ def _of_targets(
 ) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
     first, last = span
-    # A limit above the largest weight says that so much leverage is meant.
+    # A `max_gross` above the largest weight means that so much leverage is wanted.
     most = max(LARGEST, rules.max_gross or 0.0)
     if isinstance(targets, Strategy) and rules.scale is not None:
         targets = sized_once(targets, rules.scale.span)
     if isinstance(targets, Strategy) and needs_account(bars, targets):
-        # Inside the strategy: what it decides depends on fills that are late as well.
+        # The delay is inside the strategy, because what it decides depends on fills that are late
+        # as well.
         slow = targets.with_delay(delay) if delay else targets
         trace = simulate_strategy(bars, slow, costs, rules, first, last)
         as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
@@ -350,7 +351,7 @@ def _of_targets(
     if isinstance(targets, Strategy):
         name, targets = targets.name, strategy_targets(bars, targets)
     elif callable(targets):
-        # Bars after the span stay away: it may return anything of those it is given.
+        # The function gets no bars after the span, because it may use all bars that it gets.
         known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
         targets = function_targets(known, targets, check)
     again = as_targets(targets, known, most)

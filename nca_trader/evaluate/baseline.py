@@ -57,7 +57,7 @@ class WithBaseline(gymnasium.Wrapper):
         """
         expect("env", getattr(env, "unwrapped", env), GymEnv, "a GymEnv, e.g. gymnasium.make(...)")
         super().__init__(env)
-        # Beneath all wrappers: they may change what is seen, and not the bars.
+        # Taken from below all wrappers, which may change observations but not the bars.
         inner: Any = env.unwrapped
         trading = inner.trading
         bars, config = trading.bars, trading.config
@@ -82,8 +82,7 @@ class WithBaseline(gymnasium.Wrapper):
 
         def begin(bars: Bar, row: Array) -> Any:
             """Return the state at the close of `row`, where the account opens."""
-            # A loop and no scan: the number of bars before an episode differs from one to the
-            # next.
+            # A loop takes the place of a scan: each episode has another number of bars before it.
             start = jax.tree.map(jnp.asarray, own.init(flat.weight.size))
             before = jax.lax.fori_loop(0, row, lambda k, s: closed(s, bars, k, False), start)
             return closed(before, bars, row, True)

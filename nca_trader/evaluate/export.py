@@ -63,7 +63,7 @@ def measure(
       ConfigError: the bars that trained the run are needed and not there.
       BarError: bars of symbols that the run does not trade, or too few for a decision.
     """
-    # By default no bar is spent: agreement on seen bars says as much.
+    # By default seen bars are used, which show agreement as well as others and spend no test set.
     source = training_bars(run) if source is None else source
     bars = source.bars if isinstance(source, Task) else source
     params = run.params()

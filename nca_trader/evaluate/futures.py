@@ -13,11 +13,11 @@ from nca_trader.types import PRICES, Bars
 KNOWN_AT_OPEN = ("open", "present", "dividend")
 # Fractions of a price: from rounding to more than any limit on daily moves allows.
 NOISE = (1e-3, 0.03, 0.3)
-# With 1.0 twice, a quarter of the draws is noise alone, without a jump.
+# 1.0 stands here twice, so that a quarter of the draws has noise without a jump.
 JUMPS = (1.0, 1.0, 1.3, 1 / 1.3, 3.0, 1 / 3.0, 30.0, 1 / 30.0)
 # Shares of bars to remove; 1.0 is an asset that is delisted after the row.
 MISSING = (0.1, 0.5, 1.0)
-# Half of the cases change everything at once: a leak through any column or asset shows there.
+# Half of the cases change all columns and assets at once, which shows a leak through any of them.
 KINDS = ("all", "column", "all", "without", "all", "order", "all", "column", "cut", "longer")
 MOST = 30  # bars that are added, or removed with later ones kept
 
@@ -139,7 +139,7 @@ def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
     """Append `count` bars: copies of earlier ones, at prices that follow the last close."""
     step = np.median(np.diff(bars.time)) if len(bars) > 1 else np.timedelta64(1, "D")
     time = np.concatenate([bars.time, bars.time[-1] + step * np.arange(1, count + 1)])
-    # Copies have a range, a volume and holes such as these bars have.
+    # The copies have the same kind of ranges, volumes and missing bars as the original.
     rows = np.concatenate([np.arange(len(bars)), rng.integers(0, len(bars), count)])
     arrays = {name: getattr(bars, name)[rows] for name in bars.fields}
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -108,7 +108,7 @@ class GateResult:
         )
         if not self.passed:
             return said
-        # Returns without a crash say nothing of its size: see docs/limits.md.
+        # Returns without a crash do not show how large one would be: see docs/limits.md.
         still = "still pass" if self.bound - (ours - self.fallen) > 0.0 else "not pass"
         return (
             f"{said} With one bar as bad as the deepest fall of a baseline, {self.fall:.0%}, its "
@@ -218,7 +218,8 @@ def mean_exposure(result: Result, rules: Rules | None = None) -> tuple[float, ..
     ordered = result.targets.ffill().fillna(0.0).to_numpy()
     scale = (rules or result.rules).scale
     if scale is not None and result.bars is not None:
-        # Of all bars and then cut, as the sizes of the first ones need those before.
+        # Computed on all bars and then cut, because the sizes of the first bars depend on earlier
+        # ones.
         size = sizes(result.bars, scale)[result.bars.index.isin(result.targets.index)]
         ordered = np.divide(ordered, size, out=np.zeros_like(ordered), where=size > 0.0)
     return tuple(float(x) for x in ordered.mean(0))
@@ -237,7 +238,7 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
       Results by name; the control is last, the exposure-matched hold, which knows the span.
     """
     rules = result.rules._asdict()
-    # At most as long as the history, or the trend rules would never decide.
+    # At most as long as the history: with less history than that, the trend rules never decide.
     year = year_of(bars.bars_per_year, bars.row(start, "start"))
     known = baseline_rules(year, result.rules.sizing == "volatility")
     known[MATCHED] = constant_exposure(mean_exposure(result))

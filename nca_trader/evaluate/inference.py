@@ -161,7 +161,7 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
 
 def _interval(values: np.ndarray | None) -> ConfidenceInterval:
     """Return the 95% percentile interval; NaN where a resample, or all, is undefined."""
-    # A resample without a trade has no Sharpe ratio. The rest would be another statistic.
+    # A resample without a trade has no Sharpe ratio. Leaving it out would change the statistic.
     if values is None or not np.isfinite(values).all():
         return ConfidenceInterval(math.nan, math.nan, 0.95)
     low, high = np.quantile(values, [0.025, 0.975])
@@ -182,7 +182,7 @@ def mean_difference_interval(
     Identical series differ by exactly 0: the interval is then [0, 0].
     """
     difference = np.asarray(returns, np.float64) - np.asarray(other, np.float64)
-    # Resampling zeros has no volatility, which counts as undefined elsewhere.
+    # `resampled` returns None for returns without volatility, such as these zeros.
     if not difference.any():
         return ConfidenceInterval(0.0, 0.0, 0.95)
     found = resampled(metrics.known(difference), seed=seed)
@@ -251,11 +251,12 @@ def overfit_probability(returns: ArrayLike, num_parts: int | None = None) -> Ove
     # The choices of half of the parts as rows of ones, in lexicographic order.
     bits = np.arange(2**num_parts)[:, None] >> np.arange(num_parts)[::-1] & 1
     inside = bits[bits.sum(1) == num_parts // 2].astype(np.float64)
-    # All splits are one product each: sums and sums of squares of the parts say everything.
+    # Mean and variance of every split follow from the parts' sums and sums of squares, so one
+    # matrix product each computes all splits.
     n = rows * num_parts // 2
     mean = inside @ parts.sum(1) / n
     variance = (inside @ (parts**2).sum(1) - n * mean**2) / (n - 1)
-    # A strategy that never trades has no Sharpe ratio; here it is worth as much as cash.
+    # A strategy that never trades has no Sharpe ratio; here it counts as cash.
     flat = variance <= metrics.NO_VOLATILITY**2
     sharpe = np.where(flat, 0.0, mean) / np.sqrt(np.where(flat, 1.0, variance))
     # Halves are sorted, so the complement of the first is the last, and so on.
@@ -351,7 +352,7 @@ def _studentised(
     drawn = num_blocks * length
     deviation = columns.std(axis=0, ddof=1)
     moving = deviation > metrics.NO_VOLATILITY
-    # What never moves has no Sharpe ratio; here it is worth as much as cash.
+    # An account that never moves has no Sharpe ratio; here it counts as cash.
     scale = np.where(moving, deviation, np.inf)
     ratio, z = columns.mean(axis=0) / scale, (columns - columns.mean(axis=0)) / scale
     mean = counts @ _block_sums(z, length) / drawn

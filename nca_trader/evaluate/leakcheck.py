@@ -32,7 +32,7 @@ from nca_trader.progress import tracked
 from nca_trader.types import Bars, Costs
 
 LEAST_BARS = 20
-# Stands among the columns: the number of bars, or the times of the later ones, changed the past.
+# Listed like a column where the number of bars, or the times of later bars, changed the past.
 LENGTH = "length"
 SHRUNK = 3  # leaking cases whose change is made smaller
 
@@ -185,7 +185,7 @@ def leakcheck(
     refuse_chance(search.subject.name, search.outputs[False], search.values(bars))
     if search.early:
         search.notes.append(f"refused too short a history in {search.early} cases")
-    # After all cases, as the smallest leak needs some runs of its own.
+    # This comes after all cases, because finding the smallest leak takes further runs.
     example = search.smallest()
     return LeakReport(
         subject=search.subject.name,
@@ -322,7 +322,8 @@ class Search:
                 f"{self.subject.name}: {described(error)}; it must return one row per bar on the "
                 "bars as they are, so repair that first."
             ) from None
-        # One that draws random numbers differs from itself, and every case would look like a leak.
+        # A subject that draws random numbers is refused: two runs of it differ, so every case would
+        # look like a leak.
         bases, self.outputs[False] = {False: bars}, output
         refuse_chance(self.subject.name, output, again)
         # Code that fills holes backwards leaks only where there are holes. Some code refuses them.
@@ -347,7 +348,7 @@ class Search:
         except Exception as error:
             past = before[: case.t + 1]
             if equal(past, past[:1]).all():
-                self.early += 1  # it had decided nothing by then, so it may refuse
+                self.early += 1  # it had decided nothing up to row t, so it may refuse
                 return
             self.raised += 1
             what = case.change or f"Changing bars after row {case.t}"
@@ -356,7 +357,7 @@ class Search:
         found = compare(before, after, case.t, self.tolerance)
         if found is not None:
             self.leaking.append((case, found))
-        # An output that never reacts was not tested: it may read its data elsewhere.
+        # An output that no change of bars moves was not tested: it may read its data elsewhere.
         later = slice(case.t + 1 - self.at_open, min(len(before), len(after)))
         self.reacted += bool((~equal(before[later], after[later])).any())
 
@@ -366,7 +367,8 @@ class Search:
         shrunk = [self._shrink(*leak) for leak in values[:SHRUNK]]
         if shrunk:
             return example(*min(shrunk, key=lambda leak: len(np.concatenate(cells_of(leak[0])))))
-        # A leak through values shows in removed bars as well, so "length" is named only alone.
+        # Removed bars also show a leak through values, so "length" is named only where no column
+        # leaks.
         if not self.leaking:
             return None
         self.through.add(LENGTH)
@@ -374,7 +376,8 @@ class Search:
 
     def _shrink(self, case: Case, found: Found) -> tuple[Case, Found]:
         """Remove from the change what the leak does not need; note the columns that leak."""
-        # Each column alone: a leak may need one of several that changed together.
+        # Each column is tried alone: of several that changed together, one may be enough for the
+        # leak.
         alone = {name: self._leak(case, mixed(case, name)) for name in case.cells}
         leaking = {name: leak for name, leak in alone.items() if leak is not None}
         self.through |= set(leaking or alone)

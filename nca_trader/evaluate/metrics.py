@@ -195,7 +195,7 @@ def sharpe(returns: ArrayLike | Sums, bars_per_year: float, risk_free: float = 0
     """
     r = sums(returns)
     deviation, mean = _deviation(r), r.mean - risk_free / bars_per_year
-    # NaN and not 0, which would rank an account that never trades above one that loses.
+    # NaN takes the place of 0, which would rank an account that never trades above one that loses.
     return _defined(deviation >= NO_VOLATILITY, mean / deviation * math.sqrt(bars_per_year))
 
 

@@ -51,8 +51,8 @@ def function_targets(bars: Bars, function: Callable[[Bars], Any], check: bool = 
         except NotRows as error:
             raise ConfigError(f"{name}: with {length} of {len(bars)} bars {error}.") from None
         except ConfigError as error:
-            # A history that is too short to decide anything may be refused. That of the first
-            # decision may have too little for code that needs some, and that is not a leak.
+            # Code may refuse a history that is too short to decide anything, also that of its first
+            # decision; this is not a leak.
             if error.__cause__ is None or (number and np.nan_to_num(whole[:length]).any()):
                 raise
             if not number:

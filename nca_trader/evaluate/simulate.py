@@ -92,8 +92,8 @@ def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) 
     """Return the parts of bars first .. last - 1; the account opens at the first close."""
     legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, costs, rules))
     if legs.years is not None:
-        # Time before the first close earns no interest. The gap before it moves nothing, because
-        # the account is flat until then.
+        # Time before the first close earns no interest. The overnight return before it has no
+        # effect, because the account is flat.
         years = legs.years.copy()
         years[0] = 0.0
         legs = legs._replace(years=years)
@@ -390,8 +390,8 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
     run = run_on(run, bars)
     policy, spec, num_bars = run.policy, run.policy.spec, len(bars)
     common = (run.env_config.costs, rules_of(run.env_config), 0, num_bars)
-    # Both decide on the account of the first: accounts of their own would drift apart after one
-    # decision that differs, and every later one would count.
+    # Both decide on the account of the first. With separate accounts, one decision that differs
+    # would make all later ones differ.
     trace, logits = simulate_agent(source, run, (params, other), *common)
     alone, _ = simulate_agent(source, run, (other,), *common)
     chosen = policy.distribution

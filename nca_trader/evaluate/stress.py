@@ -160,7 +160,7 @@ def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
 def _break_even(result: Result) -> float:
     """Search the factor of the costs at which final equity is 1, see `Stress`."""
     charged, again = result.charged, result.again
-    # Twice nothing is nothing: then no factor can make it lose.
+    # Costs that doubling does not change are all zero, and no factor of them ends the gain.
     free = dataclasses.asdict(charged) == dataclasses.asdict(charged.scaled(2.0))
     if again is None or free or not result.log_equity[-1] > 0.0:
         return math.nan
@@ -234,7 +234,7 @@ def timing_test(result: Result, seed: int = 0) -> Timing:
     """
     bars = result.traded_bars
     with np.errstate(invalid="ignore"):
-        # A bar that is missing moves nothing, wherever the position is shifted to.
+        # A missing bar has a return of 0, also for a shifted position.
         moved = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0)
     # What is held at one close earns the return to the next.
     held = result.weights.to_numpy()[:-1]
@@ -253,7 +253,7 @@ def shifted(held: np.ndarray, moved: np.ndarray, bars_per_year: float, seed: int
         return float((np.roll(held, shift, axis=0) * moved).sum()) / length * bars_per_year
 
     true, others = mean(0), np.array([mean(k) for k in tracked(shifts.tolist(), "shift", "times")])
-    # A constant position earns the same at all times but for rounding, and has no timing.
+    # A constant position earns the same after every shift; the margin is for rounding.
     least = true - 1e-9 * max(1.0, abs(true))
     return Timing(
         earned=true,

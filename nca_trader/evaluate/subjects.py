@@ -101,7 +101,7 @@ def member_of(name: str) -> Any:
         key
         for key, value in vars(module).items()
         if isinstance(value, Strategy | Feature)
-        # Functions that the file imports are not its own.
+        # Functions that the file imports are left out.
         or (inspect.isfunction(value) and value.__module__ == module.__name__)
     ]
     what = f"no {member!r} there; {nearest(member, subjects)}" if member else "which of its names? "

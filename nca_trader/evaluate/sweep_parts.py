@@ -242,7 +242,7 @@ def _in_any_order(
 def _width(setting: Setting, strategy: Strategy, count: int, workers: int) -> int:
     """Return how many combinations one program runs: equally many for each core, within memory."""
     num_assets = setting.bars.num_assets
-    # Windows of closes do not count: all combinations share one, see `agents.rolling`.
+    # Windows of closes are not counted, because all combinations share one, see `agents.rolling`.
     with float64_on_cpu(), periods_up_to(1):
         state = jax.eval_shape(lambda: strategy.init(num_assets))
     own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

@@ -171,7 +171,7 @@ def _begun(
         strategy = until_sized(strategy, given.rules.scale.span)
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
     account = open_account(jnp.zeros(num_assets, dtype), given.rules)
-    # An empty tuple stands for no book, whose prices and ages then need no memory.
+    # Without a book of entries, prices and ages need no memory.
     book = exits.open_book(num_assets, blocks.bar.close.dtype) if given.sees_account else ()
     state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
     step = functools.partial(_step, strategy=strategy, costs=given.costs, rules=given.rules)
@@ -240,7 +240,7 @@ def _step(
     else:
         if order is None:
             state, order = strategy.decide(state, bar, None)
-        # Decided in float64 and rounded once, when it meets the account.
+        # Decided in float64, and rounded once to the account's dtype.
         target = (order.target * order.size).astype(before.weight.dtype)
         account, row, _ = step_of(before, legs, lambda now: (now, target, ()), costs, rules)
     effects, traded = row.effects, sums.turnover
@@ -256,7 +256,7 @@ def _step(
     interest = None
     if legs.years is not None and (costs.interest_lend or costs.interest_borrow):
         interest = effects.flows.interest / sums.equity.astype(before.weight.dtype)
-    # What sizes that follow the market multiply is a weight by itself.
+    # The weight before its size is what has to be a valid weight.
     ordered = row.target if legs.size is None else row.target / legs.size
     ordered = jnp.where(jnp.isnan(ordered), 0.0, jnp.abs(ordered)).max()
     narrow = row.target.astype(jnp.float32)

@@ -96,7 +96,7 @@ def fills_in(bars: Bars, trace: Trace, rules: Rules) -> Fills:
     if effects.inside is not None:
         reached = np.asarray(effects.inside.price)
         inside = np.where(np.isnan(reached), bars.close, reached)
-    # Of the start's equity, at the close before each bar.
+    # Fractions of the start's equity, at the close before each bar.
     begun = np.concatenate([[1.0], np.exp(trace.log_equity[:-1])])
     parts = []
     for moment, fill, prices in (
@@ -136,7 +136,7 @@ def fills_in(bars: Bars, trace: Trace, rules: Rules) -> Fills:
     fills = Fills(
         asset, row[order], moment[order], price[order], before, after, cost[order], reason[order]
     )
-    # What was not held cannot end.
+    # Only a position that was held can end.
     return Fills(*(values[before != after] for values in fills))
 
 
@@ -209,7 +209,7 @@ def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     reason[closed[ends]] = np.array(REASONS, object)[fills.reason[ends]]
     still = reason == OPEN
     held = np.where(still, entered - left, 0.0)
-    # What is still held counts at the last close, which is a price and no trade.
+    # An open position is valued at the last close, without a trade.
     out = left_money + held * bars.close[-1, asset] if count else left_money
     pnl = side * (out - entered_money) - cost
     entered_at, left_at = bars.time[entry], bars.time[last]

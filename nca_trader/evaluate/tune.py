@@ -169,7 +169,7 @@ def tune(
     Parts(path, SETTINGS, "search", known).begin()
     study = _study(path)
     with Progress(trials * seeds, "tune", "agents") as shown:
-        # So that the time left is estimated from what is still to train.
+        # The time left is estimated from what is still to be trained.
         shown.skip(min(len(_finished(study)), trials) * seeds)
         _search(study, setup, space, path, trials, seeds, batch, workers, done, shown)
     return _result(study, setup, path)
@@ -238,7 +238,8 @@ def _search(
         )
         for k, trial in enumerate(asked):
             each = found[k * seeds : (k + 1) * seeds]
-            # One seed that never traded makes the mean NaN: a lucky rest must not hide it.
+            # If one seed never traded, the mean is NaN and the trial fails, however good the other
+            # seeds are.
             score = float(np.mean(each))
             trial.set_user_attr("scores", [None if math.isnan(s) else s for s in each])
             if math.isnan(score):  # an agent that never trades has no Sharpe ratio
@@ -267,7 +268,7 @@ def _score(setup: _Setup, overrides: list[str], seed: int) -> float:
     agent = load_agent(setup.agent, overrides)
     with scratch() as folder:
         env = TradingEnv(setup.bars[: setup.edge], setup.env)
-        # Into a folder that goes: only its score is kept, and the trial is counted elsewhere.
+        # The folder is deleted at the end: only the score is kept, and the trial log is elsewhere.
         run = train(env, agent, folder / "run", steps=setup.steps, seed=seed)
         start = str(setup.bars.index[setup.edge])
         return backtest(setup.bars, run, start=start, look=False).metrics[setup.metric]

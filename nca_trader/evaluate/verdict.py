@@ -208,7 +208,7 @@ def weigh(
         agent=ours,
         baselines=scored,
         differences=differences,
-        # As NaN, the ratio of a flat baseline would win or lose a max by its place.
+        # The NaN ratio of a flat baseline would make `max` depend on the order of its arguments.
         best=max(known, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
@@ -287,13 +287,13 @@ def verdict(
         f"Sharpe ratio {decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the "
         f"difference is {decimal(difference.sharpe)}, {limits}.",
     ]
-    # First: it changes what the numbers after it mean.
+    # This comes first, because it changes what the later numbers mean.
     if evidence.in_sample:
         sentences.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
     if evidence.copies:
         sentences.append(copy_sentence(evidence))
     if interval.low > 0 and not evidence.in_sample and num_trials is not None:
-        # Success alone needs it: the best of many trials earns more than a baseline by luck.
+        # Only a success is deflated: the best of many trials can earn more than a baseline by luck.
         deflated = inference.deflated_sharpe(evidence.moments, num_trials, sharpe_variance)
         luck = f", below {DEFLATED_ENOUGH}: luck in the search is not ruled out"
         sentences.append(
@@ -426,7 +426,7 @@ def judge_search(
     }
     if not traded:
         return {"verdict": f"None of {of} ever traded.", "search": search}
-    # Written so that a NaN counts as luck, here and below.
+    # Here and below, a NaN compares as False and so counts as luck.
     conclusion = "luck in the search explains it"
     if deflated >= DEFLATED_ENOUGH and cash < SIGNIFICANT:
         conclusion = "better than cash, but not shown to be better than buy and hold"
@@ -451,7 +451,7 @@ def judge_search(
         f"counted, p-value {_text(cash)} against cash and {_text(other)} against buy and hold).",
         f"Choice: {choice} (probability of overfitting, PBO, {_text(over)}{around}).",
     ]
-    # Of one combination nothing was chosen.
+    # With one combination there was no choice to judge.
     return {"verdict": " ".join(sentences[: 2 + (len(table) > 1)]), "search": search}
 
 

@@ -93,7 +93,7 @@ def loss(setup: AgentSetup, params: Params, market: Market, items: Enumeration) 
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, items.span, config.segment_length)
     log_prob = read_states(policy, params, cells, items.seen)
-    # From the policy that acted, so constant in the gradient: only the ratio depends on `params`.
+    # The policy that acted is constant in the gradient: only the ratio depends on `params`.
     weight = items.occupancy[..., None] * jnp.exp(items.log_prob)
     # Sums over assets: so are the log-probability and the entropy of a joint action.
     return ppo_loss(
@@ -145,7 +145,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     legs = legs._replace(years=years)
     spans = (slice(None, -1), slice(1, None))
     now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in spans)
-    # The axis of one asset: the environment's step takes `[A]`, and here A is 1.
+    # Adds an axis of one asset, because the environment's step takes `[A]`.
     begun = jax.vmap(open_account)(jnp.asarray(spec.targets, jnp.float32)[:, None])
     shape = (len(span.index), length, spec.num_assets)
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
@@ -170,7 +170,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
             later,
         )
     see = jax.vmap(jax.vmap(jax.vmap(jax.vmap(lambda a: account_features(spec, a)))))
-    # From the inside: actions, positions, then segments, bars and assets.
+    # `vmap` from the inside out: actions, positions, then segments, bars and assets.
     each = jax.vmap(jax.vmap(earned, (None, None, None, 0)), (0, None, None, None))
     for _ in shape:
         each = jax.vmap(each, (0, 0, 0, None))

@@ -191,7 +191,7 @@ def make_program(
     own = _spec(parts, FSDP)
 
     def one_update(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
-        # Accounts and indexes of bars of one shard mean nothing on the next.
+        # Accounts and bar indexes of one shard are not valid on the next.
         if parts.env.shards is not None:
             turn = shard_updates(parts.env.shards, parts.config.learner)
             state = state._replace(segments=end_with_shard(turn, state.update, state.segments))
@@ -261,7 +261,8 @@ def check_sizes(
             f"{max(1, round(config.logical_shards / parts)) * parts}."
         )
     refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
-    # Else an episode would end inside a segment, and new starts are drawn only between them.
+    # Otherwise an episode would end inside a segment, but new starts are drawn between segments
+    # only.
     episode = env.config.episode_bars or config.segment_length
     if episode % config.segment_length:
         raise ConfigError(
@@ -289,7 +290,7 @@ def check_shards(env: TradingEnv, policy: Policy, config: AgentConfig) -> None:
                 "each shard; write the shards again with rows that leave no short last one, or "
                 "lower learner.segment_length or policy.dilations."
             )
-    # A process without a shard would have no market to learn from.
+    # Every process needs a shard to learn from.
     empty = [p for p in range(hosts.count()) if not len(own_part(shards, p))]
     if empty:
         raise ConfigError(

@@ -108,7 +108,8 @@ def skip_not_finite(
         return GuardState(jnp.zeros((), jnp.int32), inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GuardState]:
-        # The norm and not the leaves: where squares overflow, a clip would make the gradient 0.
+        # The norm is checked and not the leaves: where squares overflow, the clip would make the
+        # gradient 0.
         finite = jnp.isfinite(norm(updates))
         # The inner optimiser runs in any case, and its result is selected: NaN in an unselected
         # branch does no harm, because nothing is differentiated here.

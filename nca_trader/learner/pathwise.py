@@ -143,7 +143,7 @@ def simulate(
         # A bankrupt account is replaced, and no derivative passes from its successor to its orders.
         ruined = episode.account.ruined
         episode = select(ruined, starts.fresh, episode)
-        # Only the derivative is discounted: the account that the next bar starts from is exact.
+        # Only the derivative is discounted; the account passed to the next bar is unchanged.
         return discounted(episode, hyper.discount), (reward, ruined)
 
     episode, (reward, ruined) = jax.lax.scan(step, starts.episode, (cells, now, following))

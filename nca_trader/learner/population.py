@@ -16,7 +16,7 @@ from nca_trader.learner.ppo import Hyper, hyper_of
 
 T = TypeVar("T")
 
-# Near 1 the distance from 1 counts: 0.99 is to 0.999 as 0.01 is to 0.001.
+# A value near 1 is drawn by its distance from 1: 0.99 to 0.999 is as wide a step as 0.01 to 0.001.
 NEAR_ONE = ("gae_lambda", "discount")
 
 

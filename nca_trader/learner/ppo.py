@@ -252,7 +252,7 @@ def ppo_loss(
         # The same epsilon serves ratios and values, because the targets' spread is about one, see
         # `reward_scale`.
         near = old.value + jnp.clip(value - old.value, -eps, eps)
-        # The larger of two errors, as the surrogate takes the worse of its two terms.
+        # The larger of the two errors is taken, as the surrogate takes the worse of its two terms.
         error = jnp.maximum((value - old.value_target) ** 2, (near - old.value_target) ** 2)
         value_loss = 0.5 * over_states(error)
         loss = loss + config.value_coef * value_loss

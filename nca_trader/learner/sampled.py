@@ -288,7 +288,7 @@ def against_others(advantage: Array) -> Array:
     what the bars did to all of them. Source: Mao et al. 2019, "Variance reduction
     for reinforcement learning in input-driven environments", theorem 1.
     """
-    # A lone account minus its own mean would be 0.
+    # With a single account, its advantage less the mean would always be 0.
     if advantage.shape[-1] == 1:
         return advantage
     return advantage - advantage.mean(axis=-1, keepdims=True)
@@ -303,7 +303,8 @@ def normalize(
     """
     rollout, advantage, value_target = batch
     if setup.config.advantages != "group":
-        # Of all devices and logical shards: a part's own moments would depend on the mesh.
+        # The moments are of all devices and logical shards; those of one part would depend on the
+        # mesh.
         all_of = statistics["advantage"].pooled()
         advantage = normalised(advantage - all_of.mean, all_of.variance)
     plain = {
@@ -324,8 +325,8 @@ def loss(setup: AgentSetup, params: Params, market: Market, items: Batch) -> Los
     logits, value = policy.act(params, cells[:, :, None], rollout.seen)
     decide = policy.distribution
     log_prob = decide.log_prob(logits, rollout.action)
-    # Per asset: advantages have spread 1 whatever the number of assets, and a bonus that summed
-    # over a hundred of them would drown what they say.
+    # The mean over assets: advantages have spread 1 whatever the number of assets, and an entropy
+    # bonus summed over a hundred assets would outweigh them.
     entropy = decide.entropy(logits) / logits.shape[-2]
     old = Old(rollout.log_prob, advantage, rollout.value, value_target)
     return ppo_loss(config, hyper, old, log_prob, entropy, value)

@@ -318,14 +318,15 @@ class Health:
                 "folder with a lower optimizer.learning_rate."
             )
         log.warning("%s: %s; rolled back to %s, with another key", self._run.path, fault, where)
-        # The rows after the checkpoint were cut, and with them the count of this rollback.
+        # The rows after the checkpoint were cut, also the one that counted this rollback.
         self._from_rows()
         self.rollbacks = before + 1
         # Of several agents, each has its own key.
         fold = (
             jax.random.fold_in if state.key.ndim == 0 else jax.vmap(jax.random.fold_in, (0, None))
         )
-        # By the number of rollbacks: the same key would lead to the same fault again.
+        # The key depends on the number of rollbacks, because the same key would lead to the same
+        # fault.
         return state._replace(key=jax.device_put(fold(state.key, self._since), state.key.sharding))
 
     def saved(self) -> None:

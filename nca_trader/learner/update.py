@@ -245,7 +245,7 @@ def collect(
         begun, fresh = begin_segments(setup, market, segments, start_keys)
         draw = Draw(keys, fresh, *scales)
         after, batch, statistics = algorithm.collect(setup, params, market, begun, draw)
-        # What replay needs is carried no further where there is none.
+        # Without replay, what only it needs is dropped here.
         kept = None if state.replay is None else Begun(begun.episode, fresh)
         return (after, batch, kept), statistics
 
@@ -331,7 +331,7 @@ def learn(
     Returns:
       Parameters, optimiser state and the losses' mean over the minibatches that were computed.
     """
-    # Minibatches are drawn within a logical shard, so no segment crosses devices.
+    # Minibatches are drawn within a logical shard, so that segments stay on their device.
     local = config.logical_shards // jax.lax.axis_size(BATCH)
     shard = jax.lax.axis_index(BATCH) * local + jnp.arange(local)
     each = jax.tree.leaves(batch)[0].shape[0] // local

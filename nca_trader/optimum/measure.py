@@ -205,7 +205,8 @@ def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings:
         error=abs(slope) * _error(quiet - quiet_best) / optimum if optimum else math.nan,
         earned=task.score(quiet.mean()),
         earned_error=abs(slope) * _error(quiet),
-        # The noise stays in here: an agent that sees the next return shows in it alone.
+        # This number keeps the noise, because only there does an agent show that sees the next
+        # return.
         excess=slope * float((raw - raw_best).mean()),
         excess_error=abs(slope) * _error(raw - raw_best),
         turnover=float(np.abs(positions - previous).sum(-1)[:, WARM:].mean()),

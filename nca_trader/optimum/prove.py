@@ -155,8 +155,8 @@ class Proof:
     def complaint(self) -> str:
         """The reason why the bar is missed; "" where it is reached."""
         reached, untrained = self.reached, self.without["untrained"]
-        # A bar that needs no training proves nothing: with its optimum in the middle of the allowed
-        # range, `merton` was reached by agents as they were initialised.
+        # The bar has to require training: with its optimum in the middle of the allowed range,
+        # `merton` was passed by untrained agents.
         if untrained is not None and untrained >= self.bar:
             return "void: the untrained agent reaches the bar"
         if reached.looks_ahead:
@@ -335,7 +335,7 @@ def prove(
     names = list(BARS) if markets is None else list(markets)
     loaded = load_agent(agent)
     parse_workers(workers)
-    # All are prepared first: a mistake in the last name must not cost the runs before it.
+    # All are prepared first, so that a mistake in the last name is found before any run.
     prepared = [prepare(name, loaded, steps) for name in names]
     # Drawn and not fixed, so that seeds cannot be chosen by their results.
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds

@@ -55,7 +55,7 @@ def examined(where: str, function: Callable, *args: Any, rows: int | None = None
         [np.asarray(x) for _, constants in _parts(traced) for x in constants]
         for traced in (program, other)
     )
-    # Programs of other lengths differ as texts, below.
+    # Programs of different length are unequal texts, see below.
     same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(*tables, strict=False))
     if not same or ADDRESS.sub("", str(program)) != ADDRESS.sub("", str(other)):
         raise ConfigError(
@@ -145,7 +145,7 @@ def own_cost(value: Any, name: str) -> Cost:
     return Cost(value)
 
 
-# No cost is built in here: those of `Costs` have fields of their own.
+# The registry has no built-in costs, because those of `Costs` have fields of their own.
 COSTS: Registry[Cost] = Registry("costs", {}, own_cost)
 
 

@@ -194,7 +194,7 @@ def place_order(
         if level is not None:
             old = getattr(book, name)
             level = jnp.broadcast_to(level, old.shape).astype(old.dtype)
-            # The level of another order does not outlive it.
+            # The levels of the order before end with it.
             level = jnp.where(changed | ~jnp.isnan(level), level, old)
             book = book._replace(**{name: level})
     account, fill = place(account, weights, legs.at_close, costs, rules)
@@ -214,7 +214,7 @@ def entered(book: Book, held: Array, fill: Fill | None, price: Tensor) -> Book:
     """
     whole, traded = held, jnp.zeros_like(held)
     if fill is not None:
-        # Of equity before the cost, as what was traded is.
+        # A fraction of equity before the cost, like the traded notional.
         whole, traded = held * (1.0 - fill.cost.sum()), fill.traded
     whole, traded = whole.astype(price.dtype), traded.astype(price.dtype)
     side, flat = jnp.sign(whole), jnp.abs(held) < FLAT
@@ -246,7 +246,8 @@ def _reached(book: Book, now: Intrabar, bar: Bar) -> tuple[Array, Array]:
     trailing = side * book.best * (1.0 - side * book.trail)
     stop = jnp.fmax(fixed, trailing)
     limit = jnp.fmin(side * book.limit, side * book.entry * (1.0 + side * book.gain))
-    # The open is known to come first: a target that it has passed is no longer there to be stopped.
+    # The open comes first: where it has passed the profit target, the position is closed before a
+    # stop can be reached.
     passed = (opened >= limit) & ~(opened <= stop)
     stopped, taken = can & (worst <= stop) & ~passed, can & (best >= limit)
     price = jnp.where(
@@ -261,7 +262,8 @@ def aged(book: Book, account: Account, bar: Bar, left: Array) -> Book:
     """Close the bar: positions that were left are forgotten, the others are a bar older."""
     held = account.held
     flat = jnp.abs(held) < FLAT
-    # After this bar's levels were checked: a trailing stop follows earlier bars only.
+    # Updated after this bar's levels were checked, because a trailing stop follows earlier bars
+    # only.
     extreme = jnp.where(held > 0.0, jnp.fmax(book.best, bar.high), jnp.fmin(book.best, bar.low))
     return book._replace(
         entry=jnp.where(flat, jnp.nan, book.entry),

@@ -14,7 +14,7 @@ from nca_trader.types import Costs, Tensor
 # of a sum. Not of the buy, because in a fully invested account both the buy and the cash for it are
 # rounding errors, and so is their quotient.
 CUT_OF_ROUNDING = 1e-6
-TINY = 1e-30  # of equity, added to what buys need: nothing over nothing is then infinite, not NaN
+TINY = 1e-30  # of equity, added to what buys need, so that 0 / 0 becomes infinite and not NaN
 
 
 def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
@@ -40,7 +40,7 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
     small = None
     if rules.min_notional and waits is not None:
         small = (is_held(asked) & (d == 0.0) & ~waits).sum()
-    # Before cash cuts it: impact is that of the whole order.
+    # Computed before cash cuts the order, because impact is that of the whole order.
     worse = worsened(d, now, quote, costs, rules)
     buys, cut = d > 0.0, jnp.zeros(d.shape, bool)
     if not rules.borrow:
@@ -170,7 +170,8 @@ def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[A
     scale = money_of(now, rules) / quote.price
     units = d * scale
     allowed, waits = executable(units, quote, rules)
-    # What nothing cut is passed on as it came: to money and back would change its last bits.
+    # Weights that no rule cut are returned unchanged: conversion to money and back would change
+    # their last bits.
     return jnp.where(allowed == units, d, allowed / scale), jnp.asarray(waits)
 
 
@@ -178,7 +179,7 @@ def worsened(
     d: Array, now: Intrabar, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
     """As `worsening`, of trades `d` `[A]` in fractions of equity."""
-    if rules.capital is None:  # then neither impact nor ticks can be set
+    if rules.capital is None:  # without a capital neither impact nor ticks can be set
         return worsening(d, quote, costs, rules.tick)
     money = money_of(now, rules)
     return worsening(d * (money / quote.price), quote, costs, rules.tick, money)

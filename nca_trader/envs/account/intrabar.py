@@ -54,7 +54,8 @@ class Intrabar(NamedTuple):
 
 def begin(account: Account, rules: Rules) -> Intrabar:
     """Open the account for a bar or an order."""
-    # Compared as a growth and not as an equity: one exponential per bar, and none per step of it.
+    # The floor is compared with growth, which takes one exponential per bar; a comparison of equity
+    # would take one per step of the bar.
     behind = (math.log(rules.floor) - account.log_equity) - account.log_equity_low
     return Intrabar(
         account=account,
@@ -74,7 +75,7 @@ def settle(now: Intrabar, rules: Rules) -> Account:
     grown = jnp.log1p(jnp.where(ruined, 0.0, now.growth))
     log_equity, log_equity_low = pair_add(account.log_equity, account.log_equity_low, grown)
     weight, weight_low = two_sum(now.base, now.change)
-    # A bankrupt account is at the floor exactly, however large its loss: it owes nothing.
+    # A bankrupt account is set to the floor, however large its loss.
     return account._replace(
         log_equity=jnp.where(ruined, math.log(rules.floor), log_equity),
         log_equity_low=jnp.where(ruined, 0.0, log_equity_low),
@@ -138,7 +139,8 @@ def carry(
         lent = costs.interest_lend * jnp.maximum(cash, 0.0)
         items["interest"] = years * (lent - costs.interest_borrow * jnp.maximum(-cash, 0.0))
         items["borrow_fee"] = -(years * costs.borrow_fee * jnp.maximum(-held, 0.0).sum())
-    # A rate that is traced may be anything; a plain 0 leaves the term out of the program.
+    # A traced rate has no known value; for a rate that is the number 0 the term is left out of the
+    # program.
     charged = not isinstance(costs.funding, float) or costs.funding != 0.0
     if rate is not None or charged:
         paid = (0.0 if years is None else years) * costs.funding * held.sum()
@@ -156,7 +158,7 @@ def earn(
     safe = jnp.where(gain > -1.0, 1.0 + gain, 1.0)
     safe = of_each(safe, now.held)
     held = now.held * (1.0 + return_) / safe
-    # The change of a weight and not the weight: it is small, so its sum with others loses no digit.
+    # The change of the weight is small, so adding it to the low part loses no digits.
     change = now.change + now.held * ((return_ - gain) / safe)
     return after._replace(held=held, change=change), recorded(now, after, items, rules)
 

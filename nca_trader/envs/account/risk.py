@@ -246,8 +246,8 @@ def judge(
         fixed = jnp.where(kept, jnp.abs(intent.ordered), 0.0).sum()
         asked = jnp.where(kept, 0.0, jnp.abs(target)).sum()
         room = jnp.maximum(limits.max_gross - fixed, 0.0)
-        # Of targets alone and not of what is held: under "on_change" the same targets, cut alike,
-        # order nothing new.
+        # Computed from targets and not from weights held: under "on_change" equal targets must be
+        # cut equally, or they would be new orders.
         times = jnp.maximum(asked / jnp.maximum(room, 1e-300), 1.0)
         target, said = cut(jnp.where(times > 1.0, target / times, target), GROSS)
     if limits.max_order is not None:
@@ -265,12 +265,12 @@ def judge(
             tight = grows & (share < 1.0) & (said == ORDER).any()
             near = _step_towards(held, held + (target - held) * jnp.clip(share, 0.0, 1.0))
             target, said = cut(jnp.where(tight, near, target), GROSS)
-    # Last: whatever is cut above may be a new order by that.
+    # This comes last, because a cut above can turn a target into a new order.
     if limits.max_orders_per_minute is not None:
         recent = (guard.orders > intent.seconds - MINUTE).sum()
         late = _rank(target, held, is_order(target)) >= limits.max_orders_per_minute - recent
         target, said = cut(jnp.where(late & is_order(target), jnp.nan, target), RATE)
-    # A target that was cut to the one that stands already orders nothing, and says nothing.
+    # A target that was cut to the one already ordered is not an order, so no limit is reported.
     said = jnp.where(is_order(target) | jnp.isnan(target), said, 0)
     halted = guard.halted > 0
     target = jnp.where(halted, jnp.nan, target)

@@ -28,7 +28,8 @@ from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
 
-# Of a lot or a tick: in floats 0.3 / 0.1 is 2.9999999999999996, and that is three lots.
+# A tolerance in lots or ticks: in floats 0.3 / 0.1 is 2.9999999999999996, which counts as three
+# lots.
 ROUNDING = 1e-9
 
 
@@ -286,9 +287,9 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
         return next_legs(bars.close, bars.as_bar(), 0.0, none, costs, rules, size)
     seconds, missing = 0.0, np.zeros(1)  # for an account that does not need them
     if costs.carries:
-        # The first bar is 0 seconds after itself: nothing was held before it.
+        # The first bar takes 0 seconds since the bar before, because nothing was held.
         seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
-    # Its own open in place of a close before it, which makes its gap 0.
+    # The first bar has its own open in place of the close before, so its overnight return is 0.
     previous = np.vstack([bars.open[:1], bars.close[:-1]])
     if rules.delist_after is not None:
         missing = bars_missing(bars.present)
@@ -363,7 +364,8 @@ def next_legs(
         present=present,
         # Without a quote in this bar, the configured half_spread is all that is known.
         half_spread=None if bar.half_spread is None else xp.nan_to_num(bar.half_spread),
-        # 1 where there is no price yet: nothing fills there, and no NaN may come near a sum.
+        # A price of 1 where there is none yet: nothing fills there, and a NaN would spread through
+        # sums.
         open=xp.where(xp.isfinite(bar.open), bar.open, 1.0) if priced else None,
         close=xp.where(xp.isfinite(bar.close), bar.close, 1.0) if priced else None,
         volume=xp.nan_to_num(bar.volume) if money else None,

@@ -173,7 +173,7 @@ def _through(
         called, moved, before = _called_inside(now, legs, costs, rules, reached)
         forced = called & ~before & legs.present & is_held(now.held)
         body = jnp.where(called & ~before, moved, body).astype(body.dtype)
-        # What the path did not come to is not reached.
+        # Levels beyond the end of the path are not reached.
         reason = jnp.where(forced, LIQUIDATED, jnp.where(called & ~before, NONE, reason))
     left = reason != NONE
     price = jnp.ones_like(body) if legs.open is None else legs.open * (1.0 + body)
@@ -182,7 +182,7 @@ def _through(
     body = body.astype(now.held.dtype)
     effects = effects._replace(body=now.earned(body))
     now, flows = mark(now, body, rules)
-    # Bankruptcy on the way leaves nothing to close.
+    # An account that went bankrupt on the path has no position left to close.
     closes = left & ~now.ruined
     quote = Quote(legs.present, price.astype(now.held.dtype), legs.volume, legs.half_spread)
     fee = jnp.where(reason == LIQUIDATED, costs.liquidation_fee, 0.0).astype(now.held.dtype)
@@ -220,7 +220,7 @@ def _called_inside(
         stops = (reached.reason == STOP_LOSS) | (reached.reason == TRAILING_STOP)
         moved = jnp.asarray(reached.moved, held.dtype)
         share = moved / jnp.where(worst != 0.0, worst, 1.0)
-        # A level that the open has passed is left at the open, before the way begins.
+        # A position whose level the open has passed is closed at the open, before the path begins.
         place = jnp.where(
             reached.at_open, 0.0, jnp.where(stops, jnp.clip(share, 0.0, 1.0), jnp.inf)
         )
@@ -232,7 +232,7 @@ def _called_inside(
         cost = jnp.abs(d) * s + costs.commission * (jnp.abs(d) + d * s)
         if rules.capital is not None:
             cost = cost + costs.fixed_fee / money_of(now, rules) * (d != 0.0)
-    # Of the positions that stand after the way has come to each stop: [K] places, [K, A] masks.
+    # Positions that are still held where the path comes to each stop: [K] places, [K, A] masks.
     begins = jnp.concatenate([jnp.zeros(1, held.dtype), jnp.where(place < jnp.inf, place, 0.0)])
     begins = begins if reached is not None else begins[:1]
     gone = place[None, :] <= begins[:, None]

@@ -146,7 +146,7 @@ def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.nd
     """
     if not spec.num_actions:
         # NaN means "no order" to the account; from an agent it is a fault. Bounds are not checked,
-        # since weights beyond them are clipped to them.
+        # because weights beyond them are clipped.
         weights = np.asarray(action, np.float32)
         if weights.shape != shape or np.isnan(weights).any():
             raise ConfigError(f"action {action!r} is not an array {list(shape)} of numbers.")

@@ -80,7 +80,7 @@ class Batch:
 
         if self.mode is not AutoresetMode.DISABLED:
             before = unpack(carried)
-            # "NextStep" starts what ended one step ago, in place of stepping it.
+            # With "NextStep" an episode that ended one step ago is started again and not stepped.
             at_once = self.mode is AutoresetMode.SAME_STEP
             ended = unpack(stepped[:, size:]).over if at_once else before.over
             # A branch, not a selection: most steps end no episode, and a reset costs ten steps.

@@ -46,7 +46,7 @@ PRINTED: dict[str, str] = dict(
         strict=True,
     )
 )  # fmt: skip
-# Drawn over the agent's broad line: an agent that copies a baseline shows both.
+# Drawn over the agent's broad line, so that both show where an agent copies a baseline.
 DASHES = ((0, (5, 2)), (0, (6, 2, 1.5, 2)), (0, (1.5, 1.5)), (0, (3, 1)))
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: a screen reader reads it, and it can be searched

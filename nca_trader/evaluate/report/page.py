@@ -387,12 +387,12 @@ def page(report: ReportPage) -> str:
         *(Curve(name, b.equity, "baseline") for name, b in list(report.baselines.items())[:DRAWN]),
         *(Curve("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
     ]
-    # Only an in-sample part that is not the whole needs a line around it, but both are shaded.
+    # Both are shaded, but only an in-sample part that is not the whole gets a line around it.
     seen = seen_by(agent) if agent.in_sample else None
     # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
-    # A seed that was picked is named so, because a picked one is too good.
+    # A seed that was selected is marked, because selection makes its metrics too good.
     seed_name = "the selected seed" if report.selected else f"seed {report.seed}"
     seed_name = "the mean of the seeds" if report.seed is None else seed_name
     held = {
@@ -403,7 +403,7 @@ def page(report: ReportPage) -> str:
     # A cost of the user's own has a name and no rate, so it is listed apart.
     own, scale = costs.pop("own") or (), costs.pop("own_scale")
     chart = price_chart(agent)
-    # The strongest baseline and not the first: an agent has to beat that one.
+    # The strongest baseline, which is the one that an agent has to beat.
     best = report.baselines[evidence.best]
     years = len(agent.equity) / agent.bars_per_year
     return render(

@@ -22,7 +22,7 @@ from nca_trader.machine import make_directory, write_atomically
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "lightweight_charts" / "lightweight-charts.standalone.production.js"
-# What the templates write numbers and sentences with.
+# Functions with which the templates write numbers and sentences.
 WRITERS = ("count", "decimal", "percent", "times", "in_sample_sentence")
 
 

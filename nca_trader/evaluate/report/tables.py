@@ -245,7 +245,7 @@ def parameters_of(table: pd.DataFrame) -> list[str]:
     if "parameters" in table.attrs:
         return [str(name) for name in table.attrs["parameters"]]
     one = pd.Series([1.0, 1.0], pd.date_range("2020-01-01", periods=2))
-    # Asked of `metrics` itself, so that a metric that is added is known here.
+    # Taken from `metrics` itself, so that a new metric is known here.
     known = {*metrics.summary(one), *SHARES, "alpha", "beta", "trades", "final_equity"}
     names = []
     for name in table.columns:
@@ -266,7 +266,7 @@ def _heat_map(
 ) -> tuple[tuple[str, Markup], ...]:
     """Draw the metric over the two parameters with the most values; return its caption and it."""
     counts = {name: table[name].nunique() for name in parameters}
-    # Of names and choices there is no axis.
+    # Parameters that are names or choices have no axis.
     axes = sorted(_varied(table, parameters), key=lambda x: -counts[x])[:2]
     if not axes or table[metric].isna().all():
         return ()

@@ -81,7 +81,7 @@ class WalkForward:
         refuse_other(run, self.recipe, self.seeds, self.bars, last)
         assert self.recipe is not None
         judged = self.bars.between(str(self.result.equity.index[0]), None)
-        # By count, because the stitched test spans have no gap.
+        # The stitched test spans have no gap, so their number of bars is enough.
         judged = judged[: len(self.result.equity)]
         return deploy(run, self.gate, judged, self.year)
 

@@ -178,7 +178,7 @@ def act(subject: Any, bars: Bars, fold: Fold) -> np.ndarray:
     The history begins where the fold does. The order in force before the test span is repeated at
     its first row, where the fold takes over.
     """
-    # Nothing older than the fold, so that a fold is the same whatever comes before it.
+    # Bars before the fold are left out, so that its result does not depend on them.
     begin, (first, last) = fold.train[0], fold.test
     own = bars[begin:last]
     if isinstance(subject, Strategy):
@@ -292,7 +292,7 @@ def train_seed(
     params = None if begin is None else params_of(begin)
     bars = setup.bars
     with scratch() as folder:
-        # Into a folder of its own, which goes: metrics and checkpoints of a job are not kept.
+        # The folder is deleted at the end: metrics and checkpoints of a job are not kept.
         run = train(
             TradingEnv(bars[first:last], env),
             agent,
@@ -303,7 +303,7 @@ def train_seed(
         )
         trained = time.perf_counter() - began
         common = {"costs": setup.costs, "look": False, **setup.limits}
-        # Bars before its train span are unknown to it, as they would be at the next start.
+        # The run gets no bars before its train span, as in a new start.
         result = backtest(bars[first:stop], run, start=str(bars.index[start]), **common)
         leaves = leaves_of(run.params())
     seconds = (trained, time.perf_counter() - began)

@@ -69,7 +69,7 @@ def read_fold(parts: Parts, number: int) -> Fitted | None:
         targets, text = found.pop("targets"), str(found.pop("facts"))
         leaves: list[dict[str, np.ndarray]] = []
         for key, leaf in found.items():
-            # At most twice: a parameter's own name may hold spaces.
+            # Split at the first two spaces only: a parameter's own name may contain spaces.
             _, seed, name = key.split(" ", 2)
             if not 0 <= int(seed) < len(found):  # the seeds are numbered from 0
                 raise ValueError(f"{key!r} is of no seed")

@@ -299,7 +299,7 @@ class _Walk:
             if (found := stored.read_fold(parts, fold.number)) is not None:
                 known[fold.number] = found
         todo = [fold for fold in self.setup.folds if fold.number not in known]
-        # So that the estimate of the time left is of what is still to do.
+        # The time left is estimated from the folds that are still to be computed.
         shown.skip(len(known) * (self.seeds if self._agent else 1))
 
         def keep(number: int, fold: Fitted) -> None:
@@ -310,7 +310,8 @@ class _Walk:
         if self._agent:
             self._train(todo, known, keep, shown)
         else:
-            # A job gets a number and not its bars, which every worker has in the setup.
+            # A job gets only the fold's number, because every worker already has the bars in the
+            # setup.
             jobs = [Job(fold.name, (fold.number,)) for fold in todo]
 
             def fitted(job: int, found: Fitted) -> None:
@@ -389,7 +390,7 @@ class _Walk:
         """Fill the decisions of all folds with one account, next to the baselines."""
         setup, folds = self.setup, self.setup.folds
         first, last = folds[0].test[0], folds[-1].test[1]
-        # None at the end, where no later bar could name the date to stop before.
+        # `stop` is the date of the first bar that is left out; None if there is no such bar.
         stop = str(setup.bars.index[last]) if last < len(setup.bars) else None
         common: dict[str, Any] = {"start": str(setup.bars.index[first]), "stop": stop}
         common |= (rules_of(setup.env)._asdict() if setup.env else {}) | dict(setup.limits)
@@ -445,7 +446,7 @@ class _Walk:
         bars, costs, env = self.setup.bars, self.setup.costs, self.setup.env
         rules = baseline_rules(year, common.get("sizing") == "volatility")
         known = {name: backtest(bars, rule, costs, **common) for name, rule in rules.items()}
-        # Weights as they were held, which no size changes any more.
+        # These weights include their sizes, so they are not sized again.
         rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
         constant = best_constant(bars, result.targets)
         controls = {CONSTANT: backtest(bars, constant, costs, name=CONSTANT, **rebalanced)}
