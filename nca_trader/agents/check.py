@@ -15,7 +15,17 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Policy
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import open_account
-from nca_trader.envs.check import CLOSE, Check, CheckReport, difference, report_of, retyped
+from nca_trader.envs.check import (
+    CLOSE,
+    Check,
+    CheckReport,
+    counted,
+    difference,
+    impure,
+    report_of,
+    retraced,
+    retyped,
+)
 from nca_trader.envs.rewards import begun
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
@@ -62,8 +72,8 @@ class _Run:
         # Wide enough that some features reach the clip.
         self.x = np.asarray(3.0 * jax.random.normal(self.keys[1], size))
         self.present = np.asarray(jax.random.uniform(self.keys[2], shape) > 0.2)
-        self.encode, self.encoded = _counted(policy.encode)
-        self.stream, self.stepped = _counted(policy.stream)
+        self.encode, self.encoded = counted(policy.encode)
+        self.stream, self.stepped = counted(policy.stream)
 
     @functools.cached_property
     def params(self) -> Any:
@@ -95,18 +105,6 @@ class _Run:
             return jax.lax.scan(step, self.policy.begin(), (x, present))[1]
 
         return np.asarray(jax.jit(run)(self.params, self.x[0], self.present[0]))
-
-
-def _counted(function: Callable) -> tuple[Callable, list[Any]]:
-    """Return the jitted function and a list of its arguments' shapes at each trace."""
-    traced = []
-
-    def call(*args: Any) -> Any:
-        # Under `jit` this runs once for each trace, not for each call.
-        traced.append([leaf.shape for leaf in jax.tree.leaves(args)])
-        return function(*args)
-
-    return jax.jit(call), traced
 
 
 def parameters_are_plain_dicts_of_float32(run: _Run) -> str:
@@ -153,10 +151,8 @@ def shapes_and_types_are_as_documented(run: _Run) -> str:
 
 def the_same_call_gives_the_same_result(run: _Run) -> str:
     """Check that `encode` is pure."""
-    # Not compiled: a trace would freeze what an impure function counts.
     x, present = run.x[:, : AFTER + 1], run.present[:, : AFTER + 1]
-    first = run.policy.encode(run.params, x, present)
-    return difference(first, run.policy.encode(run.params, x, present))
+    return impure(run.policy.encode, run.params, x, present)
 
 
 def a_stream_keeps_its_shapes_and_types(run: _Run) -> str:
@@ -172,16 +168,12 @@ def a_stream_keeps_its_shapes_and_types(run: _Run) -> str:
 def nothing_is_traced_twice(run: _Run) -> str:
     """Check that arguments of the same shapes compile one program."""
     state = run.policy.begin()
-    bars = 3
-    for t in range(bars):
+    for t in range(3):
         state, _ = run.stream(run.params, state, run.x[0, t], run.present[0, t])
     run.cells(run.x, run.present)
-    # The same shapes again: a trace here is one too many.
+    known = len(run.encoded)  # windows are other shapes
     run.cells(run.x[::-1], run.present[::-1])
-    if len(run.stepped) > 1:
-        return f"stream is traced {len(run.stepped)} times in {bars} bars"
-    again = any(shapes in run.encoded[:i] for i, shapes in enumerate(run.encoded))
-    return "encode is traced again for arguments of the same shapes" if again else ""
+    return retraced("stream", run.stepped) or retraced("encode", run.encoded, known)
 
 
 def a_window_gives_the_cells_of_the_lattice(run: _Run) -> str:

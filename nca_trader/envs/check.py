@@ -1,4 +1,8 @@
-"""Checks of the properties that every environment has: `nca.check_env(env_or_config)`."""
+"""Checks of the properties that every environment has: `nca.check_env(env_or_config)`.
+
+The first half also serves `agents.check` and `paper.check`: reports, comparisons of pytrees, and
+what every jitted function has to be: pure, of stable types, and traced once.
+"""
 
 from __future__ import annotations
 
@@ -117,9 +121,9 @@ class _Run:
 
     def __init__(self, env: TradingEnv, seed: int):
         self.env, self.length = env, episode_length(env.market)
-        # Programs are compiled once here: twelve checks would each compile the step again.
+        # Programs are compiled once here: every check would compile the step again.
         self.keys = jax.random.split(jax.random.key(seed), 3)
-        self.reset, self.step = jax.jit(env.reset), jax.jit(env.step)
+        (self.reset, self.begun), (self.step, self.stepped) = counted(env.reset), counted(env.step)
 
     @functools.cached_property
     def start(self) -> tuple[EnvState, TimeStep]:
@@ -207,6 +211,29 @@ def retyped(before: Any, after: Any) -> str:
     return ""
 
 
+def impure(function: Callable, *args: Any) -> str:
+    """Return where two calls of a function differ; "" where they do not."""
+    # Not compiled: a trace would freeze the state of an impure function.
+    return difference(function(*args), function(*args))
+
+
+def counted(function: Callable) -> tuple[Callable, list[Any]]:
+    """Return the jitted function, and a list with the shapes of its arguments at each trace."""
+    traces = []
+
+    def call(*args: Any) -> Any:
+        # Under `jit` this runs once for each trace, not for each call.
+        traces.append(jax.tree.map(jnp.shape, args))
+        return function(*args)
+
+    return jax.jit(call), traces
+
+
+def retraced(name: str, traces: Sequence[Any], most: int = 1) -> str:
+    """Return that a function `name` was traced more than `most` times; "" where it was not."""
+    return f"{name} is traced {len(traces)} times, not {most}" if len(traces) > most else ""
+
+
 def _plain(x: Any) -> np.ndarray:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # numpy cannot hold a typed key
         return np.asarray(jax.random.key_data(x))
@@ -244,12 +271,16 @@ def steps_keep_every_shape_and_type(run: _Run) -> str:
 
 def the_same_call_gives_the_same_result(run: _Run) -> str:
     """Check that `reset` and `step` are pure."""
-    # Not compiled: a trace would freeze the state of an impure function.
-    state, _ = run.start
-    first, again = run.env.step(state, run.action), run.env.step(state, run.action)
-    return difference(first, again) or difference(
-        run.env.reset(run.keys[0]), run.env.reset(run.keys[0])
-    )
+    return impure(run.env.step, run.start[0], run.action) or impure(run.env.reset, run.keys[0])
+
+
+def nothing_is_traced_twice(run: _Run) -> str:
+    """Check that an episode's steps, and resets with several keys, compile one program each."""
+    for key in run.keys:
+        state, _ = run.reset(key)
+        for _ in range(2):  # the second takes a state that a step returned
+            state, _ = run.step(state, run.action)
+    return retraced("reset", run.begun) or retraced("step", run.stepped)
 
 
 def compiled_equals_not_compiled(run: _Run) -> str:
@@ -432,6 +463,7 @@ CHECKS = (
     shapes_and_types_are_as_documented,
     steps_keep_every_shape_and_type,
     the_same_call_gives_the_same_result,
+    nothing_is_traced_twice,
     compiled_equals_not_compiled,
     batched_equals_one_by_one,
     a_key_decides_the_episode,

@@ -42,7 +42,7 @@ def test_every_preset_keeps_every_promise(name):
         config = dataclasses.replace(config, market_bars=min(config.market_bars, 300))
     report = check_env(config, bars_for(config))
     assert report.passed, str(report)
-    assert len(report.checks) == 12
+    assert len(report.checks) == 13
     assert len([check for check in report.checks if check.skipped]) <= 3, str(report)
 
 
@@ -106,6 +106,14 @@ class ChangesType(TradingEnv):
         return after, timestep._replace(truncated=timestep.truncated.astype(jnp.float32))
 
 
+class ChangesItsState(TradingEnv):
+    """The step after the first takes an index of another type, and is traced again."""
+
+    def step(self, state, action):
+        after, timestep = super().step(state, action)
+        return after._replace(index=after.index.astype(jnp.int16)), timestep
+
+
 class SkipsABar(TradingEnv):
     def step(self, state, action):
         return super().step(state._replace(index=state.index + (state.index == 45)), action)
@@ -134,6 +142,7 @@ def test_what_is_sound_is_not_reported():
         (TakesTheEndForRuin, {"an episode goes bar by bar to its last"}),
         (Resurrects, {"ruin ends an account for good"}),
         (ChangesType, {"steps keep every shape and type"}),
+        (ChangesItsState, {"steps keep every shape and type", "nothing is traced twice"}),
         (SkipsABar, {"an episode goes bar by bar to its last"}),
         (SeesTheFuture, {"a window is what was seen"}),
     ],
