@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         StateError,
     )
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.baseline import WithBaseline
     from nca_trader.evaluate.comparison import Comparison, compare
     from nca_trader.evaluate.leakcheck import leakcheck
     from nca_trader.evaluate.report.page import report
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.sweep import sweep
     from nca_trader.evaluate.tune import tune
     from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
+    from nca_trader.evaluate.with_baseline import WithBaseline
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
     from nca_trader.optimum import synthetic
@@ -144,7 +144,7 @@ _HOME = {
     "Strategy": "agents.strategy",
     "TradingEnv": "envs.trading",
     "WalkForward": "evaluate.walkforward.walk",
-    "WithBaseline": "evaluate.baseline",
+    "WithBaseline": "evaluate.with_baseline",
     "check_broker": "paper.check",
     "check_env": "envs.check",
     "check_feed": "paper.check",

@@ -17,7 +17,7 @@ from benchmarks.ppo import market_draws
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.envs.sb3 import SB3VecEnv
-from nca_trader.optimum.measure import greedy_positions, judge, pieces
+from nca_trader.optimum.measure import earnings_of, greedy_positions, pieces
 
 LENGTH = 128
 
@@ -62,7 +62,7 @@ def main(
 
     def reached() -> float:
         given = (judged, policy, weights(agent, env), rows, judged.features)
-        return judge(judged.task, rows, greedy_positions(*given)).fraction
+        return earnings_of(judged.task, rows, greedy_positions(*given)).fraction
 
     agent.learn(envs * LENGTH)  # compiles our step
     fraction = reached()

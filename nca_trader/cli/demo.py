@@ -353,12 +353,12 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     """Return what else a reader should know of the mean agent: name and finding."""
     from nca_trader.agents.baselines import MATCHED
     from nca_trader.agents.policy import num_parameters
-    from nca_trader.evaluate.stress import break_even, timing_test
+    from nca_trader.evaluate.stress import break_even_cost, timing_test
     from nca_trader.evaluate.wording import decimal
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
     # The cost per trade at which the gross return is spent exactly.
-    even, paid = break_even(agent), agent.charged.commission + agent.charged.slippage
+    even, paid = break_even_cost(agent), agent.charged.commission + agent.charged.slippage
     costs = (
         f"It earns nothing where trades cost {1e4 * even:.1f} bp; {1e4 * paid:g} bp are charged."
     )

@@ -125,7 +125,7 @@ def transition(
 ) -> tuple[Episode, Array]:
     """Order what `action` means at the close of bar t, then move the account to t + 1.
 
-    Every caller uses this one step: `step`, training, and the judge of `prove`.
+    Every caller uses this one step: `step`, training, and the evaluation of `prove`.
 
     Args:
       dynamics: config, spec and rules, static.

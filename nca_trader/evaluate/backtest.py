@@ -374,7 +374,7 @@ def counted(
       kind: what made it, for readers.
     """
     digests = np.array([digest_of_trace(result.trace, first)], np.uint64)
-    ratios = np.array([metrics.sharpe(result.judged_returns, float(len(result.equity)))])
+    ratios = np.array([metrics.sharpe(result.excess_returns, float(len(result.equity)))])
     tried = trial_log.count_rules(folder, f"{kind} {result.name}", bars, digests, ratios)
     more = {"tried": tried.number, "tried_variance": tried.variance}
     return dataclasses.replace(result, **more), tried

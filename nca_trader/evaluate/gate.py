@@ -306,7 +306,7 @@ def deploy(run: Run, found: GateResult, judged: Bars, year: int) -> Deployment:
     return decided
 
 
-def decide(
+def decide_deployment(
     run: Run, result: Result, agents: Mapping[str, ArrayLike], bars: Bars, start: str
 ) -> GateResult:
     """Judge a run on a span that it did not train on, and record what trades.
@@ -320,7 +320,7 @@ def decide(
       start: the span begins with the first bar at or after this date.
     """
     held = deployable(result, bars, start)
-    others = {name: each.judged_returns for name, each in held.items() if name != MATCHED}
+    others = {name: each.excess_returns for name, each in held.items() if name != MATCHED}
     found = gate(agents, others, bars.bars_per_year)
     first = bars.row(start, "start")
     year = year_of(bars.bars_per_year, first)

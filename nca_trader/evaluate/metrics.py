@@ -112,7 +112,7 @@ def known(returns: ArrayLike) -> np.ndarray:
     return r[~np.isnan(r)]
 
 
-def judged(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
+def traded_returns(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
     """Return the returns that ratios are computed from: zeros if nothing was ever filled.
 
     Args:
@@ -387,7 +387,7 @@ def summary(
     """
     plain = simple_returns(equity, capital)
     grown, excess = (
-        judged(r, turnover) for r in (plain, excess_returns(equity, interest, capital))
+        traded_returns(r, turnover) for r in (plain, excess_returns(equity, interest, capital))
     )
     return {
         "bars": float(known(plain).size),
@@ -407,8 +407,8 @@ def of_sums(r: Any, grown: Any, ratios: Any, bars_per_year: float) -> dict[str, 
 
     Args:
       r: `Sums` of all returns.
-      grown: of the same, `judged`.
-      ratios: of those in excess of the interest on cash, `judged`.
+      grown: of the same, `traded_returns`.
+      ratios: of those in excess of the interest on cash, `traded_returns`.
       bars_per_year: P.
     """
     return {

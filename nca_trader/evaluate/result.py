@@ -153,9 +153,9 @@ class Result:
     @property
     def _limited(self) -> list[str]:
         """What the risk limits did, in words."""
-        if self.trace is None or self.trace.said is None or self.trace.halted is None:
+        if self.trace is None or self.trace.limited is None or self.trace.halted is None:
             return []
-        codes, halted = np.asarray(self.trace.said), np.asarray(self.trace.halted)
+        codes, halted = np.asarray(self.trace.limited), np.asarray(self.trace.halted)
         found = []
         if (stopped := np.flatnonzero(halted)).size:
             code, when = CODES[halted[stopped[0]]], self.equity.index[stopped[0]]
@@ -184,9 +184,9 @@ class Result:
         `trades.trade_metrics` and `trades.capacity`.
         """
         held = (
-            np.full(len(self.equity), math.nan) if self.hold is None else self.hold.judged_returns
+            np.full(len(self.equity), math.nan) if self.hold is None else self.hold.excess_returns
         )
-        against = benchmark.relative(self.judged_returns, held, self.bars_per_year)
+        against = benchmark.relative(self.excess_returns, held, self.bars_per_year)
         found = self.account_metrics | against._asdict() | trades.trade_metrics(self.trades)
         known = self.bars is not None and self.trace is not None
         return found | {
@@ -199,10 +199,10 @@ class Result:
         return metrics.simple_returns(self.equity)
 
     @functools.cached_property
-    def judged_returns(self) -> np.ndarray:
+    def excess_returns(self) -> np.ndarray:
         """`[N]` returns in excess of the interest on cash, which ratios are computed from."""
         excess = metrics.excess_returns(self.equity, self.flows.get("interest"))
-        return metrics.judged(excess, self.turnover)
+        return metrics.traded_returns(excess, self.turnover)
 
     @functools.cached_property
     def traded_bars(self) -> Bars:

@@ -12,7 +12,7 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.gate import GateResult, decide
+from nca_trader.evaluate.gate import GateResult, decide_deployment
 from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.trials import DataRecord, data_record, record_of_env
@@ -86,7 +86,7 @@ class Selector:
         """
         # Parameters in memory, which need no checkpoint.
         acting = Acting(run, params, seed)
-        return backtest(self.bars, acting, start=self._start, look=False).judged_returns
+        return backtest(self.bars, acting, start=self._start, look=False).excess_returns
 
     def decide(self, run: Run) -> GateResult:
         """Judge the selected agent by its baselines on the span, and record what trades.
@@ -104,7 +104,7 @@ class Selector:
             f"the mean agent after update {name}": column.to_numpy()
             for name, column in read_returns(run).items()
         }
-        return decide(run, result, scored, self.bars, self._start)
+        return decide_deployment(run, result, scored, self.bars, self._start)
 
     def score(self, returns: np.ndarray) -> float:
         """Return the annualised Sharpe ratio of `[T]` returns; NaN where nothing was traded."""

@@ -46,15 +46,16 @@ class Trace(NamedTuple):
       weight: high part plus low part.
       target: the weights ordered; NaN means no order.
       effects: what it did in the bar.
-      said: `[N, A]` int8, the risk limit that cut or denied each order, and halted: `[N]` int8, the
-        one that stopped trading, places in `account.risk.CODES`; None without limits.
+      limited: `[N, A]` int8, the risk limit that cut or denied each order, a place in
+        `account.risk.CODES`; None without limits.
+      halted: `[N]` int8, the limit that stopped trading, likewise.
     """
 
     log_equity: Tensor
     weight: Tensor
     target: Tensor
     effects: Effects
-    said: Tensor | None = None
+    limited: Tensor | None = None
     halted: Tensor | None = None
 
     @property
@@ -129,7 +130,7 @@ def _row(account: Account, target: Array, effects: Effects, legs: Legs) -> Trace
         weight=account.held,
         target=target if legs.size is None else target * legs.size,  # as `place` does
         effects=effects,
-        said=account.guard.said if account.guard else None,
+        limited=account.guard.said if account.guard else None,
         halted=account.guard.halted if account.guard else None,
     )
 

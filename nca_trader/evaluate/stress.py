@@ -144,7 +144,7 @@ def stress(
         delays=_table(by_delay, "bars late"),
         capacity=_table(by_capital, "capital"),
         participation=participation,
-        break_even=_break_even(result),
+        break_even=_break_even_factor(result),
     )
 
 
@@ -157,7 +157,7 @@ def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
     return table.rename_axis(name)
 
 
-def _break_even(result: Result) -> float:
+def _break_even_factor(result: Result) -> float:
     """Search the factor of the costs at which final equity is 1, see `Stress`."""
     charged, again = result.charged, result.again
     # Costs that doubling does not change are all zero, and no factor of them ends the gain.
@@ -263,7 +263,7 @@ def shifted(held: np.ndarray, moved: np.ndarray, bars_per_year: float, seed: int
     )
 
 
-def break_even(result: Result) -> float:
+def break_even_cost(result: Result) -> float:
     """Return the cost per traded notional at which a result's mean return is 0.
 
     It is what the account earned before costs, divided by what it traded; negative where it lost
@@ -273,10 +273,10 @@ def break_even(result: Result) -> float:
       >>> import nca_trader as nca
       >>> bars = nca.sample_bars("sp500")[-500:]
       >>> result = nca.backtest(bars, nca.rules.momentum(20), nca.Costs(commission=5e-4))
-      >>> bool(break_even(result) < 5e-4) == bool(result.judged_returns.mean() < 0)
+      >>> bool(break_even_cost(result) < 5e-4) == bool(result.excess_returns.mean() < 0)
       True
     """
     traded = float(result.turnover.sum())
     if traded == 0.0:
         return float("nan")
-    return float(np.nansum(result.judged_returns) + result.cost.sum()) / traded
+    return float(np.nansum(result.excess_returns) + result.cost.sum()) / traded

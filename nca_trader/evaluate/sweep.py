@@ -36,7 +36,7 @@ from nca_trader.evaluate.sweep_parts import (
     run_as_one_program,
     tail_metrics,
 )
-from nca_trader.evaluate.verdict import judge_search
+from nca_trader.evaluate.verdict import sweep_verdict
 from nca_trader.machine import cores
 from nca_trader.parallel.jobs import Job, run_jobs, sendable
 from nca_trader.progress import Progress
@@ -143,11 +143,11 @@ def sweep(
     # Buy and hold at the same costs and limits, which the best has to beat.
     filled = setting.account.fill
     hold = backtest(bars, HOLD, setting.costs, filled, "on_change", look=False, **setting.limits)
-    held = block_returns(hold.judged_returns, setting.most_blocks)
+    held = block_returns(hold.excess_returns, setting.most_blocks)
     ratios = table["sharpe"].to_numpy(np.float64) * math.sqrt(len(bars) / bars.bars_per_year)
     tried = count_rules(trials, f"sweep {swept.name}", bars, swept.digests, ratios)
     table.attrs["about"] = _about(setting)
-    table.attrs |= judge_search(table, swept.blocks, held, hold.metrics["sharpe"], bars, tried)
+    table.attrs |= sweep_verdict(table, swept.blocks, held, hold.metrics["sharpe"], bars, tried)
     return table
 
 
@@ -299,7 +299,7 @@ def _one(setting: Setting, one: Combination) -> dict[str, Any]:
     names = (*METRICS, *TAILS) if setting.tails else METRICS
     found = {"equity": float(result.equity.iloc[-1])}
     found |= {name: result.metrics[name] for name in names if name in result.metrics}
-    blocks = block_returns(result.judged_returns, setting.most_blocks)
+    blocks = block_returns(result.excess_returns, setting.most_blocks)
     return {name: np.float64(x) for name, x in found.items()} | {
         BLOCK_SUMS: blocks.astype(np.float32),
         DIGESTS: np.uint64(digest_of_trace(result.trace, 0)),

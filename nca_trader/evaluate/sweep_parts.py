@@ -219,7 +219,9 @@ def tail_metrics(setting: Setting, turnover: np.ndarray) -> dict[str, np.ndarray
                 every = compiled(program_of_returns, given, values, blocks)(values, blocks)
             plain, excess = np.asarray(every, np.float64)[..., : len(bars)]
             for place, k in enumerate(rows):
-                grown, ratios = (metrics.judged(r[place], turnover[k]) for r in (plain, excess))
+                grown, ratios = (
+                    metrics.traded_returns(r[place], turnover[k]) for r in (plain, excess)
+                )
                 for name, value in metrics.of_tails(plain[place], grown, ratios).items():
                     found[name][k] = value
                 shown.update()

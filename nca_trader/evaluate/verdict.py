@@ -177,7 +177,7 @@ def weigh(
                 "backtest both alike."
             )
         returns[name], ratios[name] = (
-            _summed(r, joined) for r in (result.returns, result.judged_returns)
+            _summed(r, joined) for r in (result.returns, result.excess_returns)
         )
         scored[name] = Scored(
             metrics=result.metrics,
@@ -212,7 +212,7 @@ def weigh(
         best=max(known, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
-        moments=inference.moments(agent.judged_returns),
+        moments=inference.moments(agent.excess_returns),
         start=cast(pd.Timestamp, agent.equity.index[0]),
         stop=cast(pd.Timestamp, agent.equity.index[-1]),
         in_sample=agent.in_sample,
@@ -363,7 +363,7 @@ def walk_verdict(
     )
 
 
-def judge_search(
+def sweep_verdict(
     table: pd.DataFrame,
     blocks: np.ndarray,
     hold: np.ndarray,

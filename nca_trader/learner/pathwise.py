@@ -120,7 +120,7 @@ def simulate(
       bankrupt.
     """
     policy, config, hyper = setup
-    length, spec, decide = config.segment_length, policy.spec, policy.distribution
+    length, spec, distribution = config.segment_length, policy.spec, policy.distribution
     cells = encode_span(policy, params, market, starts.span, length)
     # One bar more than decisions: the last reward is that of the bar after the last decision.
     rows = starts.span.index[:, None] + jnp.arange(length + 1)[None]
@@ -138,7 +138,7 @@ def simulate(
     def step(episode: Episode, xs):
         cells_t, now_t, following_t = xs
         logits, _ = policy.act(params, cells_t[:, None], see(episode))
-        action = decide.order(spec, decide.mode(logits))
+        action = distribution.order(spec, distribution.mode(logits))
         episode, reward = move(episode, action, now_t, following_t, starts.cost_scale)
         # A bankrupt account is replaced, and no derivative passes from its successor to its orders.
         ruined = episode.account.ruined

@@ -233,27 +233,28 @@ def roll_out(
 ) -> tuple[Segments, Rollout]:
     """Simulate every account over `segment_length` bars, with actions drawn from the policy."""
     policy, config, hyper = setup
-    length, spec, decide = config.segment_length, policy.spec, policy.distribution
+    length, spec, distribution = config.segment_length, policy.spec, policy.distribution
     span = span_of(policy, segments, draw)
     # One cell more than decisions, for the bootstrapped value after the last.
     cells = encode_span(policy, params, market, span, length + 1, config.micro_batches)
     cells = jnp.moveaxis(cells, 1, 0)
-    shape = (length, config.envs_per_segment, spec.num_assets, decide.outputs(spec))
+    shape = (length, config.envs_per_segment, spec.num_assets, distribution.outputs(spec))
     # One key per segment: its actions are the same on any mesh.
-    noise = jax.vmap(lambda key: decide.noise(key, shape), out_axes=1)(draw.keys)
+    noise = jax.vmap(lambda key: distribution.noise(key, shape), out_axes=1)(draw.keys)
     now, following, see, move = accounts_on(market, span, length, draw)
 
     def step(episode: Episode, xs):
         cells_t, noise_t, now_t, following_t = xs
         seen = see(episode)
         logits, value = policy.act(params, cells_t[:, None], seen)
-        action = decide.sample(logits, noise_t)
-        order = decide.order(spec, action)
+        action = distribution.sample(logits, noise_t)
+        order = distribution.order(spec, action)
         episode, reward, ruined = move(episode, order, now_t, following_t)
         # Nothing follows a bankruptcy. The end of a segment keeps its discount: its value is
         # bootstrapped.
         discount = hyper.discount * (1.0 - ruined)
-        return episode, (seen, action, decide.log_prob(logits, action), value, reward, discount)
+        log_prob = distribution.log_prob(logits, action)
+        return episode, (seen, action, log_prob, value, reward, discount)
 
     episode, steps = jax.lax.scan(step, segments.episode, (cells[:-1], noise, now, following))
     _, bootstrap = policy.act(params, cells[-1][:, None], see(episode))
@@ -319,12 +320,12 @@ def repeat(
       after the last step.
     """
     now, following, see, move = accounts_on(market, span, action.shape[1], draw)
-    decide = policy.distribution
+    distribution = policy.distribution
 
     def step(episode: Episode, xs: Any) -> tuple[Episode, Any]:
         action, *legs = xs
         seen = see(episode)
-        episode, reward, ruined = move(episode, decide.order(policy.spec, action), *legs)
+        episode, reward, ruined = move(episode, distribution.order(policy.spec, action), *legs)
         return episode, (seen, reward, ruined)
 
     actions = jnp.moveaxis(action, 1, 0)

@@ -323,11 +323,11 @@ def loss(setup: AgentSetup, params: Params, market: Market, items: Batch) -> Los
     policy, config, hyper = setup
     cells = encode_span(policy, params, market, rollout.span, config.segment_length)
     logits, value = policy.act(params, cells[:, :, None], rollout.seen)
-    decide = policy.distribution
-    log_prob = decide.log_prob(logits, rollout.action)
+    distribution = policy.distribution
+    log_prob = distribution.log_prob(logits, rollout.action)
     # The mean over assets: advantages have spread 1 whatever the number of assets, and an entropy
     # bonus summed over a hundred assets would outweigh them.
-    entropy = decide.entropy(logits) / logits.shape[-2]
+    entropy = distribution.entropy(logits) / logits.shape[-2]
     old = Old(rollout.log_prob, advantage, rollout.value, value_target)
     return ppo_loss(config, hyper, old, log_prob, entropy, value)
 

@@ -101,7 +101,7 @@ def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Earnings:
             "synthetic market that has one, e.g. ou_mid."
         )
     rows = pieces(len(env), policy.first_decision)
-    return judge(task, rows, greedy_positions(env, policy, params, rows))
+    return earnings_of(task, rows, greedy_positions(env, policy, params, rows))
 
 
 def greedy_positions(
@@ -132,13 +132,13 @@ def _scan_pieces(
     policy: Policy, params: Params, market: Market, cells: Array, rows: Array
 ) -> Array:
     """Run the environment's own transitions along all pieces at once; `cells` `[N, A, C]`."""
-    spec, decide = policy.spec, policy.distribution
+    spec, distribution = policy.spec, policy.distribution
     dynamics = market.dynamics._replace(spec=spec)
 
     def one(episode: Episode, row: Array) -> Episode:
         seen = account_features(policy.spec, episode.account)
         logits, _ = policy.act(params, cells[row], seen)
-        action = decide.order(spec, decide.mode(logits))
+        action = distribution.order(spec, distribution.mode(logits))
         now, following = (market.legs_at(at) for at in (row, row + 1))
         return transition(dynamics, episode, action, now, following)[0]
 
@@ -165,7 +165,7 @@ def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
     return np.stack(held, axis=1)
 
 
-def judge(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings:
+def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings:
     """Compare positions with the optimal ones on the same path.
 
     A position earns `pay` on the next bar. From it `a (r - E[r | state])` is subtracted, whose mean

@@ -388,24 +388,26 @@ def prove_markets(
 
     code = [name for trial in prepared for name in own_names(trial.config, trial.agent)]
     with Progress(len(jobs), "prove", "runs") as shown:
-        run_jobs(_train_and_judge, jobs, workers=workers, done=gather, code=code)
+        run_jobs(_train_and_evaluate, jobs, workers=workers, done=gather, code=code)
     return proofs
 
 
-def _train_and_judge(shared: None, config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
-    return train_and_judge(config, agent, seed)
+def _train_and_evaluate(
+    shared: None, config: EnvConfig, agent: AgentConfig, seed: int
+) -> list[Point]:
+    return train_and_evaluate(config, agent, seed)
 
 
-def train_and_judge(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
+def train_and_evaluate(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
     """Train on one draw of the market, and evaluate on another before, during and after training.
 
     The seconds of the points contain neither compilation nor evaluations.
     """
     # Independent seeds for the path to train on, the path to evaluate on, and the agent.
-    trained_on, judged_on, key = np.random.SeedSequence(seed).generate_state(3)
+    trained_on, evaluated_on, key = np.random.SeedSequence(seed).generate_state(3)
     env = _env_of(config, int(trained_on))
-    judged = dataclasses.replace(config, market_bars=evaluation_bars(env.spec.num_assets))
-    fresh = _env_of(judged, int(judged_on))
+    evaluated = dataclasses.replace(config, market_bars=evaluation_bars(env.spec.num_assets))
+    fresh = _env_of(evaluated, int(evaluated_on))
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent)
     jax.block_until_ready(learner.step(learner.init(jax.random.key(0))))  # compiles

@@ -196,7 +196,7 @@ def trained(monkeypatch):
         first, last = (reached(fraction, turnover=0.005) for fraction in fractions)
         return [Point(0.0, 0, first), Point(2.0, 20, last)]
 
-    monkeypatch.setattr(prove_runs, "train_and_judge", train)
+    monkeypatch.setattr(prove_runs, "train_and_evaluate", train)
     return asked
 
 

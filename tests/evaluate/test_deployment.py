@@ -15,7 +15,7 @@ from nca_trader.config.records import plain
 from nca_trader.data.bars import write_bars
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import StateError
-from nca_trader.evaluate.gate import decide, deployable
+from nca_trader.evaluate.gate import decide_deployment, deployable
 from nca_trader.paper.session import paper_trade
 from nca_trader.runs.manifest import Deployment, Run
 
@@ -89,7 +89,7 @@ def test_a_control_is_never_deployed(tmp_path):
     assert MATCHED in held and MATCHED not in baseline_rules(20)
     run = untrained_run(tmp_path / "run", bars, nca.load_env("index_daily"), nca.load_agent("nano"))
     start = str(bars.index[50])
-    found = decide(run, result, {"agent": result.judged_returns}, bars, start)
+    found = decide_deployment(run, result, {"agent": result.excess_returns}, bars, start)
     assert found.baseline != MATCHED and found.deployed in (found.agent, *baseline_rules(50))
 
 

@@ -277,7 +277,7 @@ def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
     rules = baseline_rules(min(round(bars.bars_per_year), bars.row(FROM)))
     given = {"start": FROM, "stop": TO} | agent.rules._asdict()
     others = {
-        name: backtest(bars, rule, ENV.costs, **given).judged_returns
+        name: backtest(bars, rule, ENV.costs, **given).excess_returns
         for name, rule in rules.items()
     }
     every = {f"the mean agent after update {k}": v for k, v in read_returns(run).items()}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nca_trader import Costs, backtest, rules, sample_bars
-from nca_trader.evaluate.stress import break_even, shifted, timing_test
+from nca_trader.evaluate.stress import break_even_cost, shifted, timing_test
 
 YEAR = 252.0
 
@@ -45,8 +45,8 @@ def test_a_hold_has_no_timing_and_long_spans_draw_their_shifts():
 def test_at_the_break_even_cost_nothing_is_earned():
     bars = sample_bars("sp500")[-1500:]
     rule = rules.sma_cross(5, 20)
-    even = break_even(backtest(bars, rule, Costs(commission=1e-4)))
+    even = break_even_cost(backtest(bars, rule, Costs(commission=1e-4)))
     assert even > 2e-4
-    less, at = (backtest(bars, rule, Costs(commission=c)).judged_returns for c in (1e-4, even))
+    less, at = (backtest(bars, rule, Costs(commission=c)).excess_returns for c in (1e-4, even))
     # Costs move the weights that are held, hence not exactly.
     assert abs(at.mean()) < 0.03 * less.mean()

@@ -58,7 +58,7 @@ def test_too_few_bars_for_a_standard_error_are_refused():
 @pytest.mark.few(4)
 def test_the_optimal_policy_scores_one(name):
     task = task_of(name)
-    reached = prove.judge(task, rows(), prove.optimal_positions(task, rows()))
+    reached = prove.earnings_of(task, rows(), prove.optimal_positions(task, rows()))
     # Against itself the fraction is 1 by construction; what it earned on this path is not.
     assert reached.fraction == 1.0 and not reached.looks_ahead
     assert abs(reached.earned - task.optimum) <= 3 * reached.earned_error + 1e-3 * task.optimum
@@ -68,7 +68,7 @@ def test_the_optimal_policy_scores_one(name):
 @pytest.mark.parametrize("name", KNOWN)
 def test_who_never_trades_scores_nothing(name):
     task = task_of(name)
-    reached = prove.judge(task, rows(), np.zeros((*rows().shape, task.num_assets)))
+    reached = prove.earnings_of(task, rows(), np.zeros((*rows().shape, task.num_assets)))
     assert reached.earned == 0.0 == reached.turnover
     assert abs(reached.fraction) <= 3 * reached.error + 1e-3
 
@@ -78,15 +78,15 @@ def test_who_sees_the_next_return_is_caught(name):
     task = task_of(name)
     size = task.bounds[1]
     ahead = size * np.sign(task.returns[rows() + 1])
-    assert prove.judge(task, rows(), ahead).looks_ahead
+    assert prove.earnings_of(task, rows(), ahead).looks_ahead
     # Not by what is expected of its positions, which is what the fraction is of.
-    assert not prove.judge(task, rows(), ahead).fraction > 1.0
+    assert not prove.earnings_of(task, rows(), ahead).fraction > 1.0
 
 
 def test_a_coin_tossed_for_positions_loses_its_costs():
     task = task_of("martingale")
     tossed = np.random.default_rng(0).choice([-1.0, 1.0], (*rows().shape, 1))
-    reached = prove.judge(task, rows(), tossed)
+    reached = prove.earnings_of(task, rows(), tossed)
     assert np.isnan(reached.fraction) and not reached.looks_ahead
     assert reached.turnover == pytest.approx(1.0, abs=0.02)
     assert reached.earned == pytest.approx(-0.001 * reached.turnover, rel=1e-9)
@@ -96,7 +96,7 @@ def test_the_fraction_is_that_of_a_long_run_without_the_comparison():
     """The sign rule on ou, from its definition: what it pays over the optimum, noise and all."""
     task = task_of("ou")
     held = -np.sign(task.states[rows()])
-    reached = prove.judge(task, rows(), held)
+    reached = prove.earnings_of(task, rows(), held)
     plain = -np.sign(task.states)
     alone = task.rewards(plain)[70 + prove.WARM :].mean() / task.optimum
     noise = task.returns.std() / len(plain) ** 0.5 / task.optimum

@@ -13,9 +13,10 @@ from nca_trader.envs.account.risk import (
     Clip,
     Deny,
     Intent,
-    decide,
+    apply_limits,
     lifted,
     open_guard,
+    verdict,
 )
 from nca_trader.errors import ConfigError, HaltError
 from nca_trader.evaluate.backtest import backtest
@@ -32,6 +33,17 @@ def _quick(quick_disk):
 def guard(limits, assets=1):
     with float64_on_cpu():
         return open_guard(assets, limits, float)
+
+
+def decide(memory, what, limits, order="rebalance"):
+    """The state after the limits, and their verdict."""
+
+    def is_order(target):
+        return ~np.isnan(target) & ((order == "rebalance") | (target != what.ordered))
+
+    with float64_on_cpu():
+        memory, target = apply_limits(memory, what, limits, is_order)
+    return memory, verdict(memory, np.asarray(what.target), np.asarray(target))
 
 
 def intent(target, held=None, ordered=None, equity=1.0, seconds=0, moved=None):

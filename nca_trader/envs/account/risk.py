@@ -1,7 +1,7 @@
 """Risk: how large a full position is, and what an account may order, both decided at each close.
 
-`account.step.place` applies `judge` wherever `Rules.risk` is set, so a scanned backtest and a
-session on paper run the same code. `decide` says in words what `judge` did.
+`account.step.place` calls `apply_limits` wherever `Rules.risk` is set, so a scanned backtest and a
+session on paper run the same code. `verdict` says in words what it did.
 
 What is remembered is a function of the closes and orders so far: a restart repeats it.
 
@@ -214,7 +214,7 @@ def open_guard(num_assets: int, limits: Limits, dtype: DTypeLike) -> LimitState:
     )
 
 
-def judge(
+def apply_limits(
     guard: LimitState, intent: Intent, limits: Limits, is_order: Callable[[Array], Array]
 ) -> tuple[LimitState, Array]:
     """Apply `limits` to what is asked, in numbers that a compiled program can take.
@@ -282,38 +282,8 @@ def judge(
     return guard._replace(said=said), target
 
 
-def decide(
-    guard: LimitState, intent: Intent, limits: Limits, order: str = "rebalance"
-) -> tuple[LimitState, Allow | Clip | Deny]:
-    """Apply `limits` to what is asked, and say what they allow; a pure function.
-
-    Args:
-      guard: at the close before.
-      intent: what is asked at this one.
-      limits: of the account.
-      order: "rebalance" counts every target as an order, "on_change" only another one.
-
-    Returns:
-      The guard after it, and the verdict.
-
-    Example:
-      >>> with float64_on_cpu():
-      ...     guard = open_guard(1, Limits(max_position=0.5), float)
-      >>> intent = Intent(np.array([0.8]), np.zeros(1), np.zeros(1), 0.0, 0, np.zeros(1))
-      >>> decide(guard, intent, Limits(max_position=0.5))[1]
-      Clip(target=array([0.5]), codes={0: 'max-position'})
-    """
-
-    def is_order(target: Array) -> Array:
-        return ~jnp.isnan(target) & ((order == "rebalance") | (target != intent.ordered))
-
-    with float64_on_cpu():
-        guard, target = judge(guard, intent, limits, is_order)
-        return guard, verdict(guard, np.asarray(intent.target), np.asarray(target))
-
-
 def verdict(guard: LimitState, asked: np.ndarray, given: np.ndarray) -> Allow | Clip | Deny:
-    """Say what `judge` did: it made targets `given` `[A]` of those `asked`."""
+    """Say what `apply_limits` did: it made targets `given` `[A]` of those `asked`."""
     said = np.asarray(guard.said)
     if halted := int(guard.halted):
         since = guard.peak if halted == DRAWDOWN else guard.opened

@@ -39,7 +39,7 @@ from nca_trader.envs.account.fills import (
     worsened,
 )
 from nca_trader.envs.account.intrabar import Intrabar, begin, carry, mark, settle, without
-from nca_trader.envs.account.risk import Intent, judge
+from nca_trader.envs.account.risk import Intent, apply_limits
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, Quote, Rules
 from nca_trader.types import Costs, Tensor
 
@@ -305,7 +305,7 @@ def guarded(account: Account, target: Tensor, quote: Quote, rules: Rules) -> tup
     def is_order(target: Array) -> Array:
         return _is_order(account, target, rules) & ~account.ruined
 
-    guard, target = judge(account.guard, intent, limits, is_order)
+    guard, target = apply_limits(account.guard, intent, limits, is_order)
     withdrawn = (guard.halted > 0) & (account.pending != FILLED)
     account = account._replace(
         guard=guard,

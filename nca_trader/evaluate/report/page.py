@@ -416,7 +416,7 @@ def page(report: ReportPage) -> str:
             {report.label: agent, evidence.best: best}, agent.bars_per_year, seen
         ),
         monthly=monthly_returns(agent.equity),
-        histogram=plots.histogram(agent.judged_returns),
+        histogram=plots.histogram(agent.excess_returns),
         exposure=plots.exposure_plot(agent.exposure, seen),
         chart=chart,
         extremes=extreme_trades(agent.trades),

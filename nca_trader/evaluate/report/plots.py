@@ -194,7 +194,7 @@ def rolling_sharpe_plot(
         return None
     lines = []
     for number, (name, result) in enumerate(results.items()):
-        ratio = rolling_sharpe(result.judged_returns, window, bars_per_year)
+        ratio = rolling_sharpe(result.excess_returns, window, bars_per_year)
         values = pd.Series(ratio, result.equity.index)
         lines.append(Curve(name, values, "baseline" if number else "agent"))
 

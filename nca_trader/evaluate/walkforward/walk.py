@@ -400,8 +400,8 @@ class _Walk:
         ours, theirs = (metrics.simple_returns(r.equity) for r in (result, controls[CONSTANT]))
         difference = float(np.mean(ours - theirs) * per_year)
         interval = mean_difference_interval(ours, theirs, per_year)
-        others = {name: each.judged_returns for name, each in known.items()}
-        found = gate({result.name: result.judged_returns}, others, per_year)
+        others = {name: each.excess_returns for name, each in known.items()}
+        found = gate({result.name: result.excess_returns}, others, per_year)
         where = f"Out of sample over {count(len(folds), 'fold')}"
         log = self._log and self._log.name
         verdict = walk_verdict(where, result, known, found, difference, interval, log)
