@@ -245,6 +245,7 @@ PERIODS = {
     "forecaster": {"lags": 2},
     "breakout": {"lookback": 10, "leave": 5, "stop": 0.02},
     "volatility_hold": {"span": 20.0},
+    "half_and_half": {"lookback": 20},
 }
 RULES = [
     build(**PERIODS.get(name, {}))
