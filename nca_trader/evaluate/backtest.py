@@ -128,8 +128,7 @@ def backtest(
     keep_freed_memory()
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     run = targets if isinstance(targets, Run) else None
-    mix = targets if isinstance(targets, Strategy) and targets.parts else None
-    runs = (run,) if run else mix.runs if mix else ()
+    runs = (run,) if run else targets.runs if isinstance(targets, Strategy) else ()
     # By default an agent is evaluated on bars that neither trained nor selected it.
     seen = max((seen_rows(bars, each) for each in runs), default=0) if len(bars) else 0
     if start is None and 0 < seen < len(bars):
@@ -144,12 +143,9 @@ def backtest(
         order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
     # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
     rules = with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
-    if run is not None:
-        done = _of_run(task, bars, run, costs, rules, span, seen, delay, look)
-    elif mix is not None:
-        done = _of_blend(bars, mix, costs, rules, span, seen, delay, look)
-    else:
-        done = _of_targets(bars, targets, costs, rules, span, delay, check)
+    done = _simulated(task, bars, targets, costs, rules, span, delay, check)
+    # Counted here, because a run that was refused above is not an evaluation.
+    in_sample, looks = _looked(runs, bars, span, seen, look) if runs else (None, None)
     trace, name = done.trace, name or done.name
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
     columns = columns_of(trace, index, symbols, costs)
@@ -161,8 +157,8 @@ def backtest(
         rules=rules,
         bars_per_year=bars.bars_per_year,
         note=bars.note,
-        in_sample=done.in_sample,
-        looks=done.looks,
+        in_sample=in_sample,
+        looks=looks,
         cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small),
         bars=bars,
         run=run,
@@ -201,8 +197,6 @@ class _Simulated(NamedTuple):
     known: Bars
     again: Any
     logits: np.ndarray | None = None
-    in_sample: int | None = None
-    looks: int | None = None
     unchecked: bool = False
     parts: pd.DataFrame | None = None
 
@@ -263,6 +257,24 @@ def _of_replacement(
     return dataclasses.replace(result, standing=standing, note=" ".join(filter(None, notes)))
 
 
+def _simulated(
+    task: Bars | Task,
+    bars: Bars,
+    targets: Any,
+    costs: Costs,
+    rules: Rules,
+    span: tuple[int, int],
+    delay: int,
+    check: bool,
+) -> _Simulated:
+    """Simulate a run, a blend, or what gives target weights."""
+    if isinstance(targets, Run):
+        return _of_run(task, bars, targets, costs, rules, span, delay)
+    if isinstance(targets, Strategy) and targets.parts:
+        return _of_blend(bars, targets, costs, rules, span, delay)
+    return _of_targets(bars, targets, costs, rules, span, delay, check)
+
+
 def _of_run(
     task: Bars | Task,
     bars: Bars,
@@ -270,21 +282,17 @@ def _of_run(
     costs: Costs,
     rules: Rules,
     span: tuple[int, int],
-    seen: int,
     delay: int,
-    look: bool,
 ) -> _Simulated:
-    """Simulate a run's agents, and count an evaluation on bars that it has not seen."""
+    """Simulate a run's agents."""
     first, last = span
     trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
-    # Counted here, because a run that was refused above is not an evaluation.
-    in_sample, looks = _looked((run,), bars, span, seen, look)
     if delay:
         # The agent decided on the account it would have had; only its orders come late.
         decided = np.full(bars.close.shape, np.nan)
         decided[first:last] = trace.target
         trace = simulate_targets(bars, late(decided, delay), costs, rules, first, last)
-    return _Simulated(trace, run.name, bars, run, logits, in_sample, looks)
+    return _Simulated(trace, run.name, bars, run, logits)
 
 
 def _looked(
@@ -305,18 +313,13 @@ def _of_blend(
     costs: Costs,
     rules: Rules,
     span: tuple[int, int],
-    seen: int,
     delay: int,
-    look: bool,
 ) -> _Simulated:
     """Simulate a blend, and divide what it earned among its parts."""
     first, last = span
     # Before the simulation, so that an error names the part that it is of.
     asked = parts_of(bars[:last], mix, first)
     done = _of_targets(bars, mix, costs, rules, span, delay, check=False)
-    if mix.runs:
-        in_sample, looks = _looked(mix.runs, bars, span, seen, look)
-        done = done._replace(in_sample=in_sample, looks=looks)
     flat = late(asked.reshape(len(asked), -1), delay + mix.lag)
     asked = in_force(flat, first)[first:].reshape(asked[first:].shape)
     traded, equity = bars[first:last], np.exp(done.trace.log_equity)
