@@ -201,7 +201,8 @@ def volatility_of(legs: Legs) -> np.ndarray:
     move.
     """
     # In float64: 1 plus a small return loses most of the return's digits in float32.
-    growth = (1.0 + np.asarray(legs.gap, np.float64)) * (1.0 + np.asarray(legs.body, np.float64))
+    overnight, intraday = (np.asarray(r, np.float64) for r in (legs.overnight, legs.intraday))
+    growth = (1.0 + overnight) * (1.0 + intraday)
     if legs.size is not None:
         # Of positions with the sizes that the close before gave.
         held = np.vstack([np.zeros_like(legs.size[:1]), legs.size[:-1]])

@@ -225,17 +225,17 @@ def pnl(config: EnvConfig, spec: EnvSpec, step: Step) -> Array:
     """`sum_i a_i r_i - c |da_i| - q/2 da_i^2 - k/2 a_i^2`, of positions a of constant size.
 
     The position before the fill earns the return up to it, the position after it the rest:
-    `b gap + a body` with fills at the next open; with fills at the close, a earns both. Equity does
-    not compound. k and q are zero except in Garleanu-Pedersen markets. `check_paid` refuses bars,
-    and `EnvConfig` settings, with which an account would earn something else.
+    `b overnight + a intraday` with fills at the next open; with fills at the close, a earns both.
+    Equity does not compound. k and q are zero except in Garleanu-Pedersen markets. `check_paid`
+    refuses bars, and `EnvConfig` settings, with which an account would earn something else.
     """
     legs, costs = step.legs, step.costs
     rise = jnp.log if config.pnl_returns == "log" else lambda gross: gross - 1.0
-    gap, body = 1.0 + legs.gap, 1.0 + legs.body
+    overnight, intraday = 1.0 + legs.overnight, 1.0 + legs.intraday
     if config.fill == "close":
-        earned = step.after * rise(gap * body)
+        earned = step.after * rise(overnight * intraday)
     else:
-        earned = step.before * rise(gap) + step.after * rise(body)
+        earned = step.before * rise(overnight) + step.after * rise(intraday)
     traded = step.after - step.before
     rate = costs.commission + costs.slippage + costs.half_spread
     pay = earned - rate * jnp.abs(traded)

@@ -61,7 +61,8 @@ class Trace(NamedTuple):
     @property
     def kept(self) -> Trace:
         """The entry of a bar without what only a sweep reads."""
-        return self._replace(effects=self.effects._replace(gap=None, body=None, growth=None))
+        effects = self.effects._replace(overnight=None, intraday=None, growth=None)
+        return self._replace(effects=effects)
 
     @property
     def flows(self) -> Flows:
@@ -160,10 +161,10 @@ def _is_tested(legs: Legs, rules: Rules) -> bool:
     """
     fields = {name for name, x in legs._asdict().items() if x is not None}
     plain = rules == Rules(fill=rules.fill, order=rules.order)
-    num_bars, num_assets = legs.gap.shape
+    num_bars, num_assets = legs.overnight.shape
     return (
         plain
-        and fields == {"gap", "body", "present"}
+        and fields == {"overnight", "intraday", "present"}
         and num_bars >= LEAST_BARS
         and num_assets <= MOST_ASSETS
     )
@@ -222,7 +223,7 @@ def _scan_strategy(
 ) -> Trace:
     """Scan a strategy: bars `before` the account opens warm it up, then it trades `bars`."""
     num_assets = bars.close.shape[1]
-    account = open_account(jnp.zeros(num_assets, legs.body.dtype), rules)
+    account = open_account(jnp.zeros(num_assets, legs.intraday.dtype), rules)
     book = exits.open_book(num_assets, bars.close.dtype)
     flat = exits.portfolio(account, book, trading=False)
 

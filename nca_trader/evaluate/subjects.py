@@ -60,7 +60,7 @@ def cost_rates(name: str, bars: Bars) -> np.ndarray:
     costs, account = Costs(own=(name,)), Rules(capital=1e6)
     legs = legs_of(bars, costs, account)  # refuses what is not a cost
     sizes = np.array([*SIZES, *(-size for size in SIZES)])
-    quoted = np.zeros(legs.gap.shape) if legs.half_spread is None else legs.half_spread
+    quoted = np.zeros(legs.overnight.shape) if legs.half_spread is None else legs.half_spread
     price, volume = jnp.asarray(legs.open), jnp.asarray(legs.volume)
 
     def rates(size: Any, price: Any, volume: Any, quoted: Any) -> Any:

@@ -244,10 +244,10 @@ def _step(
         target = (order.target * order.size).astype(before.weight.dtype)
         account, row, _ = step_of(before, legs, lambda now: (now, target, ()), costs, rules)
     effects, traded = row.effects, sums.turnover
-    sums = add_gain(sums, effects.gap)
+    sums = add_gain(sums, effects.overnight)
     for fill in (effects.called_at_open, effects.at_open):
         sums = sums if fill is None else add_fill(sums, fill)
-    sums = add_gain(sums, effects.body)
+    sums = add_gain(sums, effects.intraday)
     for fill in (effects.inside, effects.called_at_close, effects.at_close):
         sums = sums if fill is None else add_fill(sums, fill)
     # A position may begin and end inside one bar.

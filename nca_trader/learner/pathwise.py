@@ -202,9 +202,9 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
 def _trade_of(env: TradingEnv) -> Trade:
     """Return a trade in the last bar."""
     legs = jax.tree.map(lambda leg: jnp.asarray(leg[-1]), env.market.legs)
-    quoted = jnp.zeros_like(legs.gap) if legs.half_spread is None else legs.half_spread
+    quoted = jnp.zeros_like(legs.overnight) if legs.half_spread is None else legs.half_spread
     money = None if env.rules.capital is None else jnp.asarray(env.rules.capital)
-    return Trade(legs.gap, legs.open, legs.volume, quoted, money)
+    return Trade(legs.overnight, legs.open, legs.volume, quoted, money)
 
 
 def refuse_bankrupt(row: dict[str, Any]) -> None:

@@ -369,12 +369,13 @@ def _towards_one(start: float, share: float, update: Array, num_updates: int) ->
 def moved(legs: Legs, scale: Array | None) -> Legs:
     """Return the market's returns with every log-return multiplied by `scale`; None is 1.
 
-    The overnight return becomes `(1 + gap)^scale - 1`, the intraday return `(1 + body)^scale - 1`.
-    These are the returns of the prices `P^scale`, whose volatility is `scale` times as high.
+    Both returns r of a bar become `(1 + r)^scale - 1`. These are the returns of prices
+    `P^scale`, whose volatility is `scale` times as high.
     Prices in money, which lots and fees are measured in, and payments in cash do not change.
     """
     if scale is None:
         return legs
     # `log1p` and `expm1` keep the digits of small returns, which `log(1 + x)` rounds away.
-    gap, body = (jnp.expm1(scale * jnp.log1p(leg)) for leg in (legs.gap, legs.body))
-    return legs._replace(gap=gap, body=body)
+    both = (legs.overnight, legs.intraday)
+    overnight, intraday = (jnp.expm1(scale * jnp.log1p(r)) for r in both)
+    return legs._replace(overnight=overnight, intraday=intraday)

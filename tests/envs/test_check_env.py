@@ -51,7 +51,7 @@ class Leaks(TradingEnv):
 
     def step(self, state, action):
         after, timestep = super().step(state, action)
-        leak = self.market.legs.body[state.index + 2, 0]
+        leak = self.market.legs.intraday[state.index + 2, 0]
         return after, timestep._replace(reward=timestep.reward + 0.1 * leak)
 
 

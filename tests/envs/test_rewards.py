@@ -84,7 +84,8 @@ def test_differential_sharpe_after_almost_nothing_pays_what_a_return_is_worth():
     legs = Legs(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
     for r in (2e-5, 1e-2):
         kept = account.memory.kept
-        step = rewards.Step(jnp.float32(r), legs.gap, legs.gap, legs, Costs(), 1.0, kept)
+        none = legs.overnight
+        step = rewards.Step(jnp.float32(r), none, none, legs, Costs(), 1.0, kept)
         reward = rewards.reward_of(config, spec, step)
         account = account._replace(log_equity=account.log_equity + r)
         account = rewards.remembered(spec, account)

@@ -55,11 +55,11 @@ def test_a_step_sees_the_bar_after_the_one_it_was_decided_at(env):
     legs = env.market.legs
     # Bought half at the open of row 31 (short the same of the other), held to its close.
     assert bool(legs.present[31].all())
-    body = np.asarray(legs.body[31], np.float64)
+    intraday = np.asarray(legs.intraday[31], np.float64)
     s, f = COSTS.slippage, COSTS.commission
     cost = 0.5 * (s + f * (1 + s)) + 0.5 * (s + f * (1 - s))
     held = np.array([0.5, -0.5]) / (1 - cost)
-    expected = math.log1p(-cost) + math.log1p(held @ body)
+    expected = math.log1p(-cost) + math.log1p(held @ intraday)
     assert timestep.reward == pytest.approx(expected, abs=1e-7)
     assert int(state.observation.index) == 31
 
@@ -183,11 +183,11 @@ def test_steps_keep_every_type_and_trace_once(env):
 
 
 def test_the_market_is_float32_and_its_returns_were_taken_in_float64(env):
-    assert env.market.features.dtype == env.market.legs.gap.dtype == jnp.float32
+    assert env.market.features.dtype == env.market.legs.overnight.dtype == jnp.float32
     bars = env.bars
     there = bars.present[1:]
     np.testing.assert_array_equal(
-        np.asarray(env.market.legs.gap)[1:][there],
+        np.asarray(env.market.legs.overnight)[1:][there],
         (bars.open[1:] / bars.close[:-1] - 1.0).astype(np.float32)[there],
     )
-    assert not np.asarray(env.market.legs.body)[~bars.present].any()
+    assert not np.asarray(env.market.legs.intraday)[~bars.present].any()

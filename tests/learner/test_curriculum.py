@@ -51,10 +51,10 @@ def test_moves_of_a_scaled_market_are_those_of_its_prices_to_that_power(scale):
     expected = legs_of(dataclasses.replace(bars, **powers))
     with jax.enable_x64(True):
         got = rollout.moved(legs_of(bars), jnp.asarray(scale))
-    np.testing.assert_allclose(got.gap, expected.gap, rtol=1e-12, atol=1e-15)
-    np.testing.assert_allclose(got.body, expected.body, rtol=1e-12, atol=1e-15)
-    move = np.log1p(np.asarray(expected.gap)) + np.log1p(np.asarray(expected.body))
-    usual = np.log1p(legs_of(bars).gap) + np.log1p(legs_of(bars).body)
+    np.testing.assert_allclose(got.overnight, expected.overnight, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(got.intraday, expected.intraday, rtol=1e-12, atol=1e-15)
+    move = np.log1p(np.asarray(expected.overnight)) + np.log1p(np.asarray(expected.intraday))
+    usual = np.log1p(legs_of(bars).overnight) + np.log1p(legs_of(bars).intraday)
     assert move.std() == pytest.approx(scale * usual.std(), rel=1e-12)
 
 
@@ -86,9 +86,9 @@ def part():
 
 
 def pay(before, after, r, cost, moves):
-    """By hand: `moves (b gap + a body) - cost (c |da| + q/2 da^2)`, each asset's."""
-    step, (gap, body) = np.abs(after - before), r
-    return moves * (before * gap + after * body) - cost * (
+    """By hand: `moves (b overnight + a intraday) - cost (c |da| + q/2 da^2)`, each asset's."""
+    step, (overnight, intraday) = np.abs(after - before), r
+    return moves * (before * overnight + after * intraday) - cost * (
         COMMISSION * step + 0.5 * QUADRATIC * step**2
     )
 

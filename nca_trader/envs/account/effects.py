@@ -92,8 +92,7 @@ class Effects(NamedTuple):
     growth: `[]` of equity over the bar, before an order fills at its close.
     broke: `[]` int8, when the account went bankrupt, e.g. `AT_OPEN`. It keeps its positions up to
       the price of that moment: the open, what it reached inside, or the close.
-    gap, body: `[A]` what each asset earned overnight and intraday, as fractions of equity at the
-      last close.
+    overnight, intraday: `[A]` what each asset earned, as fractions of equity at the last close.
     gone: `[A]` bool, a position ended because its asset was delisted.
     called_at_open, at_open, inside, called_at_close, at_close: fills in order; a margin call comes
       before the orders of its moment.
@@ -102,8 +101,8 @@ class Effects(NamedTuple):
     flows: Flows
     growth: Any = None
     broke: Any = None
-    gap: Any = None
-    body: Any = None
+    overnight: Any = None
+    intraday: Any = None
     gone: Any = None
     called_at_open: Fill | None = None
     at_open: Fill | None = None

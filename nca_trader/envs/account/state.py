@@ -210,21 +210,20 @@ class Quote(NamedTuple):
 class Legs(NamedTuple):
     """One bar as an account sees it, `[A]` each (`[N, A]` for many bars): two returns and prices.
 
-    gap: the overnight return, open / previous close - 1. body: the intraday return,
-    close / open - 1. present: the bar exists, so that orders can fill in it. Both returns of a
-    missing bar are 0.
+    overnight: the return open / previous close - 1. intraday: close / open - 1. present: the bar
+    exists, so that orders can fill in it. Both returns of a missing bar are 0.
 
     The other fields are None unless a cost or rule needs them. half_spread: as in `Bars`. open,
     close: prices, with `Rules.capital`, `Costs.own` or a margin; volume: units, with the first two.
     dividend: cash as a fraction of the previous close. funding: rate of this bar. years: `[]` since
-    the previous bar. delisted: the asset is gone; `gap` is then the loss on its last price. size:
-    factor on targets ordered at this close.
+    the previous bar. delisted: the asset is gone; `overnight` is then the loss on its last price.
+    size: factor on targets ordered at this close.
     seconds: `[]` since 1970 UTC, the bar's open; moved: the return from close to close. Both for
     `Rules.risk`. low, high: returns from the open to the bar's extremes, for a margin call inside.
     """
 
-    gap: Tensor
-    body: Tensor
+    overnight: Tensor
+    intraday: Tensor
     present: Tensor
     half_spread: Tensor | None = None
     open: Tensor | None = None
@@ -295,9 +294,9 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
         missing = bars_missing(bars.present)
     legs = next_legs(previous, bars.as_bar(), seconds, missing, costs, rules, size)
     if costs.own:
-        quoted = np.zeros(legs.gap.shape) if legs.half_spread is None else legs.half_spread
+        quoted = np.zeros(legs.overnight.shape) if legs.half_spread is None else legs.half_spread
         money = None if rules.capital is None else np.full(len(bars), rules.capital)
-        check_costs(bars, costs, Trade(legs.gap, legs.open, legs.volume, quoted, money))
+        check_costs(bars, costs, Trade(legs.overnight, legs.open, legs.volume, quoted, money))
     return legs
 
 
@@ -336,10 +335,11 @@ def next_legs(
     # Returns of a missing bar, and those without a close before (NaN), are 0: a position cannot
     # move on a price that does not exist.
     with np.errstate(invalid="ignore", divide="ignore"):
-        gap, body = bar.open / previous - 1.0, bar.close / bar.open - 1.0
+        overnight, intraday = bar.open / previous - 1.0, bar.close / bar.open - 1.0
         # What is traced is not known yet.
-        if xp is jnp or not (present.all() and np.isfinite(gap).all() and np.isfinite(body).all()):
-            gap, body = (xp.nan_to_num(xp.where(present, r, 0.0)) for r in (gap, body))
+        both = overnight, intraday
+        if xp is jnp or not (present.all() and all(np.isfinite(r).all() for r in both)):
+            overnight, intraday = (xp.nan_to_num(xp.where(present, r, 0.0)) for r in both)
         dividend = None
         if bar.dividend is not None:
             dividend = xp.nan_to_num(xp.where(present, bar.dividend / previous, 0.0))
@@ -348,7 +348,7 @@ def next_legs(
         # Equal, not at least: an asset is closed once, in the bar that reaches the limit.
         delisted = missing == rules.delist_after
         # The bar is missing, so this return is the only one: the last price less the haircut.
-        gap = xp.where(delisted, -rules.delist_haircut, gap)
+        overnight = xp.where(delisted, -rules.delist_haircut, overnight)
     money = rules.capital is not None or bool(costs.own)
     priced, low, high = money, None, None
     if rules.maintenance_margin is not None:
@@ -359,8 +359,8 @@ def next_legs(
                 for price in (bar.low, bar.high)
             )
     return Legs(
-        gap=gap,
-        body=body,
+        overnight=overnight,
+        intraday=intraday,
         present=present,
         # Without a quote in this bar, the configured half_spread is all that is known.
         half_spread=None if bar.half_spread is None else xp.nan_to_num(bar.half_spread),
@@ -375,7 +375,7 @@ def next_legs(
         delisted=delisted,
         size=size,
         seconds=None if rules.risk is None else xp.asarray(bar.time)[..., 0],
-        moved=None if rules.risk is None else (1.0 + gap) * (1.0 + body) - 1.0,
+        moved=None if rules.risk is None else (1.0 + overnight) * (1.0 + intraday) - 1.0,
         low=low,
         high=high,
     )

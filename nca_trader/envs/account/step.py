@@ -3,8 +3,8 @@
 Training `vmap`s these functions, a backtest `scan`s them, paper trading calls them once per bar;
 the package has no other accounting.
 
-One bar is two calls. `on_bar` marks the gap to the bar's open, fills there what is pending, and
-marks the body to its close, with what is left on the way. Then, with the close seen, `place` orders
+One bar is two calls. `on_bar` earns the overnight return, fills what is pending at the open, and
+earns the intraday return, with the exits inside the bar. Then, with the close seen, `place` orders
 a target, which fills at that close (`fill="close"`) or stays pending for the next open
 (`fill="next_open"`). Both return what they did, see `Effects`.
 """
@@ -47,9 +47,9 @@ from nca_trader.types import Costs, Tensor
 def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Effects]:
     """Move the account from one close to the next, filling pending orders at the open.
 
-    In this order: the gap (with dividends), holding charges, the closing of delisted positions, a
-    margin call at the open, the fill, the body with a margin call inside it, funding of the bar, a
-    margin call at the close.
+    In this order: the overnight return (with dividends), holding charges, the closing of delisted
+    positions, a margin call at the open, the fill, the intraday return with a margin call inside
+    the bar, funding of the bar, a margin call at the close.
     Charges for time are taken from the positions that were held through it, before they change: at
     the open where orders fill at the open, at the close where they fill at the close.
 
@@ -72,8 +72,8 @@ def to_open(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[I
     Args and order: as `on_bar`, up to the fill.
     """
     now = begin(account, rules)
-    gap = now.earned(legs.gap)
-    now, flows = mark(now, legs.gap, rules, legs.dividend, legs.delisted)
+    overnight = now.earned(legs.overnight)
+    now, flows = mark(now, legs.overnight, rules, legs.dividend, legs.delisted)
     at_open = rules.fill == "next_open"
     # Before the fill: a short that closes at Monday's open pays for the weekend, and one that opens
     # there does not.
@@ -89,7 +89,7 @@ def to_open(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[I
         now, called = liquidate(now, legs.at_open, costs, rules)
     if at_open:
         now, filled = fill_pending(now, legs.at_open, costs, rules)
-    effects = Effects(flows, gap=gap, gone=gone)
+    effects = Effects(flows, overnight=overnight, gone=gone)
     return now, effects.having(called_at_open=called, at_open=filled)
 
 
@@ -154,34 +154,34 @@ def _through(
     rules: Rules,
     reached: Reached | None,
 ) -> tuple[Intrabar, Effects]:
-    """Move the account through the bar's body, and leave positions on the way.
+    """Move the account from the open to the close, with exits inside the bar.
 
     A bar does not say in which order its prices came, so the adverse ones count first: see
     `_called_inside`. What is left there pays the costs of trading; lots and volume do not stop it.
     Args and returns: as `from_open`, but for what is charged at the close.
     """
     if reached is None and legs.low is None:
-        effects = effects._replace(body=now.earned(legs.body))
-        now, flows = mark(now, legs.body, rules)
+        effects = effects._replace(intraday=now.earned(legs.intraday))
+        now, flows = mark(now, legs.intraday, rules)
         return now, effects._replace(flows=add_flows(effects.flows, flows))
-    body, reason = jnp.asarray(legs.body), jnp.zeros(now.held.shape, jnp.int8)
+    intraday, reason = jnp.asarray(legs.intraday), jnp.zeros(now.held.shape, jnp.int8)
     if reached is not None:
         reason = reached.reason
-        body = jnp.where(reason != NONE, reached.moved, body).astype(body.dtype)
+        intraday = jnp.where(reason != NONE, reached.moved, intraday).astype(intraday.dtype)
     called = jnp.zeros((), bool)
     if legs.low is not None:
         called, moved, before = _called_inside(now, legs, costs, rules, reached)
         forced = called & ~before & legs.present & is_held(now.held)
-        body = jnp.where(called & ~before, moved, body).astype(body.dtype)
+        intraday = jnp.where(called & ~before, moved, intraday).astype(intraday.dtype)
         # Levels beyond the end of the path are not reached.
         reason = jnp.where(forced, LIQUIDATED, jnp.where(called & ~before, NONE, reason))
     left = reason != NONE
-    price = jnp.ones_like(body) if legs.open is None else legs.open * (1.0 + body)
+    price = jnp.ones_like(intraday) if legs.open is None else legs.open * (1.0 + intraday)
     if reached is not None:
         price = jnp.where(left & (reason != LIQUIDATED), reached.price, price)
-    body = body.astype(now.held.dtype)
-    effects = effects._replace(body=now.earned(body))
-    now, flows = mark(now, body, rules)
+    intraday = intraday.astype(now.held.dtype)
+    effects = effects._replace(intraday=now.earned(intraday))
+    now, flows = mark(now, intraday, rules)
     # An account that went bankrupt on the path has no position left to close.
     closes = left & ~now.ruined
     quote = Quote(legs.present, price.astype(now.held.dtype), legs.volume, legs.half_spread)
