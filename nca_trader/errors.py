@@ -74,8 +74,8 @@ def user_line(error: BaseException) -> str:
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         name = frame.filename
         if "site-packages" not in name and not name.startswith(libraries):
-            said = f" (`{frame.line}`)" if frame.line else ""
-            return f"{name.rpartition('/')[2]} line {frame.lineno}{said}"
+            source = f" (`{frame.line}`)" if frame.line else ""
+            return f"{name.rpartition('/')[2]} line {frame.lineno}{source}"
     return ""
 
 

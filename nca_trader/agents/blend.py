@@ -105,8 +105,8 @@ def blend(
     found = tuple(_part(key, given, costs, fill, dict(limits)) for key, given in parts.items())
     orders = {part.name: part.strategy.order for part in found}
     if order is None and len(set(orders.values())) > 1:
-        said = ", ".join(f"{name} {own}" for name, own in orders.items())
-        raise ConfigError(f"blend: its parts order differently ({said}); give order.")
+        different = ", ".join(f"{name} {own}" for name, own in orders.items())
+        raise ConfigError(f"blend: its parts order differently ({different}); give order.")
     strategies = [part.strategy for part in found]
 
     def init(num_assets: int) -> Blended:

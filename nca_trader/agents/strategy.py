@@ -242,7 +242,7 @@ def until_sized(strategy: Strategy, span: Any) -> Strategy:
 
 
 def weights_until_sized(targets: np.ndarray, present: np.ndarray, span: Any) -> np.ndarray:
-    """As `until_sized`, of targets `[N, A]` that are known; NaN places no order.
+    """Apply `until_sized` to known targets `[N, A]`; NaN places no order.
 
     Args:
       targets: ordered at each close.

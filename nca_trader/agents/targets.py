@@ -187,10 +187,10 @@ def _describe_fault(bars: Bars, strategy: Strategy, error: Exception) -> str:
     name += _part_of(error)
     lines = str(error).strip().splitlines() or ["no message"]
     # What a callback on the host raised is the end of the error that carries it.
-    said = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
-    if said.endswith(":"):  # jax lists what differs in the next lines
-        said = " ".join([said, *(x.strip() for x in lines[1:] if x.strip())][:2])
-    what = f"{name}: raises {type(error).__name__}{when}, {line or 'in act'}: {said[:200]}"
+    message = lines[-1 if isinstance(error, jax.errors.JaxRuntimeError) else 0]
+    if message.endswith(":"):  # jax lists what differs in the next lines
+        message = " ".join([message, *(x.strip() for x in lines[1:] if x.strip())][:2])
+    what = f"{name}: raises {type(error).__name__}{when}, {line or 'in act'}: {message[:200]}"
     if not line:
         what += "; act returns (state, target), a state of the types and shapes that it received"
     return what.rstrip(".") + "; correct the strategy."
@@ -269,9 +269,9 @@ def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
         with warnings.catch_warnings(action="ignore"):  # that pandas guesses a format
             there = pd.DatetimeIndex(pd.to_datetime(index, utc=True)).as_unit("ns")
     except (TypeError, ValueError) as error:
-        said = str(error).splitlines()[0].rstrip(".")
+        message = str(error).splitlines()[0].rstrip(".")
         raise BarError(
-            f"targets have an index that is not of times ({said}); index them by bars.index."
+            f"targets have an index that is not of times ({message}); index them by bars.index."
         ) from None
     if (there != bars.index).any():
         row = int(np.argmax(there != bars.index))
@@ -347,11 +347,11 @@ def call_function(bars: Bars, function: Callable[[Bars], Any]) -> Any:
     except (Exception, SystemExit) as error:  # a script's function may call `sys.exit`
         if isinstance(error, Exception) and out_of_memory(error):
             raise
-        said = " ".join(str(error).split())[:200] or "no message"
+        message = " ".join(str(error).split())[:200] or "no message"
         where = user_line(error) or "in its code"
         raise ConfigError(
             f"{name}: raises {type(error).__name__} on bars {bars.index[0]} to {bars.index[-1]}, "
-            f"{where}: {said.rstrip('.')}; correct the function."
+            f"{where}: {message.rstrip('.')}; correct the function."
         ) from error
     if found is None or np.ndim(found) == 0:
         raise ConfigError(

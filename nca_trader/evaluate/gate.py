@@ -101,17 +101,17 @@ class GateResult:
             )
             if self.years < LEAST_YEARS and not self.passed:
                 limits += ", so this gate could hardly have said yes"
-        said = (
+        found = (
             f"Sharpe ratio of {self.agent} {ours:.2f}, of the "
             f"best baseline, {self.baseline}, {theirs:.2f}; difference {self.difference:+.2f}, "
             f"{limits}."
         )
         if not self.passed:
-            return said
+            return found
         # Returns without a crash do not show how large one would be: see docs/limits.md.
         still = "still pass" if self.bound - (ours - self.fallen) > 0.0 else "not pass"
         return (
-            f"{said} With one bar as bad as the deepest fall of a baseline, {self.fall:.0%}, its "
+            f"{found} With one bar as bad as the deepest fall of a baseline, {self.fall:.0%}, its "
             f"Sharpe ratio would be {self.fallen:.2f}, and it would {still}."
         )
 

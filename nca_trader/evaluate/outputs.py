@@ -172,7 +172,7 @@ def described(error: Exception) -> str:
     # Arrays of bars are read-only, so that code which changes them fails at its own line.
     if isinstance(error, ValueError) and "read-only" in str(error):
         return f"it writes into the bars at {user_line(error)}; let it copy them first"
-    said = " ".join(str(error).split()) or "no message"
+    message = " ".join(str(error).split()) or "no message"
     if isinstance(error, ConfigError) and not user_line(error):
-        return said.rstrip(".")  # of this package, which says what and where
-    return f"it raises {type(error).__name__} at {user_line(error)}: {said[:200].rstrip('.')}"
+        return message.rstrip(".")  # of this package, which says what and where
+    return f"it raises {type(error).__name__} at {user_line(error)}: {message[:200].rstrip('.')}"

@@ -128,27 +128,27 @@ class Result:
     @property
     def cautions(self) -> tuple[str, ...]:
         """Warnings to show with the metrics, e.g. that nothing was filled."""
-        said = []
+        found = []
         if self.unchecked:
-            said.append(
+            found.append(
                 "UNCHECKED: the function was not run again on truncated histories, so its targets "
                 "may depend on later bars."
             )
         if not self.num_fills:
-            said.append("NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
+            found.append("NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
         # A cut order is not an error, but a user who meant leverage reads other results.
         if self.cut.orders:
-            said.append(
+            found.append(
                 f"CUT: on {self.cut.orders:,} bars the order was for more than the account may "
                 f"hold (the largest for {self.cut.largest:g} times its equity), and was cut to "
                 "that."
             )
         if self.cut.small:
-            said.append(
+            found.append(
                 f"NOT SENT: orders worth less than min_notional={self.rules.min_notional:g}, "
                 f"{self.cut.small:,} in all; what they were to change stays as it was."
             )
-        return (*said, *self._limited)
+        return (*found, *self._limited)
 
     @property
     def _limited(self) -> list[str]:

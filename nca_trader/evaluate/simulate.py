@@ -131,7 +131,7 @@ def _row(account: Account, target: Array, effects: Effects, legs: Legs) -> Trace
         weight=account.held,
         target=target if legs.size is None else target * legs.size,  # as `place` does
         effects=effects,
-        limited=account.guard.said if account.guard else None,
+        limited=account.guard.limited if account.guard else None,
         halted=account.guard.halted if account.guard else None,
     )
 

@@ -63,21 +63,21 @@ class Stress:
     def sentence(self) -> str:
         """What the tables say, in words."""
         ratios = ", ".join(f"{decimal(x)} at {f:g}x" for f, x in self.costs["sharpe"].items())
-        said = [f"Sharpe ratio by costs: {ratios}."]
+        sentences = [f"Sharpe ratio by costs: {ratios}."]
         if math.isfinite(self.break_even):
-            said.append(f"It earns nothing at {self.break_even:.3g} times the costs.")
+            sentences.append(f"It earns nothing at {self.break_even:.3g} times the costs.")
         elif math.isinf(self.break_even):
-            said.append("It gains at all costs that are plausible.")
+            sentences.append("It gains at all costs that are plausible.")
         late = [f"{decimal(x)} at {n}" for n, x in self.delays["sharpe"].items() if n]
         if late:
-            said.append(f"With orders late by so many bars: {', '.join(late)}.")
+            sentences.append(f"With orders late by so many bars: {', '.join(late)}.")
         if len(self.capacity):
             share, by = percent(self.participation, 0), self.capacity["sharpe"]
             rows = ", ".join(
                 f"{decimal(x)} at {money(c)}" for c, x in zip(by.index, by, strict=True)
             )
-            said.append(f"By capital, with at most {share} of a bar's volume: {rows}.")
-        return " ".join(said)
+            sentences.append(f"By capital, with at most {share} of a bar's volume: {rows}.")
+        return " ".join(sentences)
 
     def __repr__(self) -> str:
         shown = [f"Stress of {self.name}"]

@@ -234,9 +234,10 @@ def run_combinations(
         table[p] = pd.Series([one[p] for one in combinations], dtype=object)
     table = table.assign(**done.metrics)
     table.attrs["parameters"] = parameters
-    refused = f"{left_out} combinations are left out, which {name} refuses: {why}"
-    said = refused if left_out else ""
-    return Swept(table, done.blocks, done.digests, name, setting, said)
+    refused = ""
+    if left_out:
+        refused = f"{left_out} combinations are left out, which {name} refuses: {why}"
+    return Swept(table, done.blocks, done.digests, name, setting, refused)
 
 
 def _about(setting: Setting) -> str:

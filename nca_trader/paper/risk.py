@@ -182,7 +182,7 @@ def said(account: Account, asked: np.ndarray, symbols: Sequence[str]) -> list[di
         return []
     if isinstance(found, Deny) and found.halts:
         return [{"code": found.code, **found.detail}]
-    codes = np.asarray(account.guard.said)
+    codes = np.asarray(account.guard.limited)
     bodies = []
     for code in np.unique(codes[codes > 0]).tolist():
         at = np.flatnonzero(codes == code).tolist()

@@ -178,7 +178,7 @@ def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[A
 def worsened(
     d: Array, now: Intrabar, quote: Quote, costs: Costs, rules: Rules
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
-    """As `worsening`, of trades `d` `[A]` in fractions of equity."""
+    """Return the terms of `worsening` for trades `d` `[A]` in fractions of equity."""
     if rules.capital is None:  # without a capital neither impact nor ticks can be set
         return worsening(d, quote, costs, rules.tick)
     money = money_of(now, rules)

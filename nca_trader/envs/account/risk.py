@@ -128,7 +128,7 @@ def sizes(bars: Bars, sizing: Sizing) -> np.ndarray:
         return np.asarray(_scan(before_bars(bars.num_assets), bars.as_bar(), sizing))
 
 
-# Values of `LimitState.said` and `LimitState.halted`.
+# Values of `LimitState.limited` and `LimitState.halted`.
 CODES = (
     "",
     "max-position",
@@ -152,7 +152,7 @@ class LimitState(NamedTuple):
 
     peak, close, opened: `[]` logarithms of equity: the highest, the last, and that at the last
     close before today. day: `[]` number of today since 1970 UTC. orders: `[K]` seconds of the last
-    K = `max_orders_per_minute` orders, in order. said: `[A]` int8, what was cut or denied at the
+    K = `max_orders_per_minute` orders, in order. limited: `[A]` int8, what was cut or denied at the
     last close, a place in `CODES`. halted: `[]` int8, the limit that was broken; 0 for none.
     """
 
@@ -161,7 +161,7 @@ class LimitState(NamedTuple):
     opened: Tensor
     day: Tensor
     orders: Tensor
-    said: Tensor
+    limited: Tensor
     halted: Tensor
 
 
@@ -209,7 +209,7 @@ def open_guard(num_assets: int, limits: Limits, dtype: DTypeLike) -> LimitState:
         opened=zero,
         day=jnp.full((), NEVER),
         orders=jnp.full(limits.max_orders_per_minute or 0, NEVER),
-        said=jnp.zeros(num_assets, jnp.int8),
+        limited=jnp.zeros(num_assets, jnp.int8),
         halted=jnp.zeros((), jnp.int8),
     )
 
@@ -226,21 +226,21 @@ def apply_limits(
       is_order: `[A]` targets -> `[A]` bool, whether each would be a new order.
 
     Returns:
-      The guard, with `said` about this close, and `[A]` the targets that may be ordered.
+      The guard, with `limited` about this close, and `[A]` the targets that may be ordered.
     """
     guard = _counted(guard, intent, limits)
     target, held = jnp.asarray(intent.target), intent.held
-    said = jnp.zeros(target.shape, jnp.int8)
+    limited = jnp.zeros(target.shape, jnp.int8)
 
     def cut(to: Array, code: int) -> tuple[Array, Array]:
         changed = (to != target) & ~jnp.isnan(target)
-        return to, jnp.where(changed, code, said).astype(jnp.int8)
+        return to, jnp.where(changed, code, limited).astype(jnp.int8)
 
     if limits.price_collar is not None:
         wild = is_order(target) & (jnp.abs(intent.moved) > limits.price_collar)
-        target, said = cut(jnp.where(wild, jnp.nan, target), COLLAR)
+        target, limited = cut(jnp.where(wild, jnp.nan, target), COLLAR)
     if limits.max_position is not None:
-        target, said = cut(jnp.clip(target, -limits.max_position, limits.max_position), POSITION)
+        target, limited = cut(jnp.clip(target, -limits.max_position, limits.max_position), POSITION)
     if limits.max_gross is not None:
         kept = jnp.isnan(target)
         fixed = jnp.where(kept, jnp.abs(intent.ordered), 0.0).sum()
@@ -249,12 +249,12 @@ def apply_limits(
         # Computed from targets and not from weights held: under "on_change" equal targets must be
         # cut equally, or they would be new orders.
         times = jnp.maximum(asked / jnp.maximum(room, 1e-300), 1.0)
-        target, said = cut(jnp.where(times > 1.0, target / times, target), GROSS)
+        target, limited = cut(jnp.where(times > 1.0, target / times, target), GROSS)
     if limits.max_order is not None:
         size = target - held
         over = is_order(target) & (jnp.abs(size) > limits.max_order)
         near = _step_towards(held, held + jnp.sign(size) * limits.max_order)
-        target, said = cut(jnp.where(over, near, target), ORDER)
+        target, limited = cut(jnp.where(over, near, target), ORDER)
         if limits.max_gross is not None:
             # A sale that was cut leaves less room for what is bought.
             after = jnp.where(jnp.isnan(target), intent.ordered, target)
@@ -262,35 +262,35 @@ def apply_limits(
             without = jnp.where(grows, jnp.abs(held), jnp.abs(after)).sum()
             more = jnp.abs(after).sum() - without
             share = (limits.max_gross - without) / jnp.where(more > 0.0, more, 1.0)
-            tight = grows & (share < 1.0) & (said == ORDER).any()
+            tight = grows & (share < 1.0) & (limited == ORDER).any()
             near = _step_towards(held, held + (target - held) * jnp.clip(share, 0.0, 1.0))
-            target, said = cut(jnp.where(tight, near, target), GROSS)
+            target, limited = cut(jnp.where(tight, near, target), GROSS)
     # This comes last, because a cut above can turn a target into a new order.
     if limits.max_orders_per_minute is not None:
         recent = (guard.orders > intent.seconds - MINUTE).sum()
         late = _rank(target, held, is_order(target)) >= limits.max_orders_per_minute - recent
-        target, said = cut(jnp.where(late & is_order(target), jnp.nan, target), RATE)
+        target, limited = cut(jnp.where(late & is_order(target), jnp.nan, target), RATE)
     # A target that was cut to the one already ordered is not an order, so no limit is reported.
-    said = jnp.where(is_order(target) | jnp.isnan(target), said, 0)
+    limited = jnp.where(is_order(target) | jnp.isnan(target), limited, 0)
     halted = guard.halted > 0
     target = jnp.where(halted, jnp.nan, target)
-    said = jnp.where(halted & ~jnp.isnan(intent.target), guard.halted, said).astype(jnp.int8)
+    limited = jnp.where(halted & ~jnp.isnan(intent.target), guard.halted, limited).astype(jnp.int8)
     if limits.max_orders_per_minute is not None:
         sent = jnp.where(is_order(target), intent.seconds, NEVER)
         every = jnp.sort(jnp.concatenate([guard.orders, sent]))
         guard = guard._replace(orders=every[-limits.max_orders_per_minute :])
-    return guard._replace(said=said), target
+    return guard._replace(limited=limited), target
 
 
 def verdict(guard: LimitState, asked: np.ndarray, given: np.ndarray) -> Allow | Clip | Deny:
     """Say what `apply_limits` did: it made targets `given` `[A]` of those `asked`."""
-    said = np.asarray(guard.said)
+    limited = np.asarray(guard.limited)
     if halted := int(guard.halted):
         since = guard.peak if halted == DRAWDOWN else guard.opened
         return Deny(CODES[halted], {"loss": 1.0 - math.exp(float(guard.close - since))}, True)
-    if not said.any():
+    if not limited.any():
         return Allow()
-    codes = {int(i): CODES[said[i]] for i in np.flatnonzero(said)}
+    codes = {int(i): CODES[limited[i]] for i in np.flatnonzero(limited)}
     if np.isnan(given).all():
         return Deny(next(iter(codes.values())), {"assets": len(codes)})
     return Clip(np.where(np.isnan(asked), np.nan, given), codes)
@@ -300,7 +300,7 @@ def denied(guard: Any) -> np.ndarray | bool:
     """Return `[A]` bool, whether an order was refused at the last close; False without limits."""
     if not guard:
         return False
-    return np.isin(guard.said, (RATE, COLLAR)) | (np.asarray(guard.halted) > 0)
+    return np.isin(guard.limited, (RATE, COLLAR)) | (np.asarray(guard.halted) > 0)
 
 
 def lifted(guard: LimitState) -> LimitState:
@@ -308,7 +308,7 @@ def lifted(guard: LimitState) -> LimitState:
     return guard._replace(
         peak=guard.close,
         opened=guard.close,
-        said=np.zeros_like(guard.said),
+        limited=np.zeros_like(guard.limited),
         halted=np.zeros_like(guard.halted),
     )
 

@@ -167,7 +167,7 @@ class Kernel:
         return seen, Carry(state, seed, jnp.asarray(count, jnp.uint32), jnp.zeros((), bool))
 
     def begin_row(self, market: list[Array], seed: Array, count: Array, start: Array) -> Array:
-        """As `reset`, traced."""
+        """Return the row `[W]` of the first bar of an episode, see `reset`; traced."""
         return pack(self._begin(market, seed, count, start))
 
     def step_row(self, market: list[Array], carried: Array, action: Array) -> Array:

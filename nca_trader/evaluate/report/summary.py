@@ -96,8 +96,8 @@ def summary_lines(result: Result) -> list[str]:
         f"{percent(m['interest'], 2)}, other holding {percent(held, 2)}",
         "details: .trades .orders .positions .costs .exposure .metrics .plot() .report('x.html')",
     ]
-    said = " ".join(caveats(result))
-    return [*lines, said if len(said) <= WIDTH else said[: WIDTH - 3].rstrip() + "..."]
+    warning = " ".join(caveats(result))
+    return [*lines, warning if len(warning) <= WIDTH else warning[: WIDTH - 3].rstrip() + "..."]
 
 
 def shown(result: Result, *of: dict[str, float]) -> list[tuple[str, list[str]]]:
@@ -185,7 +185,7 @@ def summary_html(result: Result) -> str:
     )
 
 
-def _fragment(result, title, names, rows, figure, said) -> str:
+def _fragment(result, title, names, rows, figure, warning) -> str:
     from nca_trader.evaluate.report.render import render
 
     out = io.StringIO()
@@ -197,5 +197,5 @@ def _fragment(result, title, names, rows, figure, said) -> str:
         names=names,
         rows=rows,
         picture=picture[picture.index("<svg") :],
-        caveats=said,
+        caveats=warning,
     )

@@ -151,13 +151,13 @@ def stress_section(stress: Stress) -> Shown:
         for key, (_, cells) in zip(table.index, _rows(table, [""] * len(table)), strict=True)
     ]
     draw = functools.partial(draw_stress, stress=stress, colour=AGENT)
-    said = "the Sharpe ratio at higher costs, with late orders, and with more capital"
+    caption = "the Sharpe ratio at higher costs, with late orders, and with more capital"
     return Shown(
         verdict=stress.sentence,
         caption="The backtest run again",
         headers=["", *(_words(name) for name in stress.costs.columns)],
         rows=rows,
-        plots=((said, in_both_widths(draw, "stress", f"{said}.")),),
+        plots=((caption, in_both_widths(draw, "stress", f"{caption}.")),),
     )
 
 
@@ -273,13 +273,17 @@ def _heat_map(
     left_out = [name for name in parameters if name not in axes and counts[name] > 1]
     mean = f", mean over {', '.join(map(_words, left_out))}" if left_out else ""
     # One parameter has a curve, two have a map.
-    draw, said = _curve(table, axes[0], metric), f"{_words(metric)} by {axes[0]}{mean}"
+    draw, caption = _curve(table, axes[0], metric), f"{_words(metric)} by {axes[0]}{mean}"
     if len(axes) == 2:
         draw = _map(table, axes[0], axes[1], metric)
-        said = f"{_words(metric)} by {' and '.join(axes)}{mean}; the ring is the best combination"
+        caption = (
+            f"{_words(metric)} by {' and '.join(axes)}{mean}; the ring is the best combination"
+        )
     best = table.iloc[int(np.nanargmax(table[metric].to_numpy(float)))]
     at = ", ".join(f"{name} = {cell(name, best[name])}" for name in parameters)
-    return ((said, in_both_widths(draw, "heat", f"{said}. Best {best[metric]:.3g} at {at}.")),)
+    return (
+        (caption, in_both_widths(draw, "heat", f"{caption}. Best {best[metric]:.3g} at {at}.")),
+    )
 
 
 def _parallel(
@@ -309,8 +313,10 @@ def _parallel(
         )
         axes.set_yticks([])
 
-    said = f"combinations from parameter to {_words(metric)}; the best tenth in blue, the best red"
-    return ((said, in_both_widths(draw, "parallel", f"{said}.")),)
+    caption = (
+        f"combinations from parameter to {_words(metric)}; the best tenth in blue, the best red"
+    )
+    return ((caption, in_both_widths(draw, "parallel", f"{caption}.")),)
 
 
 def _curve(table: pd.DataFrame, name: str, metric: str):
