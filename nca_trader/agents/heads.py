@@ -228,7 +228,7 @@ def distribution(spec: EnvSpec) -> Distribution:
 
 
 def mean_order(targets: Sequence[Any], ensemble: str) -> Any:
-    """Return what S agents trade together: the mean m of their target weights, or less of it.
+    """Return the weights that S agents trade together: the mean m of their targets, or less.
 
     With "agreement" each asset's mean is multiplied by `m^2 / mean of squares`, which is
     `1 / (1 + (s / m)^2)` for agents whose orders have standard deviation s (ddof 0): 1 where all

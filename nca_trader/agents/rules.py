@@ -144,7 +144,7 @@ def tuned_sma(
     every: int = 252,
     cost: float = 5e-4,
 ) -> Strategy:
-    """Return an SMA cross whose periods are chosen again and again from its own past.
+    """Return an SMA cross whose periods are chosen at intervals, by their returns so far.
 
     Each asset follows the pair that has earned most so far, net of `cost`, chosen at every `every`
     bars. It is a walk-forward over an expanding history: a choice uses earlier bars only.

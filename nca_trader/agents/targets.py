@@ -282,7 +282,7 @@ def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
 
 
 class Cut(NamedTuple):
-    """Orders for more than an account may hold, which were cut to what it may, and too small ones.
+    """Counts of orders that were cut to what an account may hold, and of too small orders.
 
     Attributes:
       orders: bars with an order for more.

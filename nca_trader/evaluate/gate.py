@@ -91,7 +91,7 @@ class GateResult:
 
     @property
     def numbers(self) -> str:
-        """The numbers behind it, and what a crash that did not come would change."""
+        """The numbers behind the finding, and what one bar as bad as a crash would change."""
         ours, theirs = self.sharpe
         limits = "its bound is undefined"
         if not math.isnan(self.bound):
@@ -226,7 +226,7 @@ def mean_exposure(result: Result, rules: Rules | None = None) -> tuple[float, ..
 
 
 def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) -> dict[str, Any]:
-    """Backtest what could trade in the place of `result`'s agent, and a control, on its terms.
+    """Backtest the strategies that could replace the agent of `result`, and a control, alike.
 
     Args:
       result: of the agent on these bars.

@@ -341,7 +341,7 @@ class Search:
         return rows_of(self.subject.run(dataclasses.replace(bars)), bars, before)
 
     def run(self, case: Case) -> None:
-        """Run the subject on the case's other future, and record what that shows."""
+        """Run the subject on the bars that the case changed, and record what that shows."""
         before = self.outputs[case.holed]
         try:
             after = self.values(case.after, before)
@@ -375,7 +375,7 @@ class Search:
         return example(*self.leaking[0])
 
     def _shrink(self, case: Case, found: Found) -> tuple[Case, Found]:
-        """Remove from the change what the leak does not need; note the columns that leak."""
+        """Make the change as small as the leak allows; note the columns that leak."""
         # Each column is tried alone: of several that changed together, one may be enough for the
         # leak.
         alone = {name: self._leak(case, mixed(case, name)) for name in case.cells}
@@ -418,7 +418,7 @@ def mixed(
 
 
 def parts(case: Case) -> Iterator[Bars]:
-    """Yield the bars with a part of what the case changes: an asset, then half of the rows."""
+    """Yield the bars with smaller changes than the case: of one asset, then of half of the rows."""
     both = np.concatenate(cells_of(case))
     assets = np.unique(both[:, 1])
     yield from (mixed(case, asset=int(asset)) for asset in assets if len(assets) > 1)

@@ -135,7 +135,7 @@ def rows_of(output: Any, bars: Bars, before: np.ndarray | None = None) -> np.nda
 
 
 def refuse_chance(name: str, output: np.ndarray, again: np.ndarray) -> None:
-    """Refuse a subject whose second output on the same bars is not the first one.
+    """Refuse a subject whose second output on the same bars differs from its first.
 
     Raises:
       ConfigError: it draws random numbers, or keeps something from call to call.

@@ -298,7 +298,7 @@ class Result:
 
     @property
     def uncharged(self) -> str:
-        """What plausible costs would leave of a result that nothing was charged; "" elsewhere."""
+        """What plausible costs would leave of a result without costs; "" for others."""
         if self.again is None or self.charged != Costs() or not self.num_fills:
             return ""
         found = self.again(costs=PLAUSIBLE).account_metrics

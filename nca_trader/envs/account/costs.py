@@ -209,7 +209,7 @@ def check_costs(bars: Bars, costs: Costs, trade: Trade) -> None:
 
 
 def has_slope(trade: Trade, costs: Costs) -> bool:
-    """Return whether the costs of orders of nothing and of some have finite derivatives."""
+    """Return whether own costs have finite derivatives, at orders of zero and of other sizes."""
 
     def paid(traded: Any) -> Any:
         return sum(

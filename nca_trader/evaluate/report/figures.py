@@ -72,7 +72,7 @@ SETTINGS: dict[Any, Any] = {
 
 
 def settings(colours: Mapping[str, str]) -> dict[Any, Any]:
-    """Return matplotlib's settings in these colours; those of a page without any."""
+    """Return matplotlib's settings in `colours`; without colours, those of a page."""
     found = {key: colours.get(x, x) if isinstance(x, str) else x for key, x in SETTINGS.items()}
     return found | ({"figure.facecolor": "white"} if colours else {})
 
