@@ -50,7 +50,7 @@ def argument(name: str, value: object = None) -> str:
     return f"{option}{'=' if str(value).startswith('-') else ' '}{shlex.quote(str(value))}"
 
 
-LONGEST = 4000  # characters of a line of a message
+LONGEST_LINE = 4000  # characters of a line of a message
 
 
 def printable(text: object) -> str:
@@ -60,8 +60,9 @@ def printable(text: object) -> str:
     screen or add a line to a message.
     """
     line = str(text)
-    if len(line) > LONGEST:
-        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 2 :]}"  # the remedy is at the end
+    if len(line) > LONGEST_LINE:
+        # The remedy is at the end.
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

@@ -13,7 +13,7 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.types import Bar
 
 MATCHED = "exposure-matched hold"
-LONGEST = 2000  # bars of the trend that is a baseline: its memory is a window of so many
+LONGEST_TREND = 2000  # bars of the trend that is a baseline: its memory is a window of so many
 
 
 def year_of(bars_per_year: float, known: int) -> int:
@@ -23,7 +23,7 @@ def year_of(bars_per_year: float, known: int) -> int:
       bars_per_year: P.
       known: bars before the first that is traded; the trend is at most as long.
     """
-    return max(2, min(round(bars_per_year), known, LONGEST))
+    return max(2, min(round(bars_per_year), known, LONGEST_TREND))
 
 
 def baseline_rules(year: int, sized: bool = False) -> dict[str, Strategy]:
