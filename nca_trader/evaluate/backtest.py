@@ -143,7 +143,7 @@ def backtest(
         order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
     # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
     rules = with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
-    done = _simulated(task, bars, targets, costs, rules, span, delay, check)
+    done = _simulated(task, targets, _Terms(bars, costs, rules, first, last, delay), check)
     # Counted here, because a run that was refused above is not an evaluation.
     in_sample, looks = _looked(runs, bars, span, seen, look) if runs else (None, None)
     trace, name = done.trace, name or done.name
@@ -184,6 +184,17 @@ def backtest(
         for caution in result.cautions:
             log.warning("%s: %s", result.name, caution)
     return result
+
+
+class _Terms(NamedTuple):
+    """What every subject is simulated on and with: rows first .. last - 1 of the bars."""
+
+    bars: Bars
+    costs: Costs
+    rules: Rules
+    first: int
+    last: int
+    delay: int
 
 
 class _Simulated(NamedTuple):
@@ -257,35 +268,18 @@ def _of_replacement(
     return dataclasses.replace(result, standing=standing, note=" ".join(filter(None, notes)))
 
 
-def _simulated(
-    task: Bars | Task,
-    bars: Bars,
-    targets: Any,
-    costs: Costs,
-    rules: Rules,
-    span: tuple[int, int],
-    delay: int,
-    check: bool,
-) -> _Simulated:
+def _simulated(task: Bars | Task, targets: Any, terms: _Terms, check: bool) -> _Simulated:
     """Simulate a run, a blend, or what gives target weights."""
     if isinstance(targets, Run):
-        return _of_run(task, bars, targets, costs, rules, span, delay)
+        return _of_run(task, targets, terms)
     if isinstance(targets, Strategy) and targets.parts:
-        return _of_blend(bars, targets, costs, rules, span, delay)
-    return _of_targets(bars, targets, costs, rules, span, delay, check)
+        return _of_blend(targets, terms)
+    return _of_targets(targets, terms, check)
 
 
-def _of_run(
-    task: Bars | Task,
-    bars: Bars,
-    run: Run,
-    costs: Costs,
-    rules: Rules,
-    span: tuple[int, int],
-    delay: int,
-) -> _Simulated:
+def _of_run(task: Bars | Task, run: Run, terms: _Terms) -> _Simulated:
     """Simulate a run's agents."""
-    first, last = span
+    bars, costs, rules, first, last, delay = terms
     trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
     if delay:
         # The agent decided on the account it would have had; only its orders come late.
@@ -307,19 +301,12 @@ def _looked(
     return in_sample, max(count_look(run, bars[first + in_sample : last]) for run in runs)
 
 
-def _of_blend(
-    bars: Bars,
-    mix: Strategy,
-    costs: Costs,
-    rules: Rules,
-    span: tuple[int, int],
-    delay: int,
-) -> _Simulated:
+def _of_blend(mix: Strategy, terms: _Terms) -> _Simulated:
     """Simulate a blend, and divide what it earned among its parts."""
-    first, last = span
+    bars, _, rules, first, last, delay = terms
     # Before the simulation, so that an error names the part that it is of.
     asked = parts_of(bars[:last], mix, first)
-    done = _of_targets(bars, mix, costs, rules, span, delay, check=False)
+    done = _of_targets(mix, terms, check=False)
     flat = late(asked.reshape(len(asked), -1), delay + mix.lag)
     asked = in_force(flat, first)[first:].reshape(asked[first:].shape)
     traded, equity = bars[first:last], np.exp(done.trace.log_equity)
@@ -328,17 +315,9 @@ def _of_blend(
     return done._replace(parts=earned(traded, mix.parts, asked, fills, units, equity, at_open))
 
 
-def _of_targets(
-    bars: Bars,
-    targets: Any,
-    costs: Costs,
-    rules: Rules,
-    span: tuple[int, int],
-    delay: int,
-    check: bool,
-) -> _Simulated:
+def _of_targets(targets: Any, terms: _Terms, check: bool) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
-    first, last = span
+    bars, costs, rules, first, last, delay = terms
     # A `max_gross` above the largest weight means that so much leverage is wanted.
     most = max(LARGEST, rules.max_gross or 0.0)
     if isinstance(targets, Strategy) and rules.scale is not None:
@@ -360,7 +339,8 @@ def _of_targets(
     again = as_targets(targets, known, most)
     if rules.scale is not None:
         again = weights_until_sized(again, known.present, rules.scale.span)
-    trace = simulate_targets(bars, in_force(late(again, delay), first), costs, rules, *span)
+    asked = in_force(late(again, delay), first)
+    trace = simulate_targets(bars, asked, costs, rules, first, last)
     return _Simulated(trace, name, known, again, unchecked=unchecked)
 
 
