@@ -1,6 +1,5 @@
 """Places in an object store: as paths, with errors of one line, and copies on this machine."""
 
-import dataclasses
 import pathlib
 import sys
 import threading
@@ -194,21 +193,3 @@ def test_several_requests_are_under_way_at_once():
         return n * n
 
     assert cloud.together(square, range(cloud.AT_ONCE)) == [n * n for n in range(cloud.AT_ONCE)]
-
-
-def test_why_no_path_type_over_fsspec_takes_its_place(tmp_path):
-    """An interrupted write is stored, and `stat` has no version; see also docs/lab-notes."""
-    spec, epath = pytest.importorskip("fsspec.spec"), pytest.importorskip("etils.epath")
-    stored = []
-
-    class File(spec.AbstractBufferedFile):  # what files of s3fs and gcsfs inherit from
-        def _upload_chunk(self, final=False):
-            stored.append((self.buffer.getvalue(), final))
-            return True
-
-    with pytest.raises(KeyError), File(spec.AbstractFileSystem(), "x", "wb") as file:
-        file.write(b"half")
-        raise KeyError
-    assert stored == [(b"half", True)]
-    names = {field.name for field in dataclasses.fields(epath.Path(tmp_path).stat())}
-    assert names == {"is_directory", "length", "mtime", "owner", "group", "mode"}

@@ -136,17 +136,6 @@ def test_a_job_that_was_refused_before_it_began_leaves_the_error_alone(clock, te
     assert stream.getvalue() == terminal.getvalue() == ""
 
 
-def test_a_job_that_failed_on_the_way_shows_how_far_it_came(clock):
-    stream = io.StringIO()
-    with pytest.raises(ValueError), Progress(1000, "train", stream=stream, clock=clock) as shown:
-        clock.now += 1.0
-        shown.update(10)
-        clock.now += 1.0
-        shown.update(10)
-        raise ValueError("failed")
-    assert stream.getvalue().splitlines()[-1].startswith("train    2%  20 of 1.0k steps")
-
-
 def test_a_terminal_gets_one_line_that_is_drawn_over(clock, terminal):
     run(terminal, clock, reward=0.03125)
     # A program that calls the library keeps no line of it; a command does.
@@ -171,19 +160,6 @@ def test_a_drawn_line_fits_any_terminal(clock, terminal, monkeypatch, columns):
     run(terminal, clock, updates=20, reward=0.03125, entropy=1.0, kl=0.01)
     drawn = [line.strip("\n") for line in terminal.getvalue().split("\r")]
     assert max(len(line) for line in drawn) < int(columns)
-
-
-def test_a_terminal_is_not_redrawn_more_than_ten_times_a_second(clock, terminal):
-    run(terminal, clock, updates=1000, steps=10, seconds=0.001)
-    assert terminal.getvalue().count("\r") < 40
-
-
-@pytest.mark.parametrize("no_color", [None, "1"])
-def test_no_colour_is_ever_written(clock, terminal, monkeypatch, no_color):
-    if no_color:
-        monkeypatch.setenv("NO_COLOR", no_color)
-    run(terminal, clock, updates=5)
-    assert "\x1b[" not in terminal.getvalue().replace("\x1b[A", "")
 
 
 def test_a_dumb_terminal_gets_plain_lines(clock, terminal, monkeypatch):

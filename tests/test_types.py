@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.errors import BarError, ConfigError, NcaTraderError
-from nca_trader.types import Bars, Costs, EnvSpec
+from nca_trader.errors import BarError, NcaTraderError
+from nca_trader.types import Bars, EnvSpec
 
 
 def make_bars(num_bars=6, symbols=("one", "two"), freq="D", **changes):
@@ -101,12 +101,6 @@ def test_between_holds_its_start_and_not_its_stop():
     assert bars.between().digest() == bars.digest()
 
 
-def test_adjoining_spans_share_no_bar_and_lose_none():
-    bars = make_bars()
-    parts = [bars.between(None, "2020-01-03"), bars.between("2020-01-03")]
-    np.testing.assert_array_equal(np.concatenate([p.time for p in parts]), bars.time)
-
-
 def test_the_digest_sees_every_value_and_nothing_else():
     bars = make_bars()
     digests = {bars.digest()}
@@ -146,22 +140,9 @@ def test_optional_columns_travel_with_slices_selections_and_the_digest():
     assert len(digests) == 3
 
 
-def test_the_index_is_utc():
-    index = make_bars().index
-    assert str(index.tz) == "UTC"
-    assert index[1] == pd.Timestamp("2020-01-02", tz="UTC")
-
-
 def test_the_text_of_bars_says_how_many_of_what_and_when():
     assert "6 bars of one, two, 2020-01-01" in repr(make_bars())
     assert "empty" in repr(make_bars()[:0])
-
-
-@pytest.mark.parametrize("value", [-1e-9, 1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["commission", "slippage"])
-def test_a_cost_that_is_no_fraction_is_refused(name, value):
-    with pytest.raises(ConfigError, match=rf"costs\.{name}"):
-        Costs(**{name: value})
 
 
 def test_the_specification_counts_what_it_lists():

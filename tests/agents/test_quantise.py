@@ -9,7 +9,7 @@ from nca_trader import make_policy
 from nca_trader.agents import quantise
 from nca_trader.agents import quantise as codebook
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, Gauged
-from nca_trader.agents.quantise import Codebook, train_codebook
+from nca_trader.agents.quantise import train_codebook
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec
@@ -144,30 +144,6 @@ def points(seed=0, count=300, size=2):
     return (centres[rng.integers(6, size=count)] + rng.normal(size=(count, size))).astype("f4")
 
 
-def plain_lloyd(groups, entries):
-    """K-means as in the textbook, one point after the other, in float64."""
-    entries = [np.array(c, "f8") for c in entries]
-    for _ in range(100):
-        owner = [int(np.argmin([((g - c) ** 2).sum() for c in entries])) for g in groups]
-        moved = []
-        for k, c in enumerate(entries):
-            mine = [g.astype("f8") for g, o in zip(groups, owner, strict=True) if o == k]
-            moved.append(sum(mine) / len(mine) if mine else c)
-        if all(np.allclose(a, b, atol=1e-9) for a, b in zip(entries, moved, strict=True)):
-            return np.array(moved), owner
-        entries = moved
-    raise AssertionError("it did not end")
-
-
-def test_k_means_ends_where_a_plain_lloyd_ends():
-    groups = points()
-    begin = codebook.spread(groups, 6, np.random.default_rng(7))
-    book = train_codebook(groups, "euclidean", 6, seed=7)
-    want, owner = plain_lloyd(groups, begin)
-    np.testing.assert_allclose(book.entries, want, rtol=1e-5)
-    np.testing.assert_array_equal(book.nearest(groups), owner)
-
-
 def test_k_means_plus_plus_spreads_its_beginnings_and_follows_its_seed():
     rng = np.random.default_rng(0)
     far = np.repeat(np.arange(8.0)[:, None] * 100, 50, axis=0) + rng.normal(size=(400, 1))
@@ -190,12 +166,6 @@ def test_directions_have_length_one_and_are_chosen_by_angle():
     # A longer codebook leaves less of an angle.
     finer = train_codebook(groups, "cosine", 64)
     assert (unit * finer.entries[finer.nearest(groups)]).sum(1).mean() > np.cos(chosen).mean()
-
-
-def test_an_entry_that_nothing_is_near_to_stays():
-    book = Codebook("euclidean", np.array([[0.0], [9.0]], "f4"))
-    moved = codebook.centres(np.array([[1.0], [3.0]], "f4"), np.array([0, 0]), book)
-    np.testing.assert_array_equal(moved, [[2.0], [9.0]])
 
 
 @pytest.mark.parametrize("bits", [4, 8])

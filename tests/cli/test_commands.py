@@ -190,19 +190,6 @@ def test_a_seed_draws_its_own_path_of_a_synthetic_market(command, tiny, tmp_path
     assert other.code == 2 and "seed was 6 there and is 7 now" in other.err
 
 
-@pytest.mark.slow
-def test_a_market_that_draws_its_own_bars_needs_no_data(command, tiny, tmp_path):
-    """Trained on one draw, backtested on another, which it has not seen."""
-    agent, run = tiny.folder / "agent.toml", tmp_path / "ou"
-    options = ("--env=ou_mid", f"--agent={agent}", "--set=env.market_bars=400")
-    said = command("train", *options, f"--run={run}")
-    (named,) = re.findall(r"`nca-trader (.*)`", said.out)
-    said = command(*shlex.split(named), "--json")
-    assert said.code == 0 and "IN SAMPLE" not in said.out
-    assert said.json["in_sample"] == 0 and said.json["looks"] == 1
-    assert said.json["costs"]["total"] == pytest.approx(said.json["total_return"])
-
-
 def test_paper_over_bars_that_trained_the_agent_is_in_sample(command, mine, tmp_path):
     options = ["--feed", f"replay:{mine.data}", "--journal"]
     said = command("paper", "--run", mine.path, *options, tmp_path / "all", "--json")
@@ -232,47 +219,6 @@ class State(NamedTuple):
     """What a checkpoint holds of a learner, as far as a policy is concerned."""
 
     params: Any
-
-
-@pytest.mark.slow
-def test_the_mean_of_several_agents_acts_or_the_one_that_was_asked_for(
-    command, several, tiny, tmp_path
-):
-    given = {
-        "backtest": ("--data", tiny.data),
-        "paper": ("--feed", f"replay:{tiny.data}"),
-        "export": ("--data", tiny.data, "--min-agreement", 0),
-    }
-    writes = {"paper": ("--journal", "journal"), "export": ("--out", "agent.nca")}
-    for name, options in given.items():
-        results = []
-        for number, seed in enumerate(([], ["--seed", 1])):
-            out = [
-                (flag, tmp_path / f"{number}{file}")
-                for flag, file in [writes.get(name, ("", ""))]
-                if flag
-            ]
-            said = command(
-                name,
-                "--run",
-                several.path,
-                *options,
-                *seed,
-                *(x for pair in out for x in pair),
-                "--json",
-            )
-            assert said.code == 0, said.err
-            results.append(said.json)
-        if name != "export":
-            assert [found["seed"] for found in results] == [None, 1]
-    averaged = command("backtest", "--run", several.path, "--data", tiny.data)
-    assert "the mean of 3 agents" in averaged.out
-    file = command("backtest", "--run", tmp_path / "0agent.nca", "--data", tiny.data, "--json")
-    assert file.code == 0 and file.json["seed"] is None
-    other = command("backtest", "--run", tmp_path / "0agent.nca", "--data", tiny.data, "--seed", 1)
-    assert other.code == 2 and "holds the mean of 3 agents alone" in other.err
-    rule = command("backtest", "--strategy", "momentum", "--data", tiny.data, "--seed", 1)
-    assert rule.code == 2 and "--seed" in rule.err
 
 
 def test_the_selected_agent_acts_and_is_named_with_the_others(command, several, tiny, tmp_path):

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from nca_trader.config import EnvConfig
 from nca_trader.config.records import sealed
-from nca_trader.data.bars import read_bars
 from nca_trader.data.shards import MANIFEST, Shard, Shards, open_shards, stream, write_shards
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
@@ -75,12 +74,6 @@ def test_bars_come_back_bit_for_bit(make, length, rows, tmp_path):
         assert values.dtype == there.dtype and values.tobytes() == there.tobytes(), name
     if rows >= length:
         assert shards.read(shards[0]).digest() == bars.digest()
-
-
-def test_a_shard_is_a_bar_file_that_anyone_may_read(tmp_path):
-    bars = random_bars(np.random.default_rng(2), 40, 2)
-    shards = write_shards(bars, tmp_path)
-    assert read_bars(tmp_path / shards[0].path).digest() == bars.digest()
 
 
 def test_the_manifest_says_what_is_in_each_shard(bars, shards):
@@ -285,11 +278,6 @@ def test_a_part_by_symbol_reads_its_own_columns_alone(bars, shards):
 def test_options_out_of_range_are_refused(shards, call, say):
     with pytest.raises(ConfigError, match=say):
         call(shards)
-
-
-def test_nothing_to_write_is_refused(tmp_path):
-    with pytest.raises(BarError, match="there are no bars to write"):
-        write_shards([], tmp_path)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -44,27 +44,6 @@ def test_metrics_equal_the_published_ones(value, published):
     assert value == pytest.approx(published, rel=4e-5 if abs(published) == 0.03893 else 1e-8)
 
 
-def test_these_vectors_and_values_are_those_of_the_reference_file(shared):
-    text = (shared / "expected" / "stats_and_published.json").read_text()
-    known = json.loads(text)["empyrical_vectors"]
-    vectors = {"mixed_returns": MIXED, "simple_benchmark": BENCHMARK, "negative_returns": NEGATIVE}
-    for name, ours in vectors.items():
-        np.testing.assert_allclose(ours * 100, np.array(known[f"{name}_pct"], float))
-    ours = {
-        "omega": metrics.omega(MIXED, 11 ** (1 / 252) - 1),
-        "stability": metrics.stability(MIXED),
-        "tail_ratio": metrics.tail_ratio(np.nan_to_num(MIXED)),
-        "sortino": metrics.sortino(MIXED, 252),
-        "calmar": metrics.calmar(MIXED, 252),
-        "sharpe": metrics.sharpe(MIXED, 252),
-        "annual_return": metrics.cagr(MIXED, 252),
-        "annual_volatility": metrics.annual_volatility(MIXED, 252),
-        "max_drawdown": metrics.max_drawdown(MIXED),
-    }
-    for name, value in ours.items():
-        assert value == pytest.approx(known["expected_published"][name], rel=1e-8), name
-
-
 def test_the_sp500_of_1999_to_2018_has_its_known_figures(shared):
     from arch.data import sp500
 

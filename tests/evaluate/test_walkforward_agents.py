@@ -72,12 +72,6 @@ def test_the_gate_says_what_to_deploy(bars, alone):
     assert not gate.passed and gate.deployed == gate.baseline
 
 
-@pytest.mark.slow
-def test_two_processes_give_the_same_bits(bars, alone):
-    two = walked(bars, workers=2)
-    np.testing.assert_array_equal(two.result.equity, alone[0].result.equity)
-
-
 def test_folds_that_are_there_are_not_trained_again(bars, alone, monkeypatch):
     monkeypatch.setattr(refit, "train", None)
     again = walked(bars, folder=alone[2])

@@ -84,21 +84,6 @@ def sharded(place):
     return env, make_learner(env, make_policy(TURN, env.spec), TURN)
 
 
-@pytest.mark.slow  # a second program; that padding is never read, another test proves
-def test_a_shard_is_learnt_from_as_its_bars_alone_are(bars, sharded):
-    """A learner of the first shard's bars, unpadded, is another program with the same result."""
-    env, learner = sharded
-    alone = make_learner(TradingEnv(bars[: LENGTHS[0]], ENV), make_policy(TURN, env.spec), TURN)
-    with Markets(env, TURN.learner, learner.mesh) as markets:
-        got, want = learner.init(jax.random.key(0)), alone.init(jax.random.key(0))
-        for update in range(2):
-            got, _ = learner.step(got, markets.of(update))
-            want, _ = alone.step(want)
-    np.testing.assert_array_equal(got.segments.index, want.segments.index)
-    for a, b in zip(jax.tree.leaves(got.params), jax.tree.leaves(want.params), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_shards_of_several_lengths_share_one_program_that_never_reads_their_padding(
     sharded, caplog
 ):

@@ -160,27 +160,6 @@ def with_replay(stage):
     return make_learner(stage.env, stage.policy, agent, make_mesh(8))
 
 
-@pytest.mark.slow
-def test_a_step_with_a_ring_of_one_fresh_rollout_is_the_step_without(stage, with_replay):
-    plain = stage.learner(8)  # which the update's tests compile as well
-    state, expected = with_replay.init(jax.random.key(0)), plain.init(jax.random.key(0))
-    for number in range(3):
-        before = int(state.replay.size)
-        state, metrics = with_replay.step(state)
-        expected, _ = plain.step(expected)
-        assert (before, int(state.replay.size)) == (min(number, 2), min(number + 1, 2))
-        same = jax.tree.map(
-            lambda a, b: np.allclose(a, b, rtol=1e-5, atol=1e-6),
-            jax.device_get(state.params),
-            jax.device_get(expected.params),
-        )
-        # From the second on it learns from the first one again.
-        assert all(jax.tree.leaves(same)) == (number == 0)
-        assert np.isfinite(float(metrics["loss"])) and int(metrics["skipped"]) == 0
-    shards = state.replay.data.log_prob.addressable_shards
-    assert [shard.data.shape for shard in shards] == [(2, 2, 8, 2)] * 8
-
-
 @pytest.mark.parametrize("schedule", ["cosine", pytest.param("linear", marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_the_rate_of_a_replayed_run_reaches_zero_with_its_last_gradient_step(stage, schedule):

@@ -94,19 +94,6 @@ def test_every_update_moves_every_parameter(stage):
         assert all(jax.tree.leaves(moved))
 
 
-def test_episodes_of_two_segments_go_on_and_then_begin_anew(stage):
-    states, _ = run(stage, 1)
-    one, two, three = (state.segments for state in states)
-    fits = one.index <= len(stage.env) - 1 - 8
-    assert (one.left == 8).all() and fits.any()
-    np.testing.assert_array_equal(two.index[fits], one.index[fits] + 8)
-    assert (two.left[fits] == 0).all() and (two.left[~fits] == 8).all()
-    assert (three.left[fits] == 8).all()
-    assert (three.index != two.index + 8)[fits].mean() > 0.8
-    # The account goes on too: over two segments its log-equity is no fresh account's.
-    assert (two.episode.account.log_equity[fits] != 0).all()
-
-
 def test_the_first_metrics_are_those_of_an_untrained_agent(stage):
     first = run(stage, 1)[1][0]
     assert first["explained_variance"] < 0.2

@@ -89,7 +89,7 @@ ROWS = {
         an_agent_that_raises_halts_and_goes_on_after_it_is_corrected
         a_pickle_in_place_of_an_agent_is_refused_and_not_run runs/test_tensors.py
         a_file_that_was_cut_is_refused a_single_flipped_bit_is_refused_wherever_it_is
-        runs/test_checkpoint.py every_flipped_byte_and_every_cut_file_is_found
+        runs/test_checkpoint.py each_of_two_hundred_flipped_bytes_and_cut_files_is_found
     """,
     "config: unknown key, wrong type, NaN limit": """
         config/test_presets.py an_unknown_key_names_file_table_and_the_nearest_key

@@ -71,18 +71,6 @@ def test_every_leaf_comes_back_bit_for_bit_with_its_type(folder):
     assert jax.random.key_impl(there["other kind of key"]) == "rbg"
 
 
-def test_a_restored_key_draws_the_same_numbers(folder):
-    there = unflatten(make_tree(7), newest(folder)[1])
-    draw = jax.random.normal(there["keys"][1], (4,))
-    assert (draw == jax.random.normal(make_tree(2)["keys"][1], (4,))).all()
-
-
-def test_a_restored_leaf_is_where_the_one_it_replaces_was(folder):
-    device = jax.devices()[3]
-    there = unflatten(jax.device_put(make_tree(7), device), newest(folder)[1])
-    assert all(leaf.devices() == {device} for leaf in jax.tree.leaves(there))
-
-
 def harm(step, rng):
     """Flips bits of one byte in a file of a checkpoint, or cuts the file; says which."""
     files = [path for path in files_of(step) if path.stat().st_size]
@@ -110,11 +98,6 @@ def check_harms(saved, tmp_path, seeds):
         fell_back += step == 1
         shutil.rmtree(path)
     return fell_back
-
-
-@pytest.mark.slow
-def test_every_flipped_byte_and_every_cut_file_is_found(saved, tmp_path):
-    assert check_harms(saved, tmp_path, range(8)) == 8
 
 
 @pytest.mark.slow
