@@ -8,10 +8,11 @@ PY := .venv/bin/python
 # The first of these that is a usable Python 3.11 or 3.12; `make PYTHON=/path/to/python demo` decides.
 PYTHON ?= python3.11 python3.12 python3 python
 PYTEST_ARGS ?=
-# A file stays in one process, so that what it compiled is found again. A process that dies ends the
+# A file stays in one process, so that what it compiled is found again, and the longest files begin,
+# see tests/conftest.py. A process that dies ends the
 # run: the plugin would start another, and then wait for ever for the files of the first.
 TEST_PROCESSES ?= 2
-IN_PARALLEL = -n $(TEST_PROCESSES) --dist loadfile --max-worker-restart 0
+IN_PARALLEL = -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 DEMO_ARGS ?=
 BENCH_ARGS ?= all
 # Where torch without CUDA is found.

@@ -93,6 +93,7 @@ def pytest_collection_modifyitems(config, items):
         for place, item in enumerate(found):
             if place not in spread:
                 item.add_marker(pytest.mark.slow)
+    items.sort(key=place_of)
     yield
     number = config.getoption("--sample")
     if number is not None:
@@ -100,6 +101,36 @@ def pytest_collection_modifyitems(config, items):
         chosen = random.Random(seed).sample(items, min(number, len(items)))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+
+
+# Two processes share the files, see `IN_PARALLEL` in the Makefile: the longest come first, so that
+# none is left alone with one at the end. The seconds of each file are in the cache of pytest.
+LONGEST = (
+    "evaluate/test_judge.py",
+    "cli/test_demo.py",
+    "cli/test_commands.py",
+    "cli/test_prove.py",
+    "learner/test_train.py",
+    "evaluate/test_walkforward.py",
+    "evaluate/test_sweep.py",
+    "agents/test_blend.py",
+    "parallel/test_distributed.py",
+    "parallel/test_jobs.py",
+    "test_no_look_ahead.py",
+    "test_extend.py",
+    "paper/test_faults.py",
+    "learner/test_guards.py",
+    "test_golden.py",
+    "evaluate/test_selection.py",
+    "test_examples.py",
+    "agents/test_nca.py",
+)
+
+
+def place_of(item) -> int:
+    """Where the file of a test comes: the longest in their order, and then the others."""
+    name = item.nodeid.partition("::")[0].removeprefix("tests/")
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 MOST_MAPS = 20_000

@@ -3,6 +3,7 @@
 python tools/notebooks.py                     # run all, and write what they show
 python tools/notebooks.py quickstart          # one
 python tools/notebooks.py --check --jobs 2    # run all, two at a time; write none
+python tools/notebooks.py --check --sample 3  # run three, drawn by the tree of files
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import concurrent.futures
 import importlib.util
 import os
 import pathlib
+import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -68,13 +71,18 @@ def clean(output: Any) -> Any:
     return output
 
 
-def chosen(names: list[str]) -> list[pathlib.Path]:
-    """Return the sources to run, all of them without names."""
+def chosen(names: list[str], sample: int | None = None) -> list[pathlib.Path]:
+    """Return the sources to run: those of the names, `sample` that are drawn, or all."""
     paths = sorted(FOLDER.glob("*.py"))
     if unknown := set(names) - {path.stem for path in paths}:
         raise SystemExit(f"no notebook {', '.join(sorted(unknown))}; there are "
                          f"{', '.join(path.stem for path in paths)}.")  # fmt: skip
-    return [path for path in paths if not names or path.stem in names]
+    paths = [path for path in paths if not names or path.stem in names]
+    if sample is None:
+        return paths
+    tree = ["git", "-C", str(ROOT), "rev-parse", "HEAD^{tree}"]
+    drawn = subprocess.run(tree, capture_output=True, text=True, check=True).stdout
+    return random.Random(drawn).sample(paths, min(sample, len(paths)))
 
 
 def main(words: list[str] | None = None) -> int:
@@ -85,6 +93,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a notebook; all if none")
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N at a time")
+    parser.add_argument("--sample", type=int, metavar="N", help="run N, drawn by the tree of files")
     args = parser.parse_args(words)
 
     def timed(path: pathlib.Path) -> None:
@@ -102,7 +111,7 @@ def main(words: list[str] | None = None) -> int:
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(timed, chosen(args.names)))
+        list(pool.map(timed, chosen(args.names, args.sample)))
     return 0
 
 

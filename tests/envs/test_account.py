@@ -1,12 +1,15 @@
 """The account by hand, and its float32 against its float64; `test_judge.py` has the ledger."""
 
+import dataclasses
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_bars
 
+from nca_trader import backtest
 from nca_trader.envs.account import state as accounts
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.state import Legs, Quote, Rules
@@ -52,6 +55,15 @@ def test_held_weight_in_float32_without_its_low_part_would_drift():
     assert abs(single / exact - 1) > 1e-6
 
 
+def test_a_fully_invested_account_does_not_rebalance_on_change():
+    # Cash cuts both buys; what is left of them waits, and must not sell the one that drifts up.
+    bars = random_bars(np.random.default_rng(1), 300, 2)
+    result = backtest(bars, np.full((300, 2), 0.5), COSTS, order="on_change")
+    assert result.turnover.iloc[2:].max() < 1e-12
+    units = result.weights.to_numpy() * result.equity.to_numpy()[:, None] / bars.close
+    np.testing.assert_allclose(units[2:], np.tile(units[1], (298, 1)), rtol=1e-9)
+
+
 def test_a_rest_waits_for_cash_and_not_for_the_rounding_of_a_full_account():
     """Of an account that holds 1 to rounding, the buy that is left and its cash are both 1e-7."""
 
@@ -65,6 +77,23 @@ def test_a_rest_waits_for_cash_and_not_for_the_rounding_of_a_full_account():
     full = [1.0 - 2.0**-21, 1.0 - 2.0**-22, 1.0 - 2.0**-24, 1.0, 1.0 + 2.0**-23]
     got = jax.jit(jax.vmap(pending))(jnp.asarray([0.0, 0.9, *full], jnp.float32)[:, None])
     assert got.tolist() == 2 * [accounts.REST] + 5 * [accounts.FILLED]
+
+
+def ruin_bars(gap):
+    """Three bars of one asset; the second moves by `gap`, in its gap or in its body."""
+    bars = random_bars(np.random.default_rng(0), 5, 1, spread=0.0)
+    price = np.array([1.0, 1.0, 1.0 + gap, 1.0 + gap, 1.0 + gap])[:, None] * 100
+    return dataclasses.replace(bars, open=price, high=price, low=price, close=price)
+
+
+@pytest.mark.parametrize("fill", FILLS)
+def test_a_gap_beyond_equity_ruins_and_nothing_trades_after(fill):
+    result = backtest(ruin_bars(gap=1.5), np.array([-1.0, -1.0, -1.0, 1.0, -1.0]), COSTS, fill)
+    equity = result.equity.to_numpy()
+    assert equity[1] > 0.99
+    np.testing.assert_allclose(equity[2:], 1e-9)
+    assert (result.weights.to_numpy()[2:] == 0).all()
+    assert (result.turnover.to_numpy()[2:] == 0).all()
 
 
 @pytest.mark.slow

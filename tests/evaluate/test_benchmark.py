@@ -95,6 +95,7 @@ def test_the_benchmark_is_a_ledger_that_buys_each_asset_once(fill):
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.few(3)
 def test_a_holder_has_no_alpha_whatever_is_paid_and_earned(seed):
     rng = np.random.default_rng(seed)
     bars = rich_bars(rng, 150, 3)

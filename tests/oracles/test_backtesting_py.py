@@ -91,6 +91,7 @@ def engine_equity(frame, orders, trade_on_close, cash=BACKTESTING_CASH, **costs)
 @pytest.mark.parametrize("kind", ["positions", "weights"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.few(7)
 def test_one_asset_equals_backtesting_py_at_zero_cost(markets, market, kind, order, fill):
     bars = markets[market]
     targets = drawn_targets(np.random.default_rng(1), kind, len(bars))

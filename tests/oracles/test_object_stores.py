@@ -214,6 +214,7 @@ def test_a_process_killed_at_any_put_of_an_upload_leaves_the_checkpoint_before(s
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.few(1)
 def test_a_run_killed_in_an_upload_goes_on_and_ends_as_a_local_one(scheme, server, tiny, root):
     place(f"{scheme}://real/in/bars.csv").put(tiny.data)
     url = f"{scheme}://real/runs/tiny"

@@ -75,6 +75,7 @@ def engine_equity(bars, price, orders, costs):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("fill", FILLS)
+@pytest.mark.few(9)
 def test_one_asset_equals_vectorbt(markets, market, kind, order, fill):
     bars = markets[market]
     targets = drawn_targets(np.random.default_rng(1), kind, (len(bars), 1))
