@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
@@ -38,19 +39,6 @@ from nca_trader.runs.manifest import Run, versions
 from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
 
-@functools.lru_cache(maxsize=64)
-def _compiled(spec: EnvSpec, ensemble: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return `best_target` and `remembered` of an environment, compiled.
-
-    A `spec` that is an argument of a compiled function is hashed and compared at every call.
-    """
-
-    def target(logits: Any, ordered: Any) -> Any:
-        return best_target(spec, logits, ordered, ensemble)
-
-    return jax.jit(target), jax.jit(functools.partial(remembered, spec))
-
-
 def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
     """Return the agent of a run: the mean of its seeds, or the one that was chosen.
 
@@ -62,27 +50,33 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
             "which no feed has; paper-trade one that was trained on bars alone."
         )
-    policy, params = run.policy, run.params()
+    policy, features = run.policy, feature_set(run.env_config.features)
     # One bar is too little work for an accelerator: the way to it takes longer.
-    params = jax.device_put(params, cpu())
-    stream = jax.jit(policy.stream)
-    act = jax.jit(lambda *args: read_out(policy, *args))
+    params = jax.device_put(run.params(), cpu())
 
-    def see(state: Any, row: np.ndarray, present: np.ndarray) -> tuple[Any, Any]:
-        return stream(params, state, row, present)
+    def begin() -> Any:
+        return features.init(len(run.spec.symbols)), policy.begin()
 
-    def logits(cells: Any, account: Account) -> np.ndarray:
-        return np.asarray(act(params, cells, account))
+    def see(params: Any, memory: Any, bar: Bar) -> Any:
+        state, row = features.jitted[0](memory[0], bar)
+        stream, cells = policy.stream(params, memory[1], row, jnp.asarray(bar.present))
+        return (state, stream), row, cells
+
+    # All of a bar in one call: three programs take 60 us longer.
+    def think(params: Any, memory: Any, bar: Bar, account: Account) -> Any:
+        memory, row, cells = see(params, memory, bar)
+        logits = read_out(policy, params, cells, account)
+        target = best_target(run.spec, logits, account.ordered, policy.ensemble)
+        return memory, row, logits, target
 
     return policy_agent(
         spec=run.spec,
-        features=feature_set(run.env_config.features),
-        begin=policy.begin,
-        see=see,
-        decide=logits,
+        names=features.names,
+        begin=begin,
+        see=functools.partial(jax.jit(lambda *args: see(*args)[:2]), params),
+        think=functools.partial(jax.jit(think), params),
         receptive_field=policy.receptive_field,
         num_agents=run.num_acting,
-        ensemble=policy.ensemble,
         first_decision=policy.first_decision,
         costs=costs,
         rules=rules,
@@ -115,41 +109,38 @@ def usual_of(run: Run) -> Usual:
 class Sight(NamedTuple):
     """The memory of a policy's agent.
 
-    features: the feature set's own. stream: the policy's own, a function of the last RF - 1 bars.
-    unfit: bars for which the stream still holds a feature that is not finite.
+    seen: of the features, and of the policy's stream, a function of the last RF - 1 bars. unfit:
+    bars for which the stream still holds a feature that is not finite.
     """
 
-    features: Any
-    stream: Any
+    seen: Any
     unfit: int
 
 
 def policy_agent(
     spec: EnvSpec,
-    features: Any,
+    names: Sequence[str],
     begin: Callable[[], Any],
-    see: Callable[[Any, np.ndarray, np.ndarray], tuple[Any, Any]],
-    decide: Callable[[Any, Account], np.ndarray],
+    see: Callable[[Any, Bar], tuple[Any, Any]],
+    think: Callable[[Any, Bar, Account], tuple[Any, Any, Any, Any]],
     receptive_field: int,
     identity: dict[str, Any],
     num_agents: int = 1,
-    ensemble: str = "mean",
     **rest: Any,
 ) -> Agent:
     """Return the agent of a policy, which takes its most probable action.
 
     Args:
       spec: of the environment that it was trained in.
-      features: a `FeatureSet`: `init(num_assets) -> state` and `step(state, bar) -> state, [A, F]
-        float32`.
-      begin: `() -> stream`, before the first bar.
-      see: `(stream, features [A, F] float32, present [A]) -> stream, cells`, one new bar; called
-        within `float64_on_cpu`, as `decide` is.
-      decide: `(cells, account) -> logits [A, S n]`.
+      names: of its `F` features.
+      begin: `() -> memory`, before the first bar.
+      see: `(memory, bar) -> memory, features [A, F] float32`, one new bar; called within
+        `float64_on_cpu`, as `think` is.
+      think: `(memory, bar, account) -> memory, features [A, F], logits [A, S n], target [A]`, the
+        same where something is decided.
       receptive_field: RF bars, after which a stream has forgotten one.
       identity: hashes and versions that make a session this one.
       num_agents: S, whose orders become one, see `mean_policy`.
-      ensemble: how they do, see `mean_order`.
       **rest: further fields of the `Agent`.
     """
     num_assets, outputs = len(spec.symbols), num_agents * distribution(spec).outputs(spec)
@@ -157,7 +148,8 @@ def policy_agent(
     # Several agents have no single action.
     none = np.zeros(num_assets, int) if num_agents == 1 else None
     unusable = Decision(nothing, np.full((num_assets, outputs), np.nan), none, False)
-    target_of, remember = _compiled(spec, ensemble)
+    # A `spec` that is an argument of a compiled function is hashed and compared at every call.
+    remember = jax.jit(functools.partial(remembered, spec))
 
     def opened() -> Account:
         # Flat, whatever weights the episodes of training began with.
@@ -166,24 +158,26 @@ def policy_agent(
 
     @float64_on_cpu()  # once per bar; the blocks inside then cost nothing
     def act(memory: Sight, bar: Bar, account: Account | None, book: Book | None, first: bool):
-        state, row = features.step(memory.features, bar)
-        stream, cells = see(memory.stream, row, np.asarray(bar.present))
+        now, logits, target = account, None, None
+        # What the reward remembers is a feature of this agent, and begins at its first decision.
+        if now is not None and spec.memory and not first:
+            now = jax.tree.map(np.asarray, remember(now))
+        if now is None:
+            seen, row = see(memory.seen, bar)
+        else:
+            seen, row, logits, target = think(memory.seen, bar, now)
+        row = np.asarray(row)
         # A NaN stays in the stream until the receptive field has passed over it.
         unfit = max(memory.unfit - 1, 0) if np.isfinite(row).all() else receptive_field
-        memory = Sight(state, stream, unfit)
-        if account is None:
+        memory = Sight(seen, unfit)
+        if now is None:
             return memory, None, None
-        # What the reward remembers is a feature of this agent, and begins at its first decision.
-        now: Account = account
-        if spec.memory and not first:
-            now = jax.tree.map(np.asarray, remember(account))
         if unfit:
             return memory, now, unusable._replace(features=row)
-        logits = np.asarray(decide(cells, now))
+        logits, target = np.asarray(logits), np.asarray(target)
         # argmax takes a NaN for the largest number, and would trade on it.
         if logits.shape != (num_assets, outputs) or not np.isfinite(logits).all():
             return memory, now, unusable
-        target = np.asarray(target_of(logits, now.ordered))
         usable = bool(np.isfinite(target).all())
         action = logits.argmax(-1) if num_agents == 1 else None
         return memory, now, Decision(target, logits, action, usable, row)
@@ -191,11 +185,11 @@ def policy_agent(
     about = {"targets": list(spec.targets), "actions": spec.actions}
     return Agent(
         symbols=spec.symbols,
-        begin=lambda: Sight(features.init(num_assets), begin(), 0),
+        begin=lambda: Sight(begin(), 0),
         open=opened,
         act=act,
         identity={**about, "receptive_field": receptive_field, **identity},
-        features=tuple(features.names),
+        features=tuple(names),
         **rest,
     )
 

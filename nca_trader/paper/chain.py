@@ -63,6 +63,7 @@ def _as_string(value: Any) -> str:
 _encode = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False, default=_as_string
 ).encode
+_quote = json.encoder.encode_basestring_ascii  # as the encoder writes a string
 
 
 def canonical(value: Any) -> str:
@@ -80,9 +81,14 @@ def canonical(value: Any) -> str:
     return _encode(value)
 
 
-def link_of(prev_hash: str, *fields: Any) -> str:
-    """Return the hash of an event: its fields are seq, run, ts_event, ts_recv, kind, key, body."""
-    return hashlib.sha256(_encode([prev_hash, *fields]).encode()).hexdigest()
+def link_of(
+    before: str, seq: int, run: str, ts_event: int, ts_recv: int, kind: str, key: str, body: str
+) -> Any:
+    """Return the SHA-256 of an event: of the JSON list of these fields, with the hash before it."""
+    # Written out, which takes a third of the encoder's time: a walk does nothing else.
+    names, text = f"{_quote(kind)},{_quote(key)}", _quote(body)
+    fields = f'["{before}",{seq},{_quote(run)},{ts_event},{ts_recv},{names},{text}]'
+    return hashlib.sha256(fields.encode())
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
@@ -175,11 +181,9 @@ def _walked(db: sqlite3.Connection | None, mark: Mark | None) -> _Walk:
     count, link, passed = 0, GENESIS, {0: GENESIS}
     # The only two ends that the head file knows; other hashes need not be kept.
     wanted = set() if mark is None else {mark.done.seq, mark.after.seq}
-    # The fields of a walk's row, bound once: this loop is all of a verification's time.
-    encode, sha256 = _encode, hashlib.sha256
     try:
         for seq, *fields, stored in db.execute(f"{ROWS} ORDER BY seq") if db else ():
-            found = sha256(encode([link, seq, *fields]).encode())
+            found = link_of(link, seq, *fields)
             if seq != count + 1 or stored != found.digest():
                 return _Walk(Head(count, link), passed, True)
             count, link = seq, found.hexdigest()

@@ -35,45 +35,48 @@ from nca_trader.paper.drift import Usual
 from nca_trader.paper.venue import Order, client_id
 from nca_trader.types import Bar, Costs
 
-# Costs and rules are static: a session has one of each, and what they leave out is not compiled.
-# What a caller does not need is not returned: the effects of a fill are 15 arrays.
 _entered = jax.jit(exits.entered)
 _aged = jax.jit(exits.aged)
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> Account:
-    """Return the account at the close of a bar."""
-    return accounting.on_bar(account, legs, costs, rules)[0]
+class Programs(NamedTuple):
+    """Compiled functions of one account.
 
-
-@functools.partial(jax.jit, static_argnums=(2, 3))
-def _trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
-    account, fill = accounting.trade(account, quote, costs, rules)
-    effects: Any = (fill.traded, fill.cost, None)
-    return account, Fill(*effects)
-
-
-@functools.partial(jax.jit, static_argnums=(4, 5))
-def _on_bar_of_book(
-    account: Account, book: Book, bar: Bar, legs: Legs, costs: Costs, rules: Rules
-) -> tuple[Account, Book]:
-    # Without levels in the book nothing leaves inside the bar.
-    return exits.on_bar(account, book, bar, legs, costs, rules)[:2]
-
-
-@functools.partial(jax.jit, static_argnums=(3, 4))
-def place(
-    account: Account, target: Array, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Account, Array]:
-    """Order without filling, also where orders fill at the close: the broker is sent the orders.
-
-    Returns:
-      The account, and `[A]` the weights ordered within the caps.
+    on_bar: `(account, legs) -> account` at the close of a bar. of_book: the same of an account and
+    its book, `(account, book, bar, legs) -> account, book`. place: `(account, target, quote) ->
+    account, [A]` weights ordered within the caps; orders without filling, also where orders fill at
+    the close, as the broker is sent the orders. trade: `(account, quote) -> account, fill`.
     """
-    rules = rules._replace(fill="next_open")
-    placed, _ = accounting.place(account, target, quote, costs, rules)
-    return placed, capped(placed.ordered, rules)
+
+    on_bar: Callable[..., Account]
+    of_book: Callable[..., tuple[Account, Book]]
+    place: Callable[..., tuple[Account, Array]]
+    trade: Callable[..., tuple[Account, Fill]]
+
+
+@functools.lru_cache(maxsize=64)
+def programs(costs: Costs, rules: Rules) -> Programs:
+    """Compile the functions of an account. What its costs and rules leave out is not compiled."""
+
+    # What a caller does not need is not returned: the effects of a fill are 15 arrays.
+    def on_bar(account: Account, legs: Legs) -> Account:
+        return accounting.on_bar(account, legs, costs, rules)[0]
+
+    def of_book(account: Account, book: Book, bar: Bar, legs: Legs) -> tuple[Account, Book]:
+        # Without levels in the book nothing leaves inside the bar.
+        return exits.on_bar(account, book, bar, legs, costs, rules)[:2]
+
+    def place(account: Account, target: Array, quote: Quote) -> tuple[Account, Array]:
+        unfilled = rules._replace(fill="next_open")
+        placed, _ = accounting.place(account, target, quote, costs, unfilled)
+        return placed, capped(placed.ordered, unfilled)
+
+    def trade(account: Account, quote: Quote) -> tuple[Account, Fill]:
+        account, fill = accounting.trade(account, quote, costs, rules)
+        effects: Any = (fill.traded, fill.cost, None)
+        return account, Fill(*effects)
+
+    return Programs(*map(jax.jit, (on_bar, of_book, place, trade)))
 
 
 class Decision(NamedTuple):
@@ -214,7 +217,7 @@ class Core:
 
     def __init__(self, agent: Agent, run: str, start: int | None = None):
         self.agent, self.run = agent, run
-        self.start = start
+        self._programs = programs(agent.costs, agent.rules)
         self._start = -(2**62) if start is None else start  # before any time in seconds
         self._handed: tuple[Any, Any] = (None, None)  # an account, and the same as jax's arrays
 
@@ -265,8 +268,9 @@ class Core:
             # The agent sees the bars before `start` in any case, and decides at none of them.
             return self._opened() if self.ready(state, bar) else View()
         if book is None:
-            return View(self._run_account(on_bar, account, legs))
-        return View(*self._run_account(_on_bar_of_book, account, book, bar, legs))
+            return View(self._run_account(self._programs.on_bar, account, legs))
+        found = self._run_account(self._programs.of_book, account, book, bar, legs)
+        return View(*found)
 
     def reported(self, state: State, bar: Bar, legs: Legs, seen: Observed) -> View:
         """Return the account at the close of `bar` as a venue has it."""
@@ -354,7 +358,7 @@ class Core:
         rules = self.agent.rules
         # Ordered first and filled last, also where orders fill at this close: what is pending in
         # between is what the broker is sent.
-        placed, weights = self._run_account(place, account, decision.target, quote)
+        placed, weights = self._run_account(self._programs.place, account, decision.target, quote)
         whole = np.asarray(placed.pending) == WHOLE
         if rules.order == "on_change":
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
@@ -381,7 +385,7 @@ class Core:
         )
         book = state.book
         if rules.fill == "close":
-            placed, fill = self._run_account(_trade, placed, quote)
+            placed, fill = self._run_account(self._programs.trade, placed, quote)
             if book is not None:
                 with float64_on_cpu():
                     book = jax.tree.map(np.asarray, _entered(book, placed.held, fill, state.close))
@@ -394,7 +398,7 @@ class Core:
         known, there = self._handed
         with float64_on_cpu():
             given = there if account is known else account
-            found = function(given, *args, self.agent.costs, self.agent.rules)
+            found = function(given, *args)
         leaves, tree = jax.tree.flatten(found)  # half the time of `jax.tree.map`
         read = tree.unflatten([np.asarray(leaf) for leaf in leaves])
         alone = isinstance(found, Account)

@@ -185,6 +185,8 @@ class Gate:
 
     def _faults(self, bar: Bar) -> list[Fault]:
         """Return what a bar file's check finds in the bar, in its order."""
+        if _is_plain(bar):
+            return []
         fields = {name: np.asarray(getattr(bar, name)) for name in (*PRICES, "present")}
         # NaN is a missing volume, which bars may hold.
         fields["volume"] = np.where(np.isnan(bar.volume), 0.0, bar.volume)
@@ -251,6 +253,21 @@ class Gate:
         moves = np.ma.masked_invalid(np.stack(self._moves))
         # Of each asset by itself, and of the bars that it had.
         return np.ma.median(moves, axis=0).filled(0.0)
+
+
+def _is_plain(bar: Bar) -> bool:
+    """Return whether a bar is prices and volumes alone, and each asset's are in order.
+
+    The whole check takes a tenth of the time of a bar, and nearly all bars are plain.
+    """
+    if any(getattr(bar, name) is not None for name in INCOME):
+        return False
+    rows = (np.asarray(getattr(bar, name)).tolist() for name in (*PRICES, "volume"))
+    # False where a number is NaN.
+    return all(
+        0.0 < low <= o <= h < np.inf and low <= c <= h and 0.0 <= volume < np.inf
+        for o, h, low, c, volume in zip(*rows, strict=True)
+    )
 
 
 def _same(bar: Bar, other: Bar) -> bool:

@@ -242,10 +242,10 @@ class Journal:
             added = self._db.execute(
                 "INSERT INTO event VALUES (?, ?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT(series, key) DO NOTHING",
-                (seq, series, ts_event, ts_recv, key, text, bytes.fromhex(link)),
+                (seq, series, ts_event, ts_recv, key, text, link.digest()),
             ).rowcount
             if added:
-                self._head = Head(seq, link)
+                self._head = Head(seq, link.hexdigest())
                 self._waiting += 1
                 return True
             seq, known_ts, known_text = self._db.execute(

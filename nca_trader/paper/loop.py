@@ -270,7 +270,8 @@ class Session:
                 # With its bar: after a kill in between, the next session would trade on.
                 halt = self._settle(outcome, seen, ts)
         self._stop_or_go_on(halt)
-        self._refuse()
+        if self._live or outcome.sent:
+            self._refuse()
         # Before this line nothing is sent: a decision counts once it is on disk.
         filled = self._account.send(outcome, self._state, ts, given)
         if late and filled is not None:
@@ -394,9 +395,10 @@ class Session:
         """Return what drifts at a bar. An order fills at the open after the close that it saw."""
         if outcome.decision is None or seen is None:
             return []
-        present = np.asarray(bar.present)
-        quote = legs.at_open._replace(price=np.where(present, bar.open, before.close))
-        found = self._filled(seen, quote)
+        found, present = [], np.asarray(bar.present)
+        if seen.trades:
+            quote = legs.at_open._replace(price=np.where(present, bar.open, before.close))
+            found = self._filled(seen, quote)
         found += self._drift.decided(outcome.decision.features, present)
         return found + self._drift.turned(seen.moved / seen.value)
 

@@ -84,23 +84,34 @@ def make_agent(
 ):  # fmt: skip
     """An agent by `decide(window [RF, A, F], present [RF, A], account)`: its stream keeps both."""
 
+    source = features or LastReturn()
+    spec = EnvSpec(symbols=symbols, features=("return_1",), targets=targets, warmup=0)
+
     def begin():
         shape = (RECEPTIVE_FIELD, len(symbols))
-        return np.zeros((*shape, 1), np.float32), np.zeros(shape, bool)
+        window = np.zeros((*shape, 1), np.float32), np.zeros(shape, bool)
+        return source.init(len(symbols)), window
 
-    def see(stream, row, present):
-        stream = tuple(
-            np.concatenate([old[1:], new[None]])
-            for old, new in zip(stream, (row, present), strict=True)
+    def see(memory, bar):
+        state, row = source.step(memory[0], bar)
+        new = row, np.asarray(bar.present)
+        window = tuple(
+            np.concatenate([old[1:], last[None]]) for old, last in zip(memory[1], new, strict=True)
         )
-        return stream, stream
+        return (state, window), row
+
+    def think(memory, bar, account):
+        memory, row = see(memory, bar)
+        logits = decide(*memory[1], account)
+        target = np.take(targets, np.argmax(logits, -1))  # of actions that are the targets
+        return memory, row, logits, target
 
     return policy_agent(
-        spec=EnvSpec(symbols=symbols, features=("return_1",), targets=targets, warmup=0),
-        features=features or LastReturn(),
+        spec=spec,
+        names=source.names,
         begin=begin,
         see=see,
-        decide=lambda cells, account: decide(*cells, account),
+        think=think,
         receptive_field=RECEPTIVE_FIELD,
         first_decision=FIRST_DECISION,
         costs=costs,

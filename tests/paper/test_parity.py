@@ -179,9 +179,13 @@ class Late:
     def init(self, num_assets):
         return self.inner.init(num_assets), np.zeros((num_assets, len(self.names)), np.float32)
 
-    def step(self, state, bar):
-        inner, value = self.inner.step(state[0], bar)
-        return (inner, value), state[1]
+    @property
+    def jitted(self):
+        def update(state, bar):
+            inner, value = self.inner.jitted[0](state[0], bar)
+            return (inner, value), state[1]
+
+        return update, None
 
 
 @pytest.mark.parametrize("change", ["feature", "fill", "cost"])

@@ -8,7 +8,7 @@ import pytest
 
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.paper.core import Core, on_bar, place
+from nca_trader.paper.core import Core, programs
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events, verify
@@ -330,7 +330,7 @@ def test_nothing_is_compiled_after_the_first_decisions(path, stage):
     compiled = []
     for bar in ReplayFeed(bars):
         state, _ = stepped(core, state, bar)
-        compiled.append(on_bar._cache_size() + place._cache_size())
+        compiled.append(sum(each._cache_size() for each in programs(agent.costs, agent.rules)))
     assert compiled[stage.first_decision + 2] == compiled[-1] > 0
 
 
