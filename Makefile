@@ -38,7 +38,8 @@ help:
 	@echo "make test       set up .venv, then run the tests"
 	@echo "make check      lint, and the tests nearest to what changed against main: under 2 minutes"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  fix style"
-	@echo "make soak       kill paper sessions: 200 times at random, and before and after each kind of event"
+	@echo "make soak       kill paper sessions: 200 times at random, and before and after each kind of event;"
+	@echo "                then trade 50,000 bars against an exchange that breaks"
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
 	@echo "make bench      measure            make lock    renew the lock files make wheel   build"
 	@echo "make test-oracles  set up .venv-oracles, then compare with vectorbt and backtesting.py; TPU plans"
@@ -88,7 +89,8 @@ test-slow: .venv/.installed
 	@$(PY) -m pytest -m slow --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
 soak: .venv/.installed
-	@$(PY) -m pytest -m "" tests/paper/test_faults.py tests/paper/test_kill.py $(PYTEST_ARGS)
+	@SOAK_BARS=50000 $(PY) -m pytest -m "" tests/paper/test_faults.py tests/paper/test_kill.py \
+	  tests/paper/test_soak.py $(PYTEST_ARGS)
 
 test-fresh: .venv/.installed
 	@$(PY) -m pytest -m "hypothesis and not slow" --hypothesis-seed=$(SEED) $(IN_PARALLEL) $(PYTEST_ARGS)

@@ -1,0 +1,76 @@
+"""A long session against an exchange that breaks: its memory stays, and its books stay exact.
+
+`make soak` runs it over `SOAK_BARS` bars; without the variable it is short.
+"""
+
+import os
+import resource
+
+import numpy as np
+import pytest
+from brokenexchange import Broken, Faults
+from livedesk import SECOND, Still
+
+from nca_trader.paper.journal import Journal, verify
+from nca_trader.paper.loop import Session
+from nca_trader.types import Costs
+
+BARS = int(os.environ.get("SOAK_BARS", "1500"))
+BEGIN, DAY = 10, 86_400
+FAULTS = dict(seed=1, reject=0.02, busy=0.02, mute=0.02, reset=0.02, lost=0.02, partial=0.05)
+
+
+class Film:
+    """A live feed of given bars, in memory; the next one closes when it is asked for."""
+
+    def __init__(self, bars):
+        self.bars, self.symbols, self.period, self.place = bars, bars.symbols, DAY, BEGIN
+        self.each = list(bars.each())
+
+    def now(self):
+        return (int(self.bars.seconds[self.place - 1]) + DAY) * SECOND
+
+    def history(self, count):
+        return self.bars[max(self.place - count, 0) : self.place]
+
+    def __iter__(self):
+        while self.place < len(self.bars):
+            self.place += 1
+            yield self.each[self.place - 1]
+
+    def close(self):
+        pass
+
+
+def peak():
+    """The most memory that this process ever had, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@pytest.mark.slow
+def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path, quick_disk):
+    agent = stage.agent(costs=Costs())  # what a session reads of a venue has no charges to book
+    bars = stage.bars(num_bars=BARS, missing=0.02, start="1971-01-01")
+    venue = Broken(
+        tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules,
+        faults=Faults(**FAULTS, repeat=0.1),
+    )  # fmt: skip
+    film, path, memory = Film(bars), tmp_path / "live.db", []
+    for part in (1, 2, 3):  # each but the first resumes what the one before wrote
+        last = int(bars.seconds[BARS * part // 3 - 1])
+        with Journal(path, film.now) as journal:
+            session = Session(agent, film, venue, journal, 1e5, warmup=BEGIN, clock=Still())
+            result = session.trade(lambda: (session._state.last or 0) >= last)  # noqa: B023
+        memory.append(peak())
+    assert result["bars"] == BARS
+    assert result["orders"] > BARS // 10
+    held, ledger = venue.holdings(), session._account.router.ledger
+    assert ledger.cash == pytest.approx(held.cash, rel=1e-9)
+    for symbol in agent.symbols:
+        assert ledger.units.get(symbol, 0.0) == pytest.approx(held.units.get(symbol, 0.0), abs=1e-9)
+    sent = [name for (name,) in venue._db.execute("SELECT client_id FROM orders")]
+    assert len(sent) == len(set(sent)) > 0
+    assert verify(path).seq == result["events"]
+    # Two thirds of the bars add a tenth of a kilobyte each, which is what a day of seconds may.
+    assert memory[-1] - memory[0] < 20 + 1e-4 * BARS
+    assert np.isfinite(result["equity"])
