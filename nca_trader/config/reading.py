@@ -233,7 +233,7 @@ def replayed(feed: str, broker: str = "simulated") -> str | None:
         return None
     if at != "simulated":
         raise ConfigError(
-            f"{argument('broker', broker)}: a replay's orders go to the simulated broker; give "
+            f"{argument('broker', broker)}: a replay's orders go to the simulated exchange; give "
             f"{argument('broker', 'simulated')}, or a live feed."
         )
     return rest

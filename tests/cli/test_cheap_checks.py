@@ -129,7 +129,7 @@ CASES = (
     (REPLAY.replace("bars.csv", "nowhere.csv"), "nowhere.csv: D001 no such file."),
     (REPLAY.replace("replay:", ""), "--feed bars.csv is not a feed"),
     (REPLAY.replace("j.db", "no/j.db"), "no: there is no such folder"),
-    (REPLAY + "--broker alpaca", "--broker alpaca: a replay's orders go to the simulated broker"),
+    (REPLAY + "--broker alpaca", "--broker alpaca: a replay's orders go to the simulated exchange"),
     (REPLAY + "--capital 0", "--capital: 0 is not a number in (0, inf)"),
     (REPLAY + "--start 05/06/2006", "--start 05/06/2006 may mean two days"),
     (REPLAY + "--limit max_drawdwn=0.1", "did you mean 'max_drawdown'?"),

@@ -1,7 +1,7 @@
 """Costs of trading of your own: functions that say how much worse than the bar's price a fill is.
 
-`Costs.own` names them. The account, the simulated broker and the table of trades call them through
-`nca_trader.envs.account.state.worsening`, as they do for slippage, spread and impact.
+`Costs.own` names them. The account, the simulated exchange and the table of trades call them
+through `nca_trader.envs.account.state.worsening`, as they do for slippage, spread and impact.
 
 A cost, a reward or an action scheme of your own runs inside the training program, so it must be a
 pure function of its arguments. `examined` traces it, twice and without data, and refuses what is
@@ -157,7 +157,7 @@ def own_rates(trade: Trade, costs: Costs) -> tuple[Tensor, ...]:
     if not costs.own:
         return ()
     xp = arrays(trade.traded)
-    if xp is np:  # the simulated broker, whose books are in float64
+    if xp is np:  # the simulated exchange, whose books are in float64
         with float64_on_cpu():
             return tuple(np.asarray(rate) for rate in _rates(trade, costs, np))
     return _rates(trade, costs, xp)

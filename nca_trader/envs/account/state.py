@@ -381,7 +381,7 @@ def next_legs(
     )
 
 
-# The account calls the next three functions with jax, the simulated broker with numpy. Each keeps
+# The account calls the next three functions with jax, the simulated exchange with numpy. Each keeps
 # its own positions and cash, but a fill's price and size have one formula.
 
 
