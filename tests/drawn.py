@@ -9,6 +9,20 @@ import nca_trader as nca
 from nca_trader.types import Bars
 
 
+def bars_of(close, open_=None, start="2020-01-01", step="D", **columns):
+    """Bars `[N, A]` of these prices, a day or another `step` apart; what is not given is plain."""
+    close = np.asarray(close, float)
+    close = close[:, None] if close.ndim == 1 else close
+    open_ = close if open_ is None else open_
+    plain = dict(
+        time=np.datetime64(start, "ns") + np.arange(len(close)) * np.timedelta64(1, step),
+        symbols=tuple(f"S{i}" for i in range(close.shape[1])),
+        open=open_, high=np.maximum(open_, close), low=np.minimum(open_, close), close=close,
+        volume=np.ones(close.shape), present=np.ones(close.shape, bool),
+    )  # fmt: skip
+    return Bars(**plain | columns)
+
+
 def random_bars(rng, length, num_assets, missing=0.0, spread=0.01, unit="D"):
     """Bars of a random walk whose opens gap and whose bars are missing at a given rate."""
     shape = (length, num_assets)
@@ -21,17 +35,8 @@ def random_bars(rng, length, num_assets, missing=0.0, spread=0.01, unit="D"):
     for t in range(1, length):  # a missing bar carries the last close
         open_[t] = np.where(present[t], open_[t], close[t - 1])
         close[t] = np.where(present[t], close[t], close[t - 1])
-    return Bars(
-        time=np.datetime64("2020-01-01", "ns") + np.arange(length) * np.timedelta64(1, unit),
-        symbols=tuple(f"S{i}" for i in range(num_assets)),
-        open=open_,
-        high=np.maximum(open_, close),
-        low=np.minimum(open_, close),
-        close=close,
-        volume=np.where(present, 1e6, 0.0),
-        present=present,
-        source="random",
-    )
+    volume = np.where(present, 1e6, 0.0)
+    return bars_of(close, open_, step=unit, volume=volume, present=present, source="random")
 
 
 def rich_bars(rng, length, num_assets, missing=0.1, spread=0.02):

@@ -12,11 +12,11 @@ import time
 
 import numpy as np
 import pytest
+from drawn import bars_of
 
 from nca_trader.cli import build_parser
 from nca_trader.data.bars import write_bars
 from nca_trader.paper.journal import read_events, verify
-from nca_trader.types import Bars
 from nca_trader.watch.alerts import read_rules
 
 UNITS = ("nca-trader-paper@.service", "nca-trader-watch@.service", "nca-trader-train@.service")
@@ -131,11 +131,7 @@ def test_a_session_whose_every_process_is_killed_converges_when_the_unit_starts_
 ):
     rng = np.random.default_rng(0)
     close = 100.0 * np.exp(np.cumsum(0.01 * rng.standard_normal((4000, 2)), axis=0))
-    bars = Bars(
-        time=np.datetime64("2000-01-01", "ns") + np.arange(4000) * np.timedelta64(1, "D"),
-        symbols=("AAA", "BBB"), open=close, high=close * 1.001, low=close * 0.999, close=close,
-        volume=np.full(close.shape, 1000.0), present=np.ones(close.shape, bool),
-    )  # fmt: skip
+    bars = bars_of(close, start="2000-01-01", symbols=("AAA", "BBB"))
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:
         folder.mkdir()

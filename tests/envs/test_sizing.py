@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import bars_of
 
 import nca_trader as nca
 from nca_trader.agents.heads import account_features
@@ -41,16 +42,8 @@ def bars():
     nan = np.where(present, 1.0, np.nan)
     filled = pd.DataFrame(close * nan).ffill().to_numpy()
     opened = np.where(present, opened, filled)
-    return nca.Bars(
-        time=np.datetime64("2012-01-02") + days * np.timedelta64(1, "D"),
-        symbols=("A", "B", "C"),
-        open=opened,
-        high=np.maximum(opened, filled),
-        low=np.minimum(opened, filled),
-        close=filled,
-        volume=np.ones_like(close),
-        present=present,
-    )
+    time = np.datetime64("2012-01-02") + days * np.timedelta64(1, "D")
+    return bars_of(filled, opened, time=time, symbols=("A", "B", "C"), present=present)
 
 
 def pandas_sizes(bars):

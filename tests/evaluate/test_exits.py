@@ -1,5 +1,6 @@
 """Stops and targets inside a bar by hand; `test_judge.py` has those of drawn accounts."""
 
+import drawn
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,11 +21,7 @@ def replay(targets, *, order="on_change"):
 def bars_of(*rows):
     """Daily bars of one asset from rows of open, high, low, close."""
     o, h, l, c = (np.array(column, float)[:, None] for column in zip(*rows, strict=True))  # noqa: E741
-    time = np.datetime64("2020-01-01", "ns") + np.arange(len(rows)) * np.timedelta64(1, "D")
-    return nca.Bars(
-        time=time, symbols=("X",), open=o, high=h, low=l, close=c,
-        volume=np.ones_like(o), present=np.ones(o.shape, bool),
-    )  # fmt: skip
+    return drawn.bars_of(c, o, high=h, low=l, symbols=("X",))
 
 
 FLAT = (100.0, 100.0, 100.0, 100.0)

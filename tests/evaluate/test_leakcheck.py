@@ -167,6 +167,7 @@ HONEST = (
 
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.few(14)
 def test_a_planted_leak_is_found_with_its_column_and_a_true_example(leak, seed):
     report = leakcheck(leak, BARS, seed=seed, cases=FEW)
     assert not report.ok and report.leaks > 0, str(report)
@@ -194,6 +195,7 @@ def assert_true(leak, example):
 
 @pytest.mark.parametrize("subject", HONEST, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.few(7)
 def test_what_sees_the_past_alone_is_silent(subject, seed):
     report = leakcheck(subject, BARS, seed=seed, cases=FEW)
     assert report.ok and report.leaks == report.raised == 0, str(report)

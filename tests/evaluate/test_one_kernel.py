@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import bars_of
 
 import nca_trader as nca
 from nca_trader.agents import rolling, targets
@@ -25,16 +26,7 @@ def made(num_bars, assets):
     opened = close * np.exp(0.004 * rng.standard_normal(close.shape))
     present = rng.random(close.shape) > 0.1
     present[0] = True
-    return nca.Bars(
-        time=np.datetime64("2010-01-01") + np.arange(num_bars) * np.timedelta64(1, "D"),
-        symbols=tuple(f"S{i}" for i in range(assets)),
-        open=opened,
-        high=np.maximum(opened, close),
-        low=np.minimum(opened, close),
-        close=close,
-        volume=np.ones_like(close),
-        present=present,
-    )
+    return bars_of(close, opened, "2010-01-01", present=present)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import bars_of
 
 import nca_trader as nca
 from nca_trader.agents import rolling
@@ -36,11 +37,8 @@ def made(num_bars=700, assets=1, seed=0, missing=0.0, drift=0.0):
     for t in range(1, num_bars):  # a missing bar carries the last close
         for values in (open_, high, low, close):
             values[t] = np.where(present[t], values[t], close[t - 1])
-    time = np.datetime64("2010-01-01") + np.arange(num_bars) * np.timedelta64(1, "D")
-    return nca.Bars(
-        time=time, symbols=tuple("ABC"[:assets]), open=open_, high=high, low=low, close=close,
-        volume=np.ones_like(close), present=present,
-    )  # fmt: skip
+    more = {"symbols": tuple("ABC"[:assets]), "high": high, "low": low, "present": present}
+    return bars_of(close, open_, "2010-01-01", **more)
 
 
 def stopped(fast=5, loss=0.05):
@@ -400,6 +398,7 @@ def test_a_trial_is_what_was_ordered_whatever_its_name_code_or_costs(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["f32", "f64"])
+@pytest.mark.few(1)
 def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tmp_path):
     """With continuous targets, with stops, and where a function of bars runs in a loop."""
     bars = made(300)
@@ -425,7 +424,7 @@ def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tm
 CROSS = {"fast": range(4, 36, 4), "slow": range(40, 140, 10)}
 
 
-@pytest.mark.parametrize("draws", [7, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_zoom_into_the_winner_does_not_raise_the_deflated_ratio(draws, tmp_path):
     changes = []
     for seed in range(draws):
@@ -457,10 +456,7 @@ def test_an_edge_that_all_combinations_share_is_an_edge_and_no_choice():
     """The other way about, too: what PBO says of the choice changes nothing about the edge."""
     bars = made(1500, seed=3)
     close = bars.close * np.exp(0.0012 * np.arange(1500))[:, None]
-    bars = nca.Bars(
-        time=bars.time, symbols=bars.symbols, open=close, high=close, low=close, close=close,
-        volume=bars.volume, present=bars.present,
-    )  # fmt: skip
+    bars = bars_of(close, start="2010-01-01")
 
     def sized(size):
         inner = nca.rules.buy_and_hold()
@@ -483,12 +479,7 @@ def planted(seed, edge, num_bars=2500):
     for _ in range(num_bars):
         r = edge * np.sign(close[-1] - close[-11]) + 0.01 * rng.standard_normal()
         close.append(close[-1] * np.exp(r))
-    prices = np.array(close)[:, None]
-    time = np.datetime64("2000-01-01") + np.arange(len(prices)) * np.timedelta64(1, "D")
-    return nca.Bars(
-        time=time, symbols=("A",), open=prices, high=prices, low=prices, close=prices,
-        volume=np.ones_like(prices), present=np.ones(prices.shape, bool),
-    )  # fmt: skip
+    return bars_of(close, start="2000-01-01")
 
 
 def findings(draw, seeds):

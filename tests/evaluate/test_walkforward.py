@@ -3,6 +3,7 @@
 import functools
 import shutil
 
+import drawn
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,16 +20,7 @@ def bars_of(returns):
     """Daily bars of one asset with these simple returns; each opens at the last close."""
     close = 100.0 * np.cumprod(1.0 + returns)[:, None]
     before = np.concatenate([[[100.0]], close[:-1]])
-    return nca.Bars(
-        time=np.datetime64("2000-01-01") + np.arange(len(close)) * np.timedelta64(1, "D"),
-        symbols=("X",),
-        open=before,
-        high=np.maximum(before, close),
-        low=np.minimum(before, close),
-        close=close,
-        volume=np.ones_like(close),
-        present=np.ones(close.shape, bool),
-    )
+    return drawn.bars_of(close, before, "2000-01-01", symbols=("X",))
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,9 @@ import jax
 import numpy as np
 import pytest
 import tiny
-from drawn import random_bars
+from drawn import bars_of, random_bars
 
 from nca_trader import (
-    Bars,
     Run,
     TradingEnv,
     backtest,
@@ -76,17 +75,7 @@ def persistent_bars(seed, length=800):
     sign = np.cumprod(np.where(rng.random(length) < 0.9, 1.0, -1.0))
     close = 100.0 * np.exp(np.cumsum(0.01 * sign))[:, None]
     open_ = np.vstack([[[100.0]], close[:-1]])
-    return Bars(
-        time=np.datetime64("2000-01-01", "ns") + np.arange(length) * np.timedelta64(1, "D"),
-        symbols=("WALK",),
-        open=open_,
-        high=np.maximum(open_, close),
-        low=np.minimum(open_, close),
-        close=close,
-        volume=np.ones_like(close),
-        present=np.ones_like(close, bool),
-        source="made here",
-    )
+    return bars_of(close, open_, "2000-01-01", symbols=("WALK",), source="made here")
 
 
 class Place:

@@ -5,6 +5,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from drawn import bars_of
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.paper.agents import policy_agent
@@ -12,7 +13,7 @@ from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.loop import Session
-from nca_trader.types import Bars, Costs, EnvSpec
+from nca_trader.types import Costs, EnvSpec
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
 RECEPTIVE_FIELD = 5
@@ -65,17 +66,9 @@ def make_bars(num_bars=120, symbols=("AAA", "BBB"), seed=0, missing=0.0, start="
         close[row] = np.where(present[row], close[row], close[row - 1])
     high, low = np.maximum(open_, close) * 1.001, np.minimum(open_, close) * 0.999
     high, low = (np.where(present, x, close) for x in (high, low))
-    return Bars(
-        time=np.datetime64(start, "ns") + np.arange(num_bars) * np.timedelta64(1, "D"),
-        symbols=symbols,
-        open=open_,
-        high=high,
-        low=low,
-        close=close,
-        volume=np.where(present, 1000.0, 0.0),
-        present=present,
-        source="made here",
-    )
+    more = {"high": high, "low": low, "volume": np.where(present, 1000.0, 0.0)}
+    more |= {"symbols": symbols, "present": present, "source": "made here"}
+    return bars_of(close, open_, start, **more)
 
 
 def make_agent(
