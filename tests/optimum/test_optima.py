@@ -57,14 +57,6 @@ def test_the_published_optima_are_those_of_the_shared_table(table):
         assert found["optimal_value"] == value, entry
 
 
-def test_merton_is_the_shared_table_in_every_case(table):
-    for case in table["merton"]["cases"]:
-        given = {key: case[key] for key in ("gamma", "mu", "sigma", "dt")}
-        market = synthetic.market("merton", **given)
-        assert market.optimum == pytest.approx(case["log_certainty_equiv_per_step"], rel=1e-9)
-        assert market.details["fraction"] == pytest.approx(case["discrete_fraction"], abs=1e-6)
-
-
 def test_thresholds_are_the_shared_table_to_its_grid(table):
     for entry, name, given in (("ou_mid", "ou", {}), ("ou_expensive", "ou", {"cost": 0.005})):
         cuts = [row["x"] for row in table[entry]["thresholds"]["from_flat"]]
@@ -72,29 +64,6 @@ def test_thresholds_are_the_shared_table_to_its_grid(table):
     hidden = table["markov_switching"]["hidden"]["thresholds_belief"]["from_flat"]
     cuts = synthetic.market("markov_drift", hidden=True).details["cuts"]
     np.testing.assert_allclose(cuts, hidden, atol=5e-4)
-
-
-def test_the_ou_value_is_where_ever_finer_grids_lead():
-    assert synthetic.market("ou", cost=0.001).optimum == pytest.approx(
-        0.0011605896749806264, rel=5e-6
-    )  # `ou_grid_convergence.richardson` of the table
-
-
-@pytest.mark.parametrize("phi", [-0.9, -0.2, 0.3, 0.95, 0.99])
-def test_without_cost_the_optimum_is_the_mean_absolute_drift(phi):
-    scale = 0.01 / math.sqrt(1 - phi**2) * math.sqrt(2 / math.pi)
-    ou = synthetic.market("ou", phi=phi, sigma=0.01, cost=0.0)
-    assert ou.optimum == pytest.approx((1 - phi) * scale, rel=1e-10)
-    ar1 = synthetic.market("ar1", phi=phi, sigma=0.01, cost=0.0)
-    assert ar1.optimum == pytest.approx(abs(phi) * scale, rel=1e-10)
-
-
-def test_merton_tends_to_the_continuous_answer_as_steps_shrink():
-    gaps = [
-        abs(synthetic.market("merton", gamma=2.0, mu=0.1, dt=dt).details["fraction"] - 0.1 / 0.32)
-        for dt in (1 / 4, 1 / 40, 1 / 400)
-    ]
-    assert gaps[1] < gaps[0] / 8 and gaps[2] < gaps[1] / 8
 
 
 @pytest.mark.parametrize(("mu", "fraction"), [(-0.1, 0.0), (0.9, 1.0)])
