@@ -54,6 +54,16 @@ def test_fills_are_kept_in_a_file_and_not_in_memory(tmp_path, path):
     exchange.close()
 
 
+def test_what_is_left_of_a_cut_order_never_sells():
+    broker = broker_of(costs=Costs())
+    broker.work([order("A", 0.5)])
+    broker.advance(np.array([50.0, 20.0]), HERE, 0)
+    broker.work([order("A", 0.2, buy_only=True)])
+    assert broker.advance(np.array([50.0, 20.0]), HERE, 1) == []
+    broker.work([order("A", 0.2)])
+    assert broker.advance(np.array([50.0, 20.0]), HERE, 2)[0].units == pytest.approx(-6.0)
+
+
 def test_an_order_that_is_withdrawn_does_not_fill():
     broker = broker_of()
     assert broker.work([order("A", 0.5)])[0] == ["id-A-0.5"]
