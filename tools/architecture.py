@@ -24,7 +24,7 @@ COLUMNS = (130, 340, 550)  # of the packages of a row
 ABOUT = {
     "cli": "one file per command",
     "watch": "alerts, metrics, dashboard",
-    "scale": "plan, profile, doctor",
+    "scale": "plan, profiler, doctor",
     "paper": "feed, broker, journal",
     "optimum": "exact optima, prove",
     "evaluate": "backtest, statistics, report",

@@ -38,7 +38,6 @@ COMMANDS = {
     "data": ("data", "check a bar file, every problem with its remedy; or download one"),
     "leakcheck": ("leakcheck", "look for look-ahead in a strategy or a feature, on other futures"),
     "plan": ("scale", "compile a run for a TPU slice: does it fit, and what bounds it"),
-    "profile": ("scale", "trace some updates of training: where time goes, what bounds it"),
     "watch": ("watch", "follow a run or a paper session: metrics, Prometheus, alert rules"),
     "dashboard": ("watch", "show paper sessions on a page, live, with HALT"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
@@ -46,9 +45,10 @@ COMMANDS = {
 # What a command of an earlier version is now.
 GONE = {
     "bench": "in a checkout, `python -m benchmarks`",
+    "profile": "`nca-trader train --profile`",
 }
 # Commands that train, and what makes training smaller.
-LEARNING = ("demo", "train", "walkforward", "tune", "prove", "profile")
+LEARNING = ("demo", "train", "walkforward", "tune", "prove")
 LESS = (
     "lower learner.num_segments, learner.segment_length, learner.envs_per_segment, "
     "policy.channels or env.market_bars, or give fewer bars"

@@ -1,4 +1,4 @@
-"""`nca-trader plan`, `profile` and `doctor`: a run's needs, its time, a machine's faults."""
+"""`nca-trader plan` and `doctor`: what a run needs, and what is wrong with a machine."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from typing import Any
 
 from nca_trader.cli import fail_check
 from nca_trader.cli.options import (
-    COUNT,
     READING,
     add_options,
     load_bars,
     load_experiment,
-    load_training,
     reading_options,
 )
-from nca_trader.cli.train import add_training_options
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -58,28 +55,6 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
         name = slice_of(args.topology).name
         fail_check(args, report, f"{args.agent} does not fit on a chip of {name}; see above.")
     return report
-
-
-def add_profile_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    add_training_options(parser)
-    parser.add_argument("--steps", type=COUNT, default=3, help="updates to trace (%(default)s)")
-    parser.add_argument(
-        "--out", default="profile", metavar="DIR", help="where the trace goes (%(default)s)"
-    )
-
-
-def run_profile(args: argparse.Namespace) -> dict[str, Any]:
-    """Profile; return the measurements."""
-    from nca_trader.cloud import local
-    from nca_trader.scale.profile import profile
-    from nca_trader.scale.words import profile_lines
-
-    # The very environment that `train` builds, so that the times are those of training.
-    env, agent = load_training(args)
-    found = profile(env, agent, local(args.out, "a trace"), args.steps)
-    print("\n".join(profile_lines(found)))
-    return {"env": args.env, "agent": args.agent} | found
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:

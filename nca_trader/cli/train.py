@@ -22,7 +22,7 @@ from nca_trader.cli.options import (
     reading_options,
     typed,
 )
-from nca_trader.errors import CheckFailed, ConfigError
+from nca_trader.errors import CheckFailed
 from nca_trader.progress import say
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ SWITCHES = {  # option: the setting of jax, its value, what it does
 }
 
 
-def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `load_training`."""
+def add_train_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is trained, its run folder, the switches of debugging and those of several hosts."""
     required = {"required": True}
     # The shared help, since shards are an input of training alone.
     shards = SHARED["data"]["help"].replace("; without", ", or the shards.json of shards; without")
@@ -51,11 +51,6 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         metavar="DATE",
         help="train on bars before this date, keep the rest unseen",
     )
-
-
-def add_train_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    add_training_options(parser)
     selecting = "train on bars before FROM, and stop when the mean agent does best on those to TO"
     parser.add_argument("--select", metavar="FROM:TO", help=selecting)
     add_options(
@@ -85,8 +80,8 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{option}", action="store_true", help=what)
     sharding = "after the first update, show how each kind of array lies on the devices"
     parser.add_argument("--show-sharding", action="store_true", help=sharding)
-    traced = "trace N updates after the first, into RUN/profile"
-    parser.add_argument("--profile", type=int, metavar="N", help=traced)
+    traced = "trace N (3) updates into RUN/profile, and say at the end what bounds them"
+    parser.add_argument("--profile", type=COUNT, nargs="?", const=3, metavar="N", help=traced)
 
 
 def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -130,6 +125,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     done, chosen = steps_done(run), run.selection
     ended = chosen is not None and bool(chosen.ended)
     print(watch.sentence)
+    profiled = watch.profiled(env, run)
     if chosen is not None and chosen.update is not None:
         print(selection_line(chosen, agent.selection.patience))
     gate = None
@@ -159,6 +155,8 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         about |= {"selected_update": chosen.update, "selection_sharpe": chosen.score}
     if gate is not None:
         about |= {"gate": gate}
+    if profiled is not None:
+        about |= {"profile": profiled}
     return about | last | watch.figures
 
 
@@ -191,19 +189,13 @@ def debugged(args: argparse.Namespace) -> Iterator[Watch]:
     """Set the switches while the block runs, and yield the `Watch` of the updates.
 
     Raises:
-      ConfigError: `--profile` is below 1.
+      ConfigError: `--profile` of a run that is not on this machine.
       CheckFailed: with `--debug-nans` or `--debug-infs`, an update was dropped.
     """
     import jax
 
-    from nca_trader.cloud import local
     from nca_trader.learner.programs import Compilations
 
-    if args.profile is not None:
-        # Refused before training: a trace goes to this machine's disk.
-        local(args.run_dir, "the trace of --profile")
-        if args.profile < 1:
-            raise ConfigError(f"--profile {args.profile}: trace at least one update.")
     switches = [SWITCHES[name] for name in SWITCHES if getattr(args, name.replace("-", "_"))]
     # Restored afterwards: this process may go on, e.g. in a test.
     before = {name: getattr(jax.config, name) for name, _, _ in switches}
@@ -225,12 +217,22 @@ class Watch:
     Args:
       args: the options of `train`.
       compiled: the compilations of this process, counted from the start.
+
+    Raises:
+      ConfigError: `--profile` of a run that is not on this machine.
     """
 
     def __init__(self, args: argparse.Namespace, compiled: Compilations):
+        from nca_trader.cloud import local
+        from nca_trader.scale.profile import Profiler
+
         self._args, self._compiled = args, compiled
         self._rates: list[float] = []
-        self._tracing = False
+        self._profiler = None
+        if args.profile is not None:
+            # Refused before training: a trace goes to this machine's disk.
+            folder = local(args.run_dir, "the trace of --profile")
+            self._profiler = Profiler(folder / "profile", args.profile)
 
     def __call__(self, row: dict[str, Any]) -> None:
         """Take the row of another update.
@@ -263,13 +265,8 @@ class Watch:
             )
             for (_, what, where), number in sorted(kinds.items(), reverse=True):
                 print(f"{number} x {what}  {where}")
-        # The first update compiles, and would fill the trace with that.
-        if len(self._rates) == 1 and args.profile:
-            jax.profiler.start_trace(f"{args.run_dir}/profile")
-            self._tracing = True
-        # Without --profile this is the first update, and there is no trace to end.
-        elif len(self._rates) == 1 + (args.profile or 0):
-            self.close()
+        if self._profiler is not None:
+            self._profiler(row)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -295,11 +292,21 @@ class Watch:
             + (f"; the first update took {ratio:,.0f} times a later one" if ratio else "")
         )
 
+    def profiled(self, env: Any, run: Any) -> dict[str, Any] | None:
+        """Print what bounds the updates of the run, with `--profile`, and return it."""
+        from nca_trader.parallel import hosts
+        from nca_trader.scale.profile import profile
+        from nca_trader.scale.words import profile_lines
+
+        if self._profiler is None:
+            return None
+        found = profile(env, run.agent_config, self._profiler)
+        if hosts.first():
+            nothing = "profile: no update came after the first, so none was traced"
+            print("\n".join(profile_lines(found) if found else [nothing]))
+        return found
+
     def close(self) -> None:
         """End a running trace."""
-        import jax
-
-        if self._tracing:
-            self._tracing = False
-            jax.profiler.stop_trace()
-            print(f"profile of the updates after the first: {self._args.run_dir}/profile")
+        if self._profiler is not None:
+            self._profiler.close()

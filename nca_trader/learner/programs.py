@@ -185,6 +185,10 @@ class Fitting:
         """The jitted step in `sizes`."""
         return self._called(self.sizes)
 
+    def built(self, sizes: Sizes) -> Any:
+        """Return the jitted step in other sizes."""
+        return self._called(sizes)
+
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of memory; {} without a bound."""

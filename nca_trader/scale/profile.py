@@ -1,4 +1,4 @@
-"""Measures where a training run's time goes on this machine, with the learner that `train` runs.
+"""Says where the time of a training run's updates goes on this machine, and what bounds them.
 
 The profiler's trace names each compiled operation that ran. The text of the compiled program says
 to which part of an update that operation belongs, by the named scopes of `learner.update`. So the
@@ -7,34 +7,26 @@ split is one of what ran, and not of a model of it.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import pathlib
 import statistics
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from nca_trader.agents.policy import make_policy
-from nca_trader.config import AgentConfig, CheckpointConfig
-from nca_trader.data.synthetic import task_of
+from nca_trader.config import AgentConfig
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError, argument
-from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.learner import make_learner
-from nca_trader.learner.programs import Compilations, bytes_needed
-from nca_trader.learner.train import Markets
-from nca_trader.machine import make_directory, scratch
-from nca_trader.progress import Progress
-from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.opening import open_run
+from nca_trader.learner.programs import Sizes, bytes_needed
+from nca_trader.machine import make_directory
 from nca_trader.scale.chips import rates_of
 from nca_trader.scale.hlo import Module, cost_of, part_of, read_module, runs, unknown_loops
 
-TIMED = 11  # updates behind the median
 LEAST = 0.3  # of an update: the share that names its bound
 UPDATE = "update"  # the name under which each traced update is marked
 HOST = "host"  # the part in which no operation runs, and the device waits for the host
@@ -42,79 +34,91 @@ COARSE: tuple[str, ...] = ("collect", "learn", "replay", "other", HOST)
 CONTROL = ("while", "conditional", "call")  # last as long as what runs inside them
 
 
-def profile(
-    env: TradingEnv, agent: AgentConfig, folder: pathlib.Path, steps: int = 3, seed: int = 0
-) -> dict[str, Any]:
-    """Time updates, then traces some more into a folder.
+class Profiler:
+    """Traces and times the updates of a run; it is called after each, with its row of metrics.
+
+    The first update compiles, and is neither traced nor timed. An update lasts from one call to
+    the next, so that it has all that training does for it.
+
+    Attributes:
+      folder: where the trace is.
+      traced: seconds of each update that was traced.
+      timed: seconds of each of those after them.
+      row: of the newest update; None before the first.
+    """
+
+    def __init__(self, folder: pathlib.Path, updates: int):
+        """Start nothing yet; `updates` is how many will be traced."""
+        self.folder, self._updates = folder, updates
+        self.traced: list[float] = []
+        self.timed: list[float] = []
+        self.row: dict[str, Any] | None = None
+        self._since = 0.0
+        self._tracing, self._marked = False, contextlib.ExitStack()
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        """Take the row of another update."""
+        seconds = time.perf_counter() - self._since
+        self._marked.close()
+        if self.row is None:
+            make_directory(self.folder)
+            # Without the frames of Python, which would be most of the trace, and of its cost.
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0
+            jax.profiler.start_trace(str(self.folder), profiler_options=options)
+            self._tracing = True
+        else:
+            (self.traced if self._tracing else self.timed).append(seconds)
+            if len(self.traced) == self._updates:
+                self.close()
+        self.row = row
+        if self._tracing:
+            mark = jax.profiler.StepTraceAnnotation(UPDATE, step_num=len(self.traced))
+            self._marked.enter_context(mark)
+        self._since = time.perf_counter()
+
+    def close(self) -> None:
+        """End a running trace."""
+        self._marked.close()
+        if self._tracing:
+            self._tracing = False
+            jax.profiler.stop_trace()
+
+
+def profile(env: TradingEnv, agent: AgentConfig, watched: Profiler) -> dict[str, Any] | None:
+    """Say what bounds the updates of a run that has ended.
 
     Args:
-      env: the environment to train in.
-      agent: the agent to train.
-      folder: where the trace goes.
-      steps: number of updates to trace.
-      seed: of the training run.
+      env: the environment that it trained in.
+      agent: its agent, as the run stores it.
+      watched: traced its updates.
 
     Returns:
-      The keys of `nca-trader profile --json`, see docs/guides/profile.md. Times are in seconds.
-
-    Raises:
-      ConfigError: `steps` below 1, or an error of the agent or the environment.
-      StateError: the folder cannot be made.
+      The key `profile` of `nca-trader train --json`, see docs/guides/profile.md. Times are in
+      seconds. None if no update was traced.
     """
-    if steps < 1:
-        raise ConfigError(f"{argument('steps', steps)}: trace at least one update.")
-    make_directory(folder)
+    if watched.row is None or not watched.traced:
+        return None
     learner = make_learner(env, make_policy(agent, env.spec), agent)
-    names = [step.__name__ for step in learner.programs.values()]
-    state, market, done = learner.init(jax.random.key(seed)), learner.market, 0
-    with (
-        Markets(env, agent.learner, learner.mesh) as markets,
-        Compilations(names) as compiled,
-        Progress(1 + TIMED + steps, "profile", "updates", compiles=True, ticks=False) as shown,
-    ):
-
-        def train() -> None:
-            nonlocal state, market, done
-            market = markets.of(done) or learner.market
-            state, metrics = learner.step(state, market)
-            jax.device_get(metrics)  # waits for the update: jax dispatches it asynchronously
-            done += 1
-            shown.update()
-
-        first = _seconds(train)  # compiles
-        compiled.again()
-        found: dict[str, Any] = {
-            "compile_s": compiled.seconds,
-            "programs": compiled.count,
-            "cache_hits": compiled.hits,
-        }
-        timed = [_seconds(train) for _ in range(TIMED)]
-        # Without the frames of Python, which would be most of the trace, and of its cost.
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
-        traced = []
-        with jax.profiler.trace(str(folder), profiler_options=options):
-            for number in range(steps):
-                with jax.profiler.StepTraceAnnotation(UPDATE, step_num=number):
-                    traced.append(_seconds(train))
-        found["retraces"] = compiled.again()
-    # The program that ran: jax has it still, and compiles nothing here.
-    program: Any = learner.fitting.program.lower(state, market).compile()
-    module, device = read_module(program.as_text()), learner.mesh.devices.flat[0]
-    update, (low, _, high) = (
-        statistics.median(timed),
-        statistics.quantiles(timed, method="inclusive"),
-    )
+    agents = watched.row.get("agents_at_once", learner.fitting.sizes.agents)
+    program = learner.fitting.built(Sizes(int(agents), int(watched.row["micro_batches"])))
+    # The program that ran, compiled once more: a trace names operations and has no text of them.
+    state = jax.eval_shape(learner.init, jax.random.key(0))
+    compiled: Any = program.lower(state, learner.market).compile()
+    module, device = read_module(compiled.as_text()), learner.mesh.devices.flat[0]
+    seconds = watched.timed or watched.traced
+    update = statistics.median(seconds)
+    # Twice where there is one, as quartiles take two.
+    each = seconds if seconds[1:] else 2 * seconds
+    low, _, high = statistics.quantiles(each, method="inclusive")
     cost, rates = cost_of(module, learner.mesh.size), rates_of(device, agent.precision.matmul)
     traffic = cost.hbm_bytes / update / rates.bytes
     # A CPU has no memory statistics: there only the compiler's account is known.
-    sizes, held = program.memory_analysis(), device.memory_stats() or {}
-    found |= {
-        "first_s": first,
-        "first_over_steady": first / update,
+    sizes, held = compiled.memory_analysis(), device.memory_stats() or {}
+    found: dict[str, Any] = {
         "update_s": update,
         "update_quartiles_s": [low, high],
-        "updates_timed": len(timed),
+        "updates_timed": len(watched.timed),
         "steps_per_update": learner.steps_per_update,
         "steps_per_s": learner.steps_per_update / update,
         "flops": cost.flops,
@@ -128,38 +132,32 @@ def profile(
         # Above 1, caches serve it, and the count says nothing about the memory behind them.
         "traffic_share": traffic if traffic <= 1.0 else None,
         "memory": {
-            "needed": bytes_needed(program),
+            "needed": bytes_needed(compiled),
             "arguments": sizes.argument_size_in_bytes,
             "temporaries": sizes.temp_size_in_bytes,
             "outputs": sizes.output_size_in_bytes,
             "peak": held.get("peak_bytes_in_use"),
             "limit": held.get("bytes_limit"),
         },
-        "trace_slowdown": statistics.median(traced) / update,
+        "trace_slowdown": statistics.median(watched.traced) / update if watched.timed else None,
         "device": device.device_kind,
         "devices": learner.mesh.size,
     }
-    found |= _parts(module, folder, update)
-    found["cycle"] = _cycle(env, agent, state, update, found["parts"], seed)
+    found |= _parts(module, watched, update)
     host = found["parts"][HOST] / update if found["parts"] else 0.0
     found["bound"], found["advice"] = bound(found["flops_share"], found["traffic_share"], host)
     return found
 
 
-def _seconds(call: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def _parts(module: Module, folder: pathlib.Path, update: float) -> dict[str, Any]:
-    """Seconds of an update by part, from the newest trace in a folder.
+def _parts(module: Module, watched: Profiler, update: float) -> dict[str, Any]:
+    """Seconds of an update by part, from the trace.
 
     Tracing makes small operations longer. So shares are those of the trace, and seconds are those
     of an update without it.
     """
-    file = max(folder.glob("plugins/profile/*/*.xplane.pb"))
+    file = max(watched.folder.glob("plugins/profile/*/*.xplane.pb"))
     updates, intervals = read_trace(file, ops_of(module))
+    updates = updates[: len(watched.traced)]  # training may have ended within another
     fine: Counter[str] = Counter()
     for begin, end in updates:
         fine.update(split(intervals, begin, end))
@@ -174,38 +172,6 @@ def _parts(module: Module, folder: pathlib.Path, update: float) -> dict[str, Any
         "operations_traced": len(intervals),
         "trace": {"xplane": str(file), "perfetto": str(perfetto)},
     }
-
-
-def _cycle(
-    env: TradingEnv,
-    agent: AgentConfig,
-    state: Any,
-    update: float,
-    parts: dict[str, float] | None,
-    seed: int,
-) -> dict[str, Any]:
-    """Seconds of the updates between two checkpoints, of one save and of one backtest."""
-    updates = between_checkpoints(agent.checkpoint, update)
-    spent = {part: updates * each for part, each in (parts or {"update": update}).items()}
-    with scratch() as folder:
-        run = open_run(env, agent, folder / "runs" / "profile", seed)
-        with Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints:
-            # The first one makes the folder and starts the storage's threads.
-            checkpoints.save(1, state)
-            checkpoints.wait()
-            # Training waits for the copy to the host. The rest is written while it goes on.
-            spent["save"] = _seconds(lambda: checkpoints.save(2, state))
-        if env.shards is None:
-            source: Any = task_of(env.config, seed=seed) if env.config.market else env.bars
-            backtest(source, run)  # compiles
-            spent["evaluate"] = _seconds(lambda: backtest(source, run))
-    return {"updates": updates, "seconds": sum(spent.values()), "parts": spent}
-
-
-def between_checkpoints(config: CheckpointConfig, update: float) -> int:
-    """Return the number of updates between checkpoints, of `update` seconds each, at least 1."""
-    by_time = math.ceil(config.every_seconds / update) if config.every_seconds else 0
-    return min((n for n in (config.every, by_time) if n), default=1)
 
 
 def bound(compute: float, memory: float | None, host: float) -> tuple[str, str]:
@@ -244,7 +210,7 @@ class Op(NamedTuple):
     control: bool
 
 
-class Interval(NamedTuple):
+class Execution(NamedTuple):
     """One run of an operation, from `begin` to `end`, in nanoseconds of the trace."""
 
     begin: float
@@ -263,14 +229,14 @@ def ops_of(module: Module) -> dict[str, Op]:
 
 def read_trace(
     path: pathlib.Path, ops: Mapping[str, Op]
-) -> tuple[list[tuple[float, float]], list[Interval]]:
+) -> tuple[list[tuple[float, float]], list[Execution]]:
     """Read the profiler's file.
 
     Returns:
       The (begin, end) of each update, and the runs of the operations in `ops` on the first device.
     """
     updates: list[tuple[float, float]] = []
-    intervals: list[Interval] = []
+    intervals: list[Execution] = []
     with warnings.catch_warnings():
         # Of jaxlib's own type on Python 3.12. Where warnings are errors the process would abort.
         warnings.filterwarnings("ignore", "builtin type event_stats", DeprecationWarning)
@@ -287,11 +253,11 @@ def read_trace(
                         text = event.name.split(" ")[0].lstrip("%")
                         name = str(stats.get("hlo_op", text if line.name == "XLA Ops" else ""))
                         if name in ops and str(stats.get("device_ordinal", first)) == "0":
-                            intervals.append(Interval(event.start_ns, end, ops[name]))
+                            intervals.append(Execution(event.start_ns, end, ops[name]))
     return sorted(updates), intervals
 
 
-def split(intervals: Iterable[Interval], begin: float, end: float) -> dict[str, float]:
+def split(intervals: Iterable[Execution], begin: float, end: float) -> dict[str, float]:
     """Return the nanoseconds from `begin` to `end` by part; they sum to the whole.
 
     Operations of several parts that run at once share the time. Time inside a loop in which none

@@ -1,4 +1,4 @@
-"""The reports of `plan`, `profile` and the doctor as lines of text."""
+"""The reports of `plan`, `train --profile` and the doctor as lines of text."""
 
 from __future__ import annotations
 
@@ -123,15 +123,11 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield the result of `scale.profile.profile` as text."""
     low, high = found["update_quartiles_s"]
     yield f"device    {found['devices']} x {found['device']}"
-    yield (
-        f"compile   {found['compile_s']:.1f} s, {found['programs']} programs, "
-        f"{found['cache_hits']} of them from the cache; the first update took "
-        f"{found['first_over_steady']:,.0f} times a later one"
-    )
-    yield (
-        f"update    {duration(found['update_s'])}, half of {found['updates_timed']} within "
-        f"{duration(low)} to {duration(high)}; {found['steps_per_s']:,.0f} env-steps/s"
-    )
+    timed = f"half of {found['updates_timed']} within {duration(low)} to {duration(high)}"
+    if not found["updates_timed"]:
+        timed = "as traced, since no update came after the trace"
+    rate = f"{found['steps_per_s']:,.0f} env-steps/s"
+    yield f"update    {duration(found['update_s'])}, {timed}; {rate}"
     yield (
         f"products  {found['flops'] / 1e9:.3g} GFLOP per update and device, "
         f"{found['flops_per_s'] / 1e9:.3g} GFLOP/s: {found['flops_share']:.1%} of "
@@ -156,22 +152,14 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
     if found["parts"] is None:
         yield "parts     unknown: the trace names no operation of the learner's program"
     else:
-        yield (
-            f"an update by part, from a trace of {found['updates_traced']} "
-            f"({found['trace_slowdown']:.2g} times as slow as without)"
-        )
-        yield from _shares(found["fine_parts"], sum(found["fine_parts"].values()), ranked=True)
-    yield ""
-    cycle = found["cycle"]
-    yield (
-        f"from checkpoint to checkpoint: {cycle['updates']} updates, one save, and one backtest "
-        "of the training bars, which `train` itself does not make"
-    )
-    yield from _shares(cycle["parts"], cycle["seconds"])
+        slower = found["trace_slowdown"]
+        times = f" ({slower:.2g} times as slow as without)" if slower else ""
+        yield f"an update by part, from a trace of {found['updates_traced']}{times}"
+        spent = found["fine_parts"]
+        for part, seconds in sorted(spent.items(), key=lambda item: -item[1]):
+            yield f"  {part:<26}{seconds / found['update_s']:>7.1%}  {duration(seconds)}"
     yield ""
     yield f"bound     {found['bound']}: {found['advice']}"
-    if found["retraces"]:
-        yield f"          compiled again {found['retraces']} times after the first update"
     if found["loops_of_unknown_length"]:
         loops = found["loops_of_unknown_length"]
         yield f"          {loops} loops of unknown length count once in the products"
@@ -181,13 +169,6 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"trace     {trace['xplane']}"
     yield f"          TensorBoard: pip install tensorboard xprof; tensorboard --logdir {folder}"
     yield f"          Perfetto: open {trace['perfetto']} in https://ui.perfetto.dev"
-
-
-def _shares(parts: dict[str, float], whole: float, ranked: bool = False) -> Iterator[str]:
-    # Parts of an update have no order of their own; those of a cycle follow each other.
-    ordered = sorted(parts.items(), key=lambda item: -item[1]) if ranked else parts.items()
-    for part, seconds in ordered:
-        yield f"  {part:<26}{seconds / whole:>7.1%}  {duration(seconds)}"
 
 
 def doctor_lines(facts: Facts, mesh: dict[str, int]) -> Iterator[str]:

@@ -204,17 +204,7 @@ def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
             2,
             "nca-trader bench: is now another command: in a checkout, `python -m",
         ),
-        (
-            [
-                "profile",
-                "--env=ou_mid",
-                "--agent=nano",
-                "--set=env.market_bars=300",
-                "--out=FILE/x",
-            ],
-            4,
-            "FILE/x: cannot be made (Not a directory); choose another folder",
-        ),
+        (["profile", "--env=ou_mid"], 2, "another command: `nca-trader train --profile`."),
     ],
 )
 def test_what_would_take_minutes_is_refused_before(command, tmp_path, args, code, says):

@@ -34,7 +34,6 @@ for words in json.loads(sys.argv[1]):
 """
 TRAIN = "train --env index_daily --agent nano --run new "
 PLAN = "plan --agent nano --topology v5e-8 "
-PROFILE = "profile --env ou_mid --agent nano "
 WALK = "walkforward --strategy momentum --train 100 --test 10 "
 TUNE = "tune --env index_daily --agent nano --folder new "
 REPLAY = "paper --run run --feed replay:bars.csv --journal j.db "
@@ -150,8 +149,7 @@ CASES = (
     (PLAN.replace("v5e-8", "v5e-9"), "--topology v5e-9: the number counts chips"),
     (PLAN + "--env index_dayly", "did you mean 'index_daily'?"),
     (PLAN + "--data nowhere.csv", "nowhere.csv: D001 no such file."),
-    (PROFILE.replace("nano", "nanno"), "did you mean 'nano'?"),
-    (PROFILE + "--steps 0", "--steps: 0 is not"),
+    (TRAIN + "--profile 0", "--profile: 0 is not a whole number of at least 1"),
     ("watch --run nowhere", "nowhere: no such folder"),
     ("watch --run run --every 0", "--every: 0 is not a number in [0.05, inf)"),
     ("doctor --agent nanno", "did you mean 'nano'?"),

@@ -47,7 +47,10 @@ def test_every_shape_of_the_tables_has_as_many_chips_as_it_says():
         ("v5p:8x8", "a slice of v5p has 3 axes"),
         ("v5e:0x4", "at least 1 chip"),
         ("v55e-8", "did you mean 'v5e'"),
-        ("h100:8", 'topology="h100:8": plan is of TPU slices; .* `nca-trader profile` measures'),
+        (
+            "h100:8",
+            'topology="h100:8": plan is of TPU slices; .* `nca-trader train --profile` measures',
+        ),
         ("gpu", "plan is of TPU slices"),
         ("v4:2x2x1", "It may be a chip of v5e, v5p, v6e, tpu7x"),
         ("", "It may be a chip of"),

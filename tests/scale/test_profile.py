@@ -3,7 +3,6 @@
 import dataclasses
 import gzip
 import json
-import time
 
 import jax
 import numpy as np
@@ -11,9 +10,9 @@ import pytest
 from drawn import random_bars
 from tiny import AGENT, ENV
 
-from nca_trader.config import CheckpointConfig, PolicyConfig
+from nca_trader.config import PolicyConfig
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError
+from nca_trader.learner.train import planned_steps, train
 from nca_trader.scale import profile as profiling
 from nca_trader.scale.chips import (
     CHIPS,
@@ -24,14 +23,23 @@ from nca_trader.scale.chips import (
     rates_of,
 )
 from nca_trader.scale.hlo import read_module
-from nca_trader.scale.profile import HOST, Interval, Op, bound, coarse, ops_of, profile, split
+from nca_trader.scale.profile import (
+    HOST,
+    Execution,
+    Op,
+    Profiler,
+    bound,
+    coarse,
+    ops_of,
+    profile,
+    split,
+)
 from nca_trader.scale.words import profile_lines
 
 C, H, READ = 8, 16, 32  # widths of the perceptron and of its readout
 POLICY = PolicyConfig(kind="mlp", window=1, channels=C, hidden=H, head_hidden=READ)
 MLP = dataclasses.replace(AGENT, policy=POLICY)
 PEAK = Rates(1e9, 1e12, "made up")
-WRITING = 1.0  # seconds, of a checkpoint, while training goes on
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +48,20 @@ def env():
 
 
 @pytest.fixture(scope="module")
-def found(env, tmp_path_factory):
-    write = profiling.Checkpoints._write
+def watched(env, tmp_path_factory):
+    """The profiler of six updates, two of them traced, and the run."""
+    folder = tmp_path_factory.mktemp("profile")
+    watch = Profiler(folder / "trace", 2)
+    run = train(env, MLP, folder / "run", steps=6 * planned_steps(MLP, 1), report=watch)
+    return watch, run
 
-    def slowly(*args):
-        time.sleep(WRITING)
-        write(*args)
 
+@pytest.fixture(scope="module")
+def found(env, watched):
+    watch, run = watched
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(profiling.Checkpoints, "_write", slowly)
         patch.setattr(profiling, "rates_of", lambda device, dtype: PEAK)
-        patch.setattr(profiling, "TIMED", 3)
-        return profile(env, MLP, tmp_path_factory.mktemp("profile"), steps=2)
+        return profile(env, run.agent_config, watch)
 
 
 @pytest.mark.slow
@@ -75,7 +85,6 @@ def test_rates_are_the_counts_over_the_seconds(found):
     assert found["flops_share"] == pytest.approx(found["flops_per_s"] / PEAK.flops)
     assert found["steps_per_update"] == MLP.learner.num_segments * MLP.learner.segment_length
     assert found["steps_per_s"] == pytest.approx(found["steps_per_update"] / found["update_s"])
-    assert found["first_over_steady"] == pytest.approx(found["first_s"] / found["update_s"])
     low, high = found["update_quartiles_s"]
     assert 0.0 < low <= found["update_s"] <= high
 
@@ -93,34 +102,16 @@ def test_the_parts_of_an_update_sum_to_it_and_none_is_missing(found):
 
 
 @pytest.mark.slow
-def test_a_cycle_is_its_updates_a_save_and_an_evaluation(found):
-    cycle = found["cycle"]
-    assert cycle["updates"] == MLP.checkpoint.every
-    assert sum(cycle["parts"].values()) == pytest.approx(cycle["seconds"])
-    assert cycle["parts"]["save"] > 0.0 and cycle["parts"]["evaluate"] > 0.0
-    for part, spent in found["parts"].items():
-        assert cycle["parts"][part] == pytest.approx(cycle["updates"] * spent)
-
-
-def test_a_cycle_is_as_long_as_the_config_says():
-    """By number, by time, by what comes first; where only the end is saved, of one update."""
-    for every, seconds, updates in ((7, 0.0, 7), (0, 30.0, 60), (7, 30.0, 7), (70, 30.0, 60)):
-        config = CheckpointConfig(every=every, every_seconds=seconds)
-        assert profiling.between_checkpoints(config, 0.5) == updates
-    assert profiling.between_checkpoints(CheckpointConfig(every_seconds=0.0), 0.5) == 1
-    assert profiling.between_checkpoints(CheckpointConfig(), 100.0) == 1
-    assert profiling.between_checkpoints(CheckpointConfig(), 0.1) == 300
-
-
-@pytest.mark.slow
-def test_of_a_save_only_what_training_waits_for_is_counted(found):
-    assert found["cycle"]["parts"]["save"] < WRITING
-
-
-@pytest.mark.slow
-def test_what_compiling_cost_and_that_nothing_was_compiled_again(found):
-    assert found["programs"] >= found["cache_hits"] >= 0
-    assert found["compile_s"] > 0.0 and found["retraces"] == 0
+def test_the_first_update_is_neither_traced_nor_timed(watched, found):
+    watch, run = watched
+    assert len(run.metrics()) == 6 and (len(watch.traced), len(watch.timed)) == (2, 3)
+    assert found["updates_timed"] == 3 and found["update_s"] == sorted(watch.timed)[1]
+    # An update lasts at least as long as its program, which metrics.jsonl times alone.
+    programs = [row["steps_per_s"] for row in run.metrics()[3:]]
+    assert all(
+        seconds >= found["steps_per_update"] / rate
+        for seconds, rate in zip(watch.timed, programs, strict=True)
+    )
 
 
 @pytest.mark.slow
@@ -150,14 +141,24 @@ def test_the_trace_opens_in_tensorboard_and_perfetto(found):
 @pytest.mark.slow
 def test_the_page_says_every_part_and_how_to_open_the_trace(found):
     page = "\n".join(profile_lines(found))
-    for said in (*found["fine_parts"], "save", "evaluate", "tensorboard --logdir", "ui.perfetto"):
+    for said in (*found["fine_parts"], "tensorboard --logdir", "ui.perfetto"):
         assert said in page
     assert f"bound     {found['bound']}: " in page and json.dumps(found)
 
 
-def test_no_update_can_not_be_traced(env, tmp_path):
-    with pytest.raises(ConfigError, match="at least one"):
-        profile(env, MLP, tmp_path, steps=0)
+@pytest.mark.slow
+def test_a_run_of_two_updates_is_described_by_its_traced_one(env, tmp_path):
+    watch = Profiler(tmp_path / "trace", 3)
+    run = train(env, MLP, tmp_path / "run", steps=2 * planned_steps(MLP, 1), report=watch)
+    watch.close()
+    found = profile(env, run.agent_config, watch)
+    assert (found["updates_traced"], found["updates_timed"]) == (1, 0)
+    assert found["update_s"] == watch.traced[0] and found["trace_slowdown"] is None
+    assert "as traced, since no update came after" in "\n".join(profile_lines(found))
+
+
+def test_without_a_second_update_there_is_nothing_to_say(env, tmp_path):
+    assert profile(env, MLP, Profiler(tmp_path, 3)) is None
 
 
 @pytest.mark.parametrize(
@@ -240,11 +241,11 @@ def test_operations_have_the_part_that_their_path_or_their_loop_says():
 def test_a_split_by_hand():
     """0 a 2 a+b 4 b 5 loop 7 a 8 loop 9 nothing 10, seen from 1 to 12."""
     intervals = [
-        Interval(0, 4, A),
-        Interval(2, 5, B),
-        Interval(5, 9, LOOP),
-        Interval(7, 8, A),
-        Interval(20, 30, B),
+        Execution(0, 4, A),
+        Execution(2, 5, B),
+        Execution(5, 9, LOOP),
+        Execution(7, 8, A),
+        Execution(20, 30, B),
     ]
     found = split(intervals, 1, 12)
     assert found == {"a": 1 + 1 + 1, "b": 1 + 1, "loop": 2 + 1, HOST: 3}
@@ -252,7 +253,7 @@ def test_a_split_by_hand():
 
 def test_inside_two_loops_the_inner_one_has_the_time():
     outer, inner = Op("outer", True), Op("inner", True)
-    found = split([Interval(0, 10, outer), Interval(4, 6, inner)], 0, 10)
+    found = split([Execution(0, 10, outer), Execution(4, 6, inner)], 0, 10)
     assert found == {"outer": 8, "inner": 2, HOST: 0}
 
 
@@ -262,7 +263,7 @@ def test_a_split_is_what_a_clock_of_ticks_finds_and_sums_to_the_whole(seed):
     intervals = []
     for _ in range(40):
         begin, length = rng.integers(0, 100), rng.integers(1, 15)
-        intervals.append(Interval(begin, begin + length, (A, B)[rng.integers(2)]))
+        intervals.append(Execution(begin, begin + length, (A, B)[rng.integers(2)]))
     begin, end = 10, 90
     expected = {"a": 0.0, "b": 0.0, HOST: 0.0}
     for tick in range(begin, end):
