@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from typing import Any
 
-from nca_trader.cli import fail_check
+from nca_trader.cli import fail_check, stopped
 from nca_trader.cli.options import (
     READING,
     add_options,
@@ -29,13 +30,13 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--largest",
         action="store_true",
-        help="search for the largest batch that fits, and the smallest that is as fast; it "
-        "compiles about seven times",
+        help="search for the largest batch that fits, and the smallest that is as fast, in at "
+        "most three more compilations",
     )
 
 
 def run_plan(args: argparse.Namespace) -> dict[str, Any]:
-    """Compile and print.
+    """Compile and print; what an interrupt leaves of a search is printed too.
 
     Raises:
       CheckFailed: it does not fit.
@@ -47,9 +48,20 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
     env, agent = load_experiment(args)
     # A synthetic market has as many bars as its config says: plan draws none.
     bars = None if env.market and args.data is None else load_bars(args)
-    report = plan(agent, args.topology, env=env, bars=bars, largest=args.largest)
-    report = {"agent": args.agent, "env": args.env} | report
+    known: dict[str, Any] = {"agent": args.agent, "env": args.env}
+    found = None
+    try:
+        found = plan(
+            agent, args.topology, env=env, bars=bars, largest=args.largest, report=known.update
+        )
+    except KeyboardInterrupt:
+        if "largest" not in known:  # the plan itself was not done
+            raise
+    report = known | (found or {})
     print("\n".join(plan_lines(report)))
+    if found is None:
+        print("interrupted; the largest batch is the best so far", file=sys.stderr)
+        stopped(args, report)
     # After the whole report, which shows what takes the memory.
     if not report["fits"]:
         name = slice_of(args.topology).name

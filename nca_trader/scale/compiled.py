@@ -99,9 +99,12 @@ def compiler() -> Iterator[Ask]:
     with safe_path(), scratch() as folder, open(folder / "said", "w+") as log:
         # Not forked: that process would have a jax that has read its variables already.
         process = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(
-            1, process, initializer=_send_stderr, initargs=(log.name,)
-        ) as pool:
+        with (
+            concurrent.futures.ProcessPoolExecutor(
+                1, process, initializer=_send_stderr, initargs=(log.name,)
+            ) as pool,
+            _killed_if_left(),
+        ):
 
             def ask(question: Question) -> Answer:
                 # The process starts at the first question and inherits what stands here then.
@@ -123,6 +126,22 @@ def compiler() -> Iterator[Ask]:
                     os.environ.update(before)
 
             yield ask
+
+
+@contextlib.contextmanager
+def _killed_if_left() -> Iterator[None]:
+    """Kill the processes that the block started if an error or an interrupt ends it.
+
+    Python waits for them otherwise, and a compilation goes on for minutes.
+    """
+    before = multiprocessing.active_children()
+    try:
+        yield
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process not in before:
+                process.kill()
+        raise
 
 
 def _send_stderr(log: str) -> None:

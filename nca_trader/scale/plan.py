@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nca_trader.agents import load_agent
@@ -24,13 +24,10 @@ from nca_trader.scale.hlo import Collective
 from nca_trader.types import Bars
 
 Report = dict[str, Any]
-# Compiles a number of segments: whether they fit, and their share of the memory, None if unknown.
-Attempt = Callable[[int], tuple[bool, float | None]]
 CLOSE = 0.95  # of the best rate: what a smaller batch may lose
 NEAR = 1 / 16  # of the batch, or of the memory: what the largest batch may leave
-STRIDE = 16  # times the first batch is the second, far enough from it to see a slope
-FURTHEST = 4 * STRIDE  # times a batch is the next, whatever the line predicts
-TRIES = 7  # compilations of a search for the largest batch, about
+FURTHEST = 4096  # times a batch is the next, whatever the line predicts
+MOST = 3  # compilations of a search for the largest batch, after that of the agent's own
 REMAT_FROM = 0.25  # of the memory: temporaries from which remat is worth a compilation
 
 
@@ -41,6 +38,7 @@ def plan(
     env: EnvConfig | str | os.PathLike[str] = "index_daily",
     bars: Bars | None = None,
     largest: bool = False,
+    report: Callable[[Report], None] = lambda known: None,
 ) -> Report:
     """Compile an agent's update for a TPU slice that is not here: does it fit, what bounds it.
 
@@ -49,7 +47,8 @@ def plan(
       topology: a slice, e.g. "v5e-8" (the N of "v5p-N" counts cores) or "v5e:2x4", chips by axis.
       env: a config, a preset's name, or the path of a TOML file.
       bars: the bars to train on. None stands for sample bars, or for the market that `env` draws.
-      largest: also search for the largest batch, with some seven more compilations.
+      largest: also search for the largest batch, with at most three more compilations.
+      report: called with what is known after each compilation of the search, which takes minutes.
 
     Returns:
       The keys of `nca-trader plan --json`, see docs/guides/plan.md. `fits` is whether the update
@@ -72,19 +71,19 @@ def plan(
         bars = sample_bars("sp500")
     loaded, changes = on_slice(loaded, there)
     question = Question(config, loaded, bars, there)
-    expected = 1 + TRIES if largest else 1
-    with (
-        compiled.compiler() as compiler,
-        Progress(expected, f"plan for {there.name}", "compilations") as shown,
-    ):
+    with compiled.compiler() as compiler, Progress(None, f"plan for {there.name}"):
+        number = 0
 
         def ask(question: Question) -> Answer:
-            answer = compiler(question)
-            shown.update()
-            return answer
+            nonlocal number
+            number += 1
+            segments = question.agent.learner.num_segments
+            # A compilation has no news before its end. A step inside shows the time since it began.
+            with Progress(None, f"compilation {number}, num_segments = {segments:,}"):
+                return compiler(question)
 
         found = ask(question)
-        report = {
+        known = {
             "topology": there.name,
             "chips": there.chips,
             "devices": there.devices,
@@ -92,12 +91,13 @@ def plan(
             "mesh_from_table": dict(zip(AXES, mesh_axes(there.devices, there.chips), strict=True)),
             "set": changes,
         }
-        report |= described(found, there.of) | {"widths": width_audit(loaded, there.of)}
-        report["remat"] = remat_advice(ask, question, found)
+        known |= described(found, there.of) | {"widths": width_audit(loaded, there.of)}
+        known["remat"] = remat_advice(ask, question, found)
         if largest:
-            report["largest"] = largest_batch(ask, question, found)
-        shown.finish()
-    return report
+            for batches in largest_batch(ask, question, found):
+                known["largest"] = batches
+                report(known)
+    return known
 
 
 def on_slice(agent: AgentConfig, there: Slice) -> tuple[AgentConfig, dict[str, int]]:
@@ -257,8 +257,8 @@ def remat_advice(ask: Ask, question: Question, found: Answer) -> Report:
     }
 
 
-def largest_batch(ask: Ask, question: Question, found: Answer | None) -> Report:
-    """Search for the most segments that fit without more micro-batches.
+def largest_batch(ask: Ask, question: Question, found: Answer | None) -> Iterator[Report]:
+    """Search for the most segments that fit without more micro-batches, in `MOST` compilations.
 
     Args:
       ask: compiles the update for a question.
@@ -266,92 +266,93 @@ def largest_batch(ask: Ask, question: Question, found: Answer | None) -> Report:
       found: the answer about that batch. It is asked again if this is None, or if the batch was
         cut into more micro-batches.
 
-    Returns:
-      `largest`, within a sixteenth of the segments or of the memory. `efficient`, the fewest
-      segments within 5% of the best estimated rate, to a factor of 2. `tries`, all of them. The
-      first two are None if not even the least that the mesh allows fits.
+    Yields:
+      What is known after each compilation. `largest`: the most segments that were seen to fit.
+      `efficient`: the fewest that were, within 5% of the best estimated rate. `tries`, all of
+      them. The first two are None if none fits.
     """
     learner, chip = question.agent.learner, question.there.of
     unit = learner.logical_shards * learner.num_minibatches
     tries: dict[int, Report] = {}
-
-    def attempt(segments: int) -> tuple[bool, float | None]:
-        changed = dataclasses.replace(learner, num_segments=segments)
-        agent = dataclasses.replace(question.agent, learner=changed)
+    shares: dict[int, float] = {}
+    rates: dict[int, float] = {}
+    segments, left = learner.num_segments, MOST
+    while segments:
         known = found if segments == learner.num_segments else None
         if known is None or known.micro_batches != learner.micro_batches:
+            changed = dataclasses.replace(learner, num_segments=segments)
+            agent = dataclasses.replace(question.agent, learner=changed)
             # A search would make any batch fit, by more micro-batches.
-            known = ask(question._replace(agent=agent, search=False))
+            known, left = ask(question._replace(agent=agent, search=False)), left - 1
+        if known.fits:
+            rates[segments] = estimate(known, chip)["steps_per_s"]
+        if known.needed is not None:
+            shares[segments] = known.needed / known.limit
         tries[segments] = {
             "num_segments": segments,
             "steps": known.steps,
             "fits": known.fits,
             "hbm_bytes_per_chip": None if known.needed is None else known.needed * chip.devices,
-            "steps_per_s": estimate(known, chip)["steps_per_s"] if known.fits else None,
+            "steps_per_s": rates.get(segments),
         }
-        return known.fits, None if known.needed is None else known.needed / known.limit
-
-    def rates() -> dict[int, float]:
-        return {n: each["steps_per_s"] for n, each in sorted(tries.items()) if each["fits"]}
-
-    most = most_that_fits(attempt, learner.num_segments, unit)
-    return {
-        "largest": tries[most] if most else None,
-        "efficient": tries[fewest_as_fast(rates, attempt, unit)] if most else None,
-        "tries": [each for _, each in sorted(tries.items())],
-    }
+        enough = CLOSE * max(rates.values(), default=0.0)
+        yield {
+            "largest": tries[max(rates)] if rates else None,
+            "efficient": tries[min(n for n in rates if rates[n] >= enough)] if rates else None,
+            "tries": [each for _, each in sorted(tries.items())],
+        }
+        fits = {n: each["fits"] for n, each in tries.items()}
+        segments = left and (next_largest(fits, shares, unit) or next_as_fast(rates, unit))
 
 
-def most_that_fits(attempt: Attempt, begin: int, unit: int) -> int:
-    """Return the most segments that fit, or `NEAR` below, 0 if not even `unit` fits.
+def next_largest(fits: Mapping[int, bool], shares: Mapping[int, float], unit: int) -> int:
+    """Return the number of segments to try next, 0 where the most that fit are known to `NEAR`.
+
+    Memory is almost linear in the batch, and no batch needs none. So the next is where the line
+    through the two largest batches meets the memory, less half of `NEAR`; from one batch the line
+    goes through 0. What batches of all sizes need makes that too few and not too many.
 
     Args:
-      attempt: tries a number of segments, a multiple of `unit`.
-      begin: the first number.
+      fits: what was tried, by segments: whether it fits.
+      shares: shares of the memory that it needs, as far as they are known.
       unit: the least number of segments that the mesh and the minibatches allow.
     """
-    shares: dict[int, float] = {}
-    low, high, segments, halve = 0, 0, begin, False
-    while True:
-        before, (fits, share) = high - low, attempt(segments)
-        if share is not None:
-            shares[segments] = share
-        low, high = (segments, high) if fits else (low, segments)
-        if not low and high > unit:  # the first batch does not fit: does any?
-            segments = unit
-            continue
-        if not low or (share is not None and fits and share >= 1 - NEAR):
-            return low
-        if high and high - low <= max(unit, low * NEAR):
-            return low
-        # Memory is almost linear in the batch: next is where the line through the two largest
-        # batches meets the memory, less half of `NEAR`.
-        aim = (low + high) / 2 if high else STRIDE * low
-        # Where it is not, the line may approach its end in small steps. So a step that leaves more
-        # than half of the range is followed by one to the middle.
-        halve = bool(high) and not halve and 0 < before < 2 * (high - low)
-        if len(shares) > 1 and not halve:
-            (a, share_a), (b, share_b) = sorted(shares.items())[-2:]
-            slope = (share_b - share_a) / (b - a)
-            aim = a + (1 - NEAR / 2 - share_a) / slope if slope > 0 else aim
-        least, most = (low + unit, high - unit) if high else (2 * low, FURTHEST * low)
-        segments = min(max(int(aim // unit) * unit, least), most)
+    low = max((n for n in fits if fits[n]), default=0)
+    high = min((n for n in fits if not fits[n]), default=0)
+    if not low:  # the first batch does not fit: does any?
+        return unit if high > unit else 0
+    if shares.get(low, 0.0) >= 1 - NEAR or (high and high - low <= max(unit, low * NEAR)):
+        return 0
+    (a, share_a), (b, share_b) = sorted(({0: 0.0} | dict(shares)).items())[-2:]
+    slope = (share_b - share_a) / (b - a)
+    aim = a + (1 - NEAR / 2 - share_a) / slope if slope > 0 else math.inf
+    if high and not low < aim < high:
+        aim = (low + high) / 2
+    least, most = low + unit, high - unit if high else FURTHEST * low
+    return min(max(int(min(aim, most) // unit) * unit, least), most)
 
 
-def fewest_as_fast(rates: Callable[[], dict[int, float]], attempt: Attempt, unit: int) -> int:
-    """Return the fewest segments within `CLOSE` of the best rate, to a factor of 2.
+def next_as_fast(rates: Mapping[int, float], unit: int) -> int:
+    """Return the fewest segments whose rate should be within `CLOSE` of the best.
+
+    The time of an update is almost linear in its batch. So it is interpolated, between the fewest
+    that are as fast and those below them.
 
     Args:
-      rates: steps per second of what was tried and fits, by segments, smallest first.
-      attempt: tries one more.
-      unit: the numbers tried are multiples of it.
+      rates: steps per second of what was tried and fits, by segments.
+      unit: the least number of segments that the mesh and the minibatches allow.
+
+    Returns:
+      A number to try, 0 where it would be more than half of the fewest that are known.
     """
-    while True:
-        tried = rates()
-        numbers, enough = list(tried), CLOSE * max(tried.values())
-        at = next(i for i, n in enumerate(numbers) if tried[n] >= enough)
-        if at == 0 or numbers[at] <= 2 * numbers[at - 1]:
-            return numbers[at]
-        below, above = numbers[at - 1], numbers[at]
-        aim = int(math.sqrt(below * above) // unit) * unit
-        attempt(min(max(aim, below + unit), above - unit))
+    enough = CLOSE * max(rates.values(), default=0.0)
+    above = min((n for n in rates if rates[n] >= enough), default=0)
+    below = max((n for n in rates if n < above), default=0)
+    if not below:
+        return 0
+    # Segments over their rate are the seconds of an update, in a unit of its own.
+    seconds_below, seconds_above = below / rates[below], above / rates[above]
+    slope = (seconds_above - seconds_below) / (above - below)
+    aim = enough * (seconds_below - slope * below) / (1 - enough * slope)
+    segments = -(-int(aim * (1 + NEAR)) // unit) * unit
+    return segments if below < segments <= above / 2 else 0

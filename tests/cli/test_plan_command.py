@@ -2,10 +2,16 @@
 
 import contextlib
 import importlib.util
+import multiprocessing
+import os
+import signal
+import threading
+import time
 
 import pytest
 
 import nca_trader as nca
+from nca_trader import progress
 from nca_trader.scale import compiled
 from nca_trader.scale.compiled import Answer
 from nca_trader.scale.hlo import Collective, Cost, Part
@@ -106,19 +112,20 @@ def test_a_market_that_is_drawn_needs_no_bars_and_settings_reach_the_compiler(co
     assert question.agent.learner.segment_length == 64 and question.env.fill == "close"
 
 
+def up_to_a_thousand(question):
+    """An answer by which 1,000 segments fit."""
+    count = question.agent.learner.num_segments
+    cost = Cost({"other": Part(10_000 + 1_000 * count, 0)}, {}, 0)
+    return Answer(count <= 1_000, 1e9, count * 10**6, {"temporaries": 0}, 1, cost, 0,
+                  7_233, 4_895, count * 512, 1.0)  # fmt: skip
+
+
+LARGEST = ("plan", "--agent", "nano", "--topology", "v5e-8", "--largest", "--json")
+
+
 def test_largest_prints_both_batches(command, monkeypatch):
-    @contextlib.contextmanager
-    def compiler():
-        def ask(question):  # up to 1,000 segments fit
-            count = question.agent.learner.num_segments
-            cost = Cost({"other": Part(10_000 + 1_000 * count, 0)}, {}, 0)
-            return Answer(count <= 1_000, 1e9, count * 10**6, {"temporaries": 0}, 1, cost, 0,
-                          7_233, 4_895, count * 512, 1.0)  # fmt: skip
-
-        yield ask
-
-    monkeypatch.setattr(compiled, "compiler", compiler)
-    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--largest", "--json")
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(up_to_a_thousand))
+    said = command(*LARGEST)
     assert said.code == 0
     largest, efficient = said.json["largest"]["largest"], said.json["largest"]["efficient"]
     assert 940 <= largest["num_segments"] <= 1_000
@@ -128,6 +135,74 @@ def test_largest_prints_both_batches(command, monkeypatch):
     )
     assert f"learner.num_segments = {largest['num_segments']}" in said.out
     assert f"as fast, to 5%: learner.num_segments = {efficient['num_segments']}" in said.out
+
+
+@pytest.mark.parametrize("compilations", [1, 2])
+def test_an_interrupted_search_prints_the_best_so_far(command, monkeypatch, compilations):
+    asked = []
+
+    def ask(question):
+        if len(asked) == compilations:
+            raise KeyboardInterrupt
+        asked.append(question.agent.learner.num_segments)
+        return up_to_a_thousand(question)
+
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
+    said = command(*LARGEST)
+    assert said.code == 130 and "the largest batch is the best so far" in said.err
+    assert said.json["largest"]["largest"]["num_segments"] == asked[-1]
+    assert f"largest batch that fits: learner.num_segments = {asked[-1]}" in said.out
+
+
+def test_an_interrupt_before_the_first_answer_says_no_more(command, monkeypatch):
+    def ask(question):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
+    said = command(*LARGEST)
+    assert said.code == 130 and said.out == "" and said.err.startswith("interrupted; ")
+
+
+def test_a_long_compilation_says_how_long_it_takes(command, monkeypatch):
+    monkeypatch.setattr(progress, "QUIET", 0.02)
+    monkeypatch.setattr(progress, "TICK", 0.02)
+    monkeypatch.setattr(progress, "LINE_EVERY", 0.1)
+
+    def ask(question):
+        time.sleep(1.5)
+        return up_to_a_thousand(question)
+
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
+    lines = [line for line in said.err.splitlines() if "compilation 1, num_segments = 64" in line]
+    assert len(lines) >= 2 and "0:01" in lines[-1], said.err
+
+
+class Endless:
+    """A question whose process never answers: it sleeps where it is read."""
+
+    def __reduce__(self):
+        return time.sleep, (300,)
+
+
+def test_an_interrupt_does_not_wait_for_the_compiler(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: True)
+    before = multiprocessing.active_children()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        with compiled.compiler() as ask:
+            # Once its process is there.
+            threading.Thread(target=interrupt_after, args=(before,), daemon=True).start()
+            ask(Endless())
+    assert time.monotonic() - began < 100
+    assert set(multiprocessing.active_children()) <= set(before)
+
+
+def interrupt_after(before):
+    while not set(multiprocessing.active_children()) - set(before):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(
