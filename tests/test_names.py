@@ -10,11 +10,8 @@ ROOT = pathlib.Path(__file__).parents[1] / "nca_trader"
 # Names that still have two meanings; to be removed as they are renamed, and never added to.
 DOUBLE = {
     "Activity",
-    "Answer",
     "Code",
-    "Cost",
     "Fill",
-    "Job",
     "Layout",
     "Market",
     "Notice",
@@ -22,10 +19,8 @@ DOUBLE = {
     "Outcome",
     "Parts",
     "Row",
-    "Run",
     "Source",
     "Sources",
-    "Stopped",
 }
 
 

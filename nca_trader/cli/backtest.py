@@ -27,7 +27,7 @@ NOTE = (
 
 
 def add_backtest_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add what is backtested, its bars, the account and the page."""
     parser.epilog = NOTE
     add_subject(parser, "run folder or exported file; each look counts")
     add_options(

@@ -58,7 +58,7 @@ LESS = (
 INTERRUPTED = 130  # as of a program that Ctrl-C ends, so that a script can see it
 
 
-class Stopped(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
     """A command was asked to stop, has saved everything and has said so."""
 
 
@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except NcaTraderError as error:
         print(f"nca-trader {args.command}: {error}", file=sys.stderr)
         return error.exit_code
-    except Stopped:
+    except Interrupted:
         return INTERRUPTED
     except KeyboardInterrupt:
         print("interrupted; what was saved before stays", file=sys.stderr)
@@ -266,11 +266,11 @@ def stopped(args: argparse.Namespace, result: dict[str, Any] | None) -> NoReturn
     """End a command that was asked to stop and has saved all, with exit code 130.
 
     Raises:
-      Stopped: always.
+      Interrupted: always.
     """
     if args.json and result is not None:
         print_json(result)
-    raise Stopped
+    raise Interrupted
 
 
 @contextlib.contextmanager

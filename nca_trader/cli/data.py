@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the bar file to check, or what to download."""
     what = "check: read the file, and say how it is; fetch: download a venue's history to --out"
     parser.add_argument("what", choices=("check", "fetch"), help=what)
     parser.add_argument(

@@ -44,7 +44,7 @@ TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add where the demo's files go, its panel and what it trains."""
     parser.add_argument("--out", default="runs", help="where the run's folder goes (%(default)s)")
     parser.add_argument("--resume", metavar="RUN", help="continue the run folder of a demo")
     add_options(
@@ -77,7 +77,7 @@ def command_of(args: argparse.Namespace, resume: pathlib.Path | None = None) -> 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class DemoJob:
     """What a demo trains, selects and tests on.
 
     Attributes:
@@ -104,7 +104,7 @@ class Job:
         return f"{first.year}-{index[test - 1].year}", f"{index[test].year}-{index[-1].year}"
 
 
-def job_of(panel: str | None) -> Job:
+def job_of(panel: str | None) -> DemoJob:
     """Return the job of a demo; `panel` is a file, "simulated", or "" for what is found.
 
     Raises:
@@ -116,7 +116,7 @@ def job_of(panel: str | None) -> Job:
         bars = sample_bars("sp500")
         title = "NCA agents on the S&P 500 and NASDAQ indexes"
         dates = {"first": "2000-03-01", "train_until": "2011-01-01", "select_until": "2013-01-01"}
-        return Job(bars=bars, title=title, **dates, note=OFTEN_SEEN)
+        return DemoJob(bars=bars, title=title, **dates, note=OFTEN_SEEN)
     from nca_trader.data.bars import read_bars
     from nca_trader.data.synthetic.closed_form import trend_panel
     from nca_trader.errors import BarError
@@ -146,7 +146,7 @@ def job_of(panel: str | None) -> Job:
     # Shares of rows and not dates: a user's file has any years.
     rows = (MOST_WARM, int(TRAIN_SHARE * len(bars)), int(SELECT_SHARE * len(bars)))
     first, train, select = (str(bars.index[row])[:10] for row in rows)
-    return Job(
+    return DemoJob(
         bars=bars, title=title, first=first, train_until=train, select_until=select, note=note
     )
 
@@ -242,7 +242,7 @@ class Findings(NamedTuple):
 
 
 def _evaluate(
-    args: argparse.Namespace, run: Any, job: Job, select: Any, stage: Stages
+    args: argparse.Namespace, run: Any, job: DemoJob, select: Any, stage: Stages
 ) -> dict[str, Any]:
     """Decide on the selection span what is deployed, evaluate it, and write the page."""
     from nca_trader.errors import CheckFailed
@@ -270,7 +270,9 @@ def _evaluate(
     }
 
 
-def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: Stages) -> Findings:
+def _findings(
+    args: argparse.Namespace, run: Any, job: DemoJob, select: Any, stage: Stages
+) -> Findings:
     """Backtest each span, decide, check, and replay the test span on paper."""
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.gate import deployable
@@ -320,7 +322,7 @@ def _findings(args: argparse.Namespace, run: Any, job: Job, select: Any, stage: 
     return Findings(mean, results, scores, baselines, gate, checks, advice, parity, paper)
 
 
-def _print_findings(found: Findings, job: Job) -> None:
+def _print_findings(found: Findings, job: DemoJob) -> None:
     """Print the table of the test span, the decision, the checks and what to try next."""
     from nca_trader.runs import trials
 
@@ -384,7 +386,7 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     ]
 
 
-def _advice(args: argparse.Namespace, run: Any, job: Job) -> list[str]:
+def _advice(args: argparse.Namespace, run: Any, job: DemoJob) -> list[str]:
     """Return what a user should try next where the gate says no."""
     config = run.env_config
     # Folds over all bars before the test span, on the demo's own file: it runs as it is printed.
@@ -405,7 +407,7 @@ def _advice(args: argparse.Namespace, run: Any, job: Job) -> list[str]:
     return more
 
 
-def _replay(path: pathlib.Path, job: Job) -> dict[str, Any]:
+def _replay(path: pathlib.Path, job: DemoJob) -> dict[str, Any]:
     """Paper-trade the test span in another process, from only the run folder and a bar file."""
     from nca_trader.data.bars import write_bars
     from nca_trader.errors import CheckFailed
@@ -429,7 +431,7 @@ def _replay(path: pathlib.Path, job: Job) -> dict[str, Any]:
 
 
 def _write_page(
-    args: argparse.Namespace, job: Job, found: Findings, seconds: dict[str, float]
+    args: argparse.Namespace, job: DemoJob, found: Findings, seconds: dict[str, float]
 ) -> pathlib.Path:
     """Fill the report from the findings and the run folder, and write the page."""
     from nca_trader.evaluate.report.page import Demo, report_on, write_report

@@ -22,7 +22,7 @@ NOTE = (
 
 
 def add_export_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the run, the file, and the bits of its weights."""
     parser.epilog = NOTE
     add_options(
         parser,

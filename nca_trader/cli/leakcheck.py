@@ -20,7 +20,7 @@ NOTE = (
 
 
 def add_leakcheck_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the strategy or feature, its bars, and how hard to search for look-ahead."""
     parser.epilog = NOTE
     parser.add_argument(
         "strategy", metavar="STRATEGY", help="a rule, feature:NAME, cost:NAME or FILE.py:NAME"

@@ -11,7 +11,7 @@ from nca_trader.errors import ConfigError
 
 
 def add_presets_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add what to do with the presets, and their names."""
     parser.add_argument(
         "action",
         choices=("list", "show", "copy"),
@@ -50,7 +50,7 @@ def run_presets(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the environment and the agent to print."""
     parser.add_argument("action", choices=("show",), help="print every key with its value")
     add_options(parser, "env", "agent", "set")
 
@@ -82,7 +82,7 @@ def run_config(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_init_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the folder to write a project into."""
     parser.add_argument("folder", metavar="DIR", help="made if it does not exist")
 
 

@@ -14,7 +14,7 @@ NUM_SEEDS = 3
 
 
 def add_prove_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the markets, the agent that learns them, and where the chart goes."""
     parser.add_argument(
         "markets",
         nargs="*",

@@ -12,7 +12,7 @@ FOLDER = "runs"
 
 
 def add_trials_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the project folder."""
     parser.epilog = (
         "Every agent that was trained and every evaluation on bars after training is a line. The "
         "more agents were tried on a market, the better the best of them looks by luck alone."
@@ -54,7 +54,7 @@ def run_trials(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_runs_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add what to do with the runs, and their folders."""
     parser.epilog = "Removing a run leaves its lines in the trial log: what was tried was tried."
     parser.add_argument(
         "action",

@@ -18,7 +18,7 @@ from nca_trader.cli.options import (
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the agent, the environment it trains in, and the slice to compile for."""
     add_options(parser, "data", *READING, "set", agent={"required": True})
     add_options(parser, env={"default": "index_daily", "help": "environment (default %(default)s)"})
     parser.add_argument(
@@ -70,7 +70,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add what else to examine: an agent's mesh, bars, a coordinator."""
     add_options(
         parser,
         *READING,

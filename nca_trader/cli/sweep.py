@@ -33,7 +33,7 @@ BEST = 10  # rows that are printed
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the rule, its grid, its bars, the account and the page."""
     parser.epilog = NOTE
     parser.add_argument(
         "--strategy",
@@ -119,7 +119,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add the agent, the space to search, and the spans to score on."""
     parser.epilog = TUNE_NOTE
     add_options(parser, "data", *READING, env={"required": True}, agent={"required": True})
     add_options(

@@ -30,7 +30,7 @@ NOTE = (
 
 
 def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
+    """Add what is refitted, the spans of the folds, and where results go."""
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
     names = ", ".join(STRATEGIES)

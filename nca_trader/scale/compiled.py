@@ -22,7 +22,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.errors import ConfigError, RunError, argument
 from nca_trader.machine import safe_path, scratch
 from nca_trader.scale.chips import Slice
-from nca_trader.scale.hlo import Cost, cost_of, read_module, unknown_loops
+from nca_trader.scale.hlo import ProgramCost, cost_of, read_module, unknown_loops
 from nca_trader.types import Bars
 
 # The CPU computes, no metadata server is asked for a chip, and a training run on this machine may
@@ -49,7 +49,7 @@ class Question(NamedTuple):
     search: bool = True
 
 
-class Answer(NamedTuple):
+class Needs(NamedTuple):
     """What the compiler reports. Bytes are those of one device.
 
     Attributes:
@@ -71,7 +71,7 @@ class Answer(NamedTuple):
     needed: int | None
     kinds: dict[str, int]
     micro_batches: int
-    cost: Cost | None
+    cost: ProgramCost | None
     unknown_loops: int
     parameters: int
     bars: int
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
     seconds: float
 
 
-Ask = Callable[[Question], Answer]
+Ask = Callable[[Question], Needs]
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def compiler() -> Iterator[Ask]:
             _killed_if_left(),
         ):
 
-            def ask(question: Question) -> Answer:
+            def ask(question: Question) -> Needs:
                 # The process starts at the first question and inherits what stands here then.
                 # Later is too late: jax reads its variables when it is imported.
                 before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
@@ -169,7 +169,7 @@ def devices_of(there: Slice) -> list[Any]:
     return list(devices)
 
 
-def answer(question: Question) -> Answer:
+def answer(question: Question) -> Needs:
     """Compile the update of the learner that `question` describes, and read its needs."""
     import jax
 
@@ -197,7 +197,7 @@ def answer(question: Question) -> Answer:
         for kind, tree in kinds.items()
     }
     rollout = _rollout_bytes(env, policy, agent, learner.market, state) // batch_shards(mesh)
-    known = Answer(
+    known = Needs(
         fits=False,
         limit=limit,
         needed=None,
@@ -224,7 +224,7 @@ def answer(question: Question) -> Answer:
     return found
 
 
-def _compiled(known: Answer, program: Any, args: Any, devices: int) -> Answer:
+def _compiled(known: Needs, program: Any, args: Any, devices: int) -> Needs:
     """Compile the program; return `known` with the sizes and costs that the compiler reports."""
     import jax
 

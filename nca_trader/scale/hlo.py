@@ -89,7 +89,7 @@ class Module(NamedTuple):
     entry: str
 
 
-class Run(NamedTuple):
+class Repeated(NamedTuple):
     """An instruction that runs: in which computation, how often, and the path it inherits."""
 
     instruction: Instruction
@@ -164,7 +164,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
     return constants.pop() if len(constants) == 1 else None
 
 
-def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iterator[Run]:
+def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iterator[Repeated]:
     """Yield every instruction that runs; loops are walked once and fusions are one instruction.
 
     A conditional counts as its branch with the most cycles. A loop of unknown length counts once.
@@ -178,7 +178,7 @@ def runs(module: Module, name: str = "", times: int = 1, path: str = "") -> Iter
     computation = module.computations[name or module.entry]
     for instruction in computation.values():
         here = instruction.op_name or path
-        yield Run(instruction, computation, times, here)
+        yield Repeated(instruction, computation, times, here)
         if instruction.opcode == "while":
             count = trip_count(module, instruction)
             (body,) = instruction.called("body")
@@ -228,7 +228,7 @@ class Collective(NamedTuple):
     group: int
 
 
-class Cost(NamedTuple):
+class ProgramCost(NamedTuple):
     """Cost of an update for a device.
 
     parts: by name, see `part_of`. collectives: by kind. hbm_bytes: read from and written to the
@@ -250,7 +250,7 @@ class Cost(NamedTuple):
         return sum(part.flops for part in self.parts.values())
 
 
-def cost_of(module: Module, devices: int) -> Cost:
+def cost_of(module: Module, devices: int) -> ProgramCost:
     """Return the cost of a program that runs on `devices`, for one of them."""
     parts: dict[str, Part] = {}
     collectives: dict[str, Collective] = {}
@@ -277,7 +277,7 @@ def cost_of(module: Module, devices: int) -> Cost:
                 tuple(sorted({*dtypes, *(shape.dtype for shape in shapes)})),
                 max(group, together),
             )
-    return Cost(parts, collectives, traffic)
+    return ProgramCost(parts, collectives, traffic)
 
 
 def _operands(instruction: Instruction, computation: Computation) -> list[tuple[Shape, ...]]:

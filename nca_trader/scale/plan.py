@@ -1,6 +1,6 @@
 """What a training run would need on a TPU slice, by the compiler's account of its program.
 
-Everything here is arithmetic on an `Answer`. Nothing was run, and seconds are estimates.
+Everything here is arithmetic on `Needs`. Nothing was run, and seconds are estimates.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nca_trader.parallel.mesh import AXES
 from nca_trader.progress import Progress
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import Chip, Slice, mesh_axes, slice_of
-from nca_trader.scale.compiled import Answer, Ask, Question
+from nca_trader.scale.compiled import Ask, Needs, Question
 from nca_trader.scale.hlo import Collective
 from nca_trader.types import Bars
 
@@ -74,7 +74,7 @@ def plan(
     with compiled.compiler() as compiler, Progress(None, f"plan for {there.name}"):
         number = 0
 
-        def ask(question: Question) -> Answer:
+        def ask(question: Question) -> Needs:
             nonlocal number
             number += 1
             segments = question.agent.learner.num_segments
@@ -132,7 +132,7 @@ def on_slice(agent: AgentConfig, there: Slice) -> tuple[AgentConfig, dict[str, i
     return dataclasses.replace(agent, learner=learner, mesh=mesh), changes
 
 
-def described(found: Answer, chip: Chip) -> Report:
+def described(found: Needs, chip: Chip) -> Report:
     """Return the compiler's account, per chip, with what follows from it."""
     parts = {}
     if found.cost is not None:
@@ -162,7 +162,7 @@ def described(found: Answer, chip: Chip) -> Report:
     }
 
 
-def estimate(found: Answer, chip: Chip) -> Report:
+def estimate(found: Needs, chip: Chip) -> Report:
     """Return seconds of an update and what bounds them, by cycles and public rates.
 
     compute: the compiler's cycles at the chip's clock. memory: traffic with main memory at the
@@ -223,7 +223,7 @@ def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
     return audit
 
 
-def remat_advice(ask: Ask, question: Question, found: Answer) -> Report:
+def remat_advice(ask: Ask, question: Question, found: Needs) -> Report:
     """Return whether `policy.remat` is worth its time here, compiling with it where it may be."""
     policy = question.agent.policy
     temporaries = found.kinds.get("temporaries")
@@ -257,7 +257,7 @@ def remat_advice(ask: Ask, question: Question, found: Answer) -> Report:
     }
 
 
-def largest_batch(ask: Ask, question: Question, found: Answer | None) -> Iterator[Report]:
+def largest_batch(ask: Ask, question: Question, found: Needs | None) -> Iterator[Report]:
     """Search for the most segments that fit without more micro-batches, in `MOST` compilations.
 
     Args:

@@ -37,12 +37,26 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
         options = " ".join(f"--set {name}={value}" for name, value in report["set"].items())
         yield f"  train it with {options}"
     yield f"parameters {report['parameters']:,}; compiled in {report['compile_s']:.0f} s"
+    yield ""
+    yield from _memory_lines(report)
+    yield ""
+    yield from _communication_lines(report["collectives"])
+    # None where the compiler refused the program, and so has no cycles.
+    if report["estimate"] is not None:
+        yield ""
+        yield from _time_lines(report)
+    yield ""
+    yield from _advice_lines(report)
+    if "largest" in report:
+        yield ""
+        yield from _largest_lines(report["largest"])
 
+
+def _memory_lines(report: dict[str, Any]) -> Iterator[str]:
     verdict = "fits" if report["fits"] else "DOES NOT FIT"
     needed = report["hbm_bytes_per_chip"]
     # The compiler may refuse a program without saying what it needs.
     size = "more than it has" if needed is None else binary_size(needed)
-    yield ""
     yield f"memory: {verdict}: {size} of {binary_size(report['hbm_limit'])} per chip"
     kinds = report["bytes_by_kind"]
     for kind, label in MEMORY.items():
@@ -52,39 +66,41 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
     if report["micro_batches"] > 1:
         yield f"  with learner.micro_batches = {report['micro_batches']}, as train would choose"
 
-    yield ""
-    if report["collectives"]:
+
+def _communication_lines(collectives: dict[str, Any]) -> Iterator[str]:
+    if collectives:
         yield "communication, per update and device:"
     else:
         yield "communication: none"
-    for kind, each in report["collectives"].items():
+    for kind, each in collectives.items():
         yield (
             f"  {each['count']:,} x {kind} over {each['group']} devices, "
             f"{binary_size(each['bytes'])} in all ({', '.join(each['dtypes'])})"
         )
 
-    # None where the compiler refused the program, and so has no cycles.
-    if (estimate := report["estimate"]) is not None:
-        yield ""
-        yield "time: estimates from the compiler's cycles and public rates; nothing was run"
-        # The whole update has the most cycles, so it comes first.
-        for name, cycles in sorted(report["cycles"].items(), key=lambda item: -item[1]):
-            ratio = report["cycles_over_floor"].get(name)
-            label = "the whole update" if name == "update" else name
-            times = "" if ratio is None else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
-            over = f"  {times:>9} x the floor of the matrix units" if times else ""
-            yield f"  {label:<24}{cycles:>15,} cycles{over}"
-        yield (
-            f"  {duration(estimate['step_s'])} per update of {estimate['steps']:,} steps, "
-            f"{count(estimate['steps_per_s'])} steps/s; matrix units busy for "
-            f"{100 * estimate['matrix_units_busy']:.2g}% of it"
-        )
-        parts = ", ".join(f"{name} {duration(each)}" for name, each in estimate["seconds"].items())
-        yield f"  bound by {estimate['bound']}: {parts}"
-        if report["loops_counted_once"]:
-            yield f"  {report['loops_counted_once']} loops of unknown length were counted once"
 
-    yield ""
+def _time_lines(report: dict[str, Any]) -> Iterator[str]:
+    estimate = report["estimate"]
+    yield "time: estimates from the compiler's cycles and public rates; nothing was run"
+    # The whole update has the most cycles, so it comes first.
+    for name, cycles in sorted(report["cycles"].items(), key=lambda item: -item[1]):
+        ratio = report["cycles_over_floor"].get(name)
+        label = "the whole update" if name == "update" else name
+        times = "" if ratio is None else f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}"
+        over = f"  {times:>9} x the floor of the matrix units" if times else ""
+        yield f"  {label:<24}{cycles:>15,} cycles{over}"
+    yield (
+        f"  {duration(estimate['step_s'])} per update of {estimate['steps']:,} steps, "
+        f"{count(estimate['steps_per_s'])} steps/s; matrix units busy for "
+        f"{100 * estimate['matrix_units_busy']:.2g}% of it"
+    )
+    parts = ", ".join(f"{name} {duration(each)}" for name, each in estimate["seconds"].items())
+    yield f"  bound by {estimate['bound']}: {parts}"
+    if report["loops_counted_once"]:
+        yield f"  {report['loops_counted_once']} loops of unknown length were counted once"
+
+
+def _advice_lines(report: dict[str, Any]) -> Iterator[str]:
     for width in report["widths"]:
         # A width that fills its matrix units leaves nothing to change.
         if width["fills"] < 1.0:
@@ -104,9 +120,8 @@ def plan_lines(report: dict[str, Any]) -> Iterator[str]:
     warning = "" if ratio >= 1 else "  WARNING: below 1, it can memorise the noise"
     yield f"independent bars per parameter: {ratio:.2g}{warning}"
 
-    if (found := report.get("largest")) is None:
-        return
-    yield ""
+
+def _largest_lines(found: dict[str, Any]) -> Iterator[str]:
     if found["largest"] is None:
         yield "largest batch: not even the smallest fits"
         return

@@ -13,8 +13,8 @@ import pytest
 import nca_trader as nca
 from nca_trader import progress
 from nca_trader.scale import compiled
-from nca_trader.scale.compiled import Answer
-from nca_trader.scale.hlo import Collective, Cost, Part
+from nca_trader.scale.compiled import Needs
+from nca_trader.scale.hlo import Collective, Part, ProgramCost
 
 CONTRACT = {
     "fits", "hbm_bytes_per_chip", "hbm_limit", "bytes_by_kind", "collectives",
@@ -28,12 +28,12 @@ def answers(monkeypatch):
 
     def put(**changes):
         asked = []
-        found = Answer(
+        found = Needs(
             fits=True, limit=15.75 * 2**30, needed=12 * 2**20,
             kinds={"params": 28_932, "optimiser": 57_876, "replay": 0, "rollout": 230_208,
                    "arguments": 992_768, "temporaries": 4_571_136, "code": 6_144_000},
             micro_batches=1,
-            cost=Cost({"collect: accounts": Part(3_000_000, 0),
+            cost=ProgramCost({"collect: accounts": Part(3_000_000, 0),
                        "learn: encoder forward": Part(1_000_000, 131_072 * 800_000)},
                       {"all-reduce": Collective(18, 231_716, ("f32", "s32"), 8)}, 10**6),
             unknown_loops=0, parameters=7_233, bars=4_895, steps=32_768, seconds=20.0,
@@ -115,8 +115,8 @@ def test_a_market_that_is_drawn_needs_no_bars_and_settings_reach_the_compiler(co
 def up_to_a_thousand(question):
     """An answer by which 1,000 segments fit."""
     count = question.agent.learner.num_segments
-    cost = Cost({"other": Part(10_000 + 1_000 * count, 0)}, {}, 0)
-    return Answer(count <= 1_000, 1e9, count * 10**6, {"temporaries": 0}, 1, cost, 0,
+    cost = ProgramCost({"other": Part(10_000 + 1_000 * count, 0)}, {}, 0)
+    return Needs(count <= 1_000, 1e9, count * 10**6, {"temporaries": 0}, 1, cost, 0,
                   7_233, 4_895, count * 512, 1.0)  # fmt: skip
 
 

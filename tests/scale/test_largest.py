@@ -6,8 +6,8 @@ import pytest
 from tiny import AGENT, ENV
 
 from nca_trader.scale.chips import slice_of
-from nca_trader.scale.compiled import Answer, Question
-from nca_trader.scale.hlo import Cost, Part
+from nca_trader.scale.compiled import Needs, Question
+from nca_trader.scale.hlo import Part, ProgramCost
 from nca_trader.scale.plan import MOST, largest_batch, next_as_fast
 
 V5E = slice_of("v5e-8")
@@ -23,9 +23,9 @@ def search(share, begin=8, unit=8, cycles=lambda n: 100_000 + 1_000 * n, known=T
     def answer_of(n):
         needed = share(n)
         fits = needed is not None and needed <= 1.0
-        cost = Cost({"other": Part(cycles(n), 0)}, {}, 0) if fits else None
+        cost = ProgramCost({"other": Part(cycles(n), 0)}, {}, 0) if fits else None
         needed = None if needed is None else int(needed * 1e9)
-        return Answer(fits, 1e9, needed, {}, 1, cost, 0, 7, 9, n * 16, 1.0)
+        return Needs(fits, 1e9, needed, {}, 1, cost, 0, 7, 9, n * 16, 1.0)
 
     def ask(question):
         assert not question.search

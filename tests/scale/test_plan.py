@@ -12,18 +12,18 @@ from nca_trader.agents import load_agent
 from nca_trader.config import MeshConfig
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import GIB, slice_of
-from nca_trader.scale.compiled import Answer, Question, said_bytes
-from nca_trader.scale.hlo import Collective, Cost, Part
+from nca_trader.scale.compiled import Needs, Question, said_bytes
+from nca_trader.scale.hlo import Collective, Part, ProgramCost
 from nca_trader.scale.plan import described, estimate, on_slice, plan, width_audit
 
 V5E = slice_of("v5e-8")
 BARS = random_bars(np.random.default_rng(0), 3, 1)
-COST = Cost(
+COST = ProgramCost(
     parts={"collect: encoder": Part(3_000_000, 131_072 * 2_000_000), "other": Part(1_500_000, 0)},
     collectives={"all-reduce": Collective(4, 800_000, ("f32",), 8)},
     hbm_bytes=819_000_000,
 )
-ANSWER = Answer(
+ANSWER = Needs(
     fits=True,
     limit=V5E.of.hbm_usable,
     needed=2**30,
@@ -42,7 +42,7 @@ def model(limit, per_segment, cycles=lambda segments: 1_000 * segments):
     """An `ask` whose memory and time follow a rule, and the questions that it was asked."""
     asked = []
 
-    def ask(question: Question) -> Answer:
+    def ask(question: Question) -> Needs:
         asked.append(question)
         segments = question.agent.learner.num_segments
         saved = 0.25 if question.agent.policy.remat == "step" else 1.0
