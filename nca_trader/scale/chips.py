@@ -134,8 +134,8 @@ def slice_of(name: str) -> Slice:
     found = re.fullmatch(r"[a-z0-9]+?(?:-(\d+)|:(\d+(?:x\d+)*))?", name.strip().lower())
     if GPU.fullmatch(kind):
         raise ConfigError(
-            f"{given}: plan is of TPU slices; on a machine with a GPU `nca-trader train --profile` "
-            "measures an update."
+            f"{given}: plan is of TPU slices; on a machine with a GPU a profile of "
+            "`nca-trader train` measures an update."
         )
     if found is None or kind not in CHIPS:
         raise ConfigError(

@@ -49,7 +49,7 @@ def test_every_shape_of_the_tables_has_as_many_chips_as_it_says():
         ("v55e-8", "did you mean 'v5e'"),
         (
             "h100:8",
-            'topology="h100:8": plan is of TPU slices; .* `nca-trader train --profile` measures',
+            'topology="h100:8": plan is of TPU slices; .* profile of `nca-trader train` measures',
         ),
         ("gpu", "plan is of TPU slices"),
         ("v4:2x2x1", "It may be a chip of v5e, v5p, v6e, tpu7x"),
