@@ -24,7 +24,7 @@ from nca_trader.config.reading import (
     parse_step,
 )
 from nca_trader.data.calendar import expected_times
-from nca_trader.data.reading.detect import detect, extra_faults, value_faults
+from nca_trader.data.reading.detect import detect, row_faults
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
     Fault,
@@ -233,8 +233,7 @@ def validate(bars: Bars) -> None:
         columns["cash_dividend"] = columns.pop("dividend")
     table = Table(bars.source or "bars", columns, list(bars.symbols))
     # Arrays in memory have no option that repairs them, so the remedy must not name one.
-    found = value_faults(table) + extra_faults(table)
-    faults = [fault._replace(repairs=()) for fault in found]
+    faults = [fault._replace(repairs=()) for fault in row_faults(table)]
     width, names = bars.num_assets, bars.symbols
     refuse(table.name, faults, (), lambda i: f"row {i // width}, {names[i % width]}")
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nca_trader.data.reading.detect import extra_faults, is_far, value_faults
+from nca_trader.data.reading.detect import is_far, row_faults
 from nca_trader.data.reading.faults import Fault, Kind, Table
 from nca_trader.types import PRICES, Bar, Tensor
 
@@ -193,7 +193,7 @@ class Gate:
         given = {column: getattr(bar, name) for name, column in INCOME.items()}
         fields |= {k: np.nan_to_num(v, posinf=np.inf) for k, v in given.items() if v is not None}
         table = Table("the feed", fields, list(self._symbols))
-        return value_faults(table) + extra_faults(table)
+        return row_faults(table)
 
     def _quarantine(self, bar: Bar) -> Refusal | None:
         """Hold the bar if a price of it is far from the last close."""

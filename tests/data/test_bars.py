@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import refused
 
 from nca_trader.data.bars import read_bars, sample_bars, validate, write_bars
 from nca_trader.errors import BarError
@@ -27,21 +28,8 @@ def planted(line, *changes):
     return "\n".join(map(",".join, lines)) + "\n"
 
 
-@pytest.fixture
-def read(tmp_path):
-    """Reads a text as the file bars.csv."""
-
-    def read(text, name="bars.csv", **options):
-        (tmp_path / name).write_text(text)
-        return read_bars(tmp_path / name, **options)
-
-    return read
-
-
 def refusal(read, text, **options):
-    with pytest.raises(BarError) as caught:
-        read(text, **options)
-    return str(caught.value).rpartition("bars.csv: ")[2]
+    return refused.refusal(read, text, **options).rpartition("bars.csv: ")[2]
 
 
 def test_a_clean_file_is_read_as_it_stands(read):

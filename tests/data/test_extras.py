@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
+from refused import refusal
 
 from nca_trader.data.bars import read_bars, validate, write_bars
 from nca_trader.errors import BarError
@@ -17,12 +18,6 @@ def frame_of(price=10.0, symbol="X", **columns):
     close = np.broadcast_to(price, len(DAYS)).astype(float)
     core = {"time": DAYS, "symbol": symbol, **dict.fromkeys(PRICES, close), "volume": 7.0}
     return pd.DataFrame(core | columns)
-
-
-def refusal(frame, **options):
-    with pytest.raises(BarError) as caught:
-        read_bars(frame, **options)
-    return str(caught.value)
 
 
 BID, ASK = np.array([9.9, 9.8, 10.0, 9.0, 9.5]), np.array([10.1, 10.2, 10.0, 11.0, 10.5])
@@ -72,7 +67,7 @@ def test_a_dividend_is_split_as_its_price_is():
 
 def test_dividends_in_the_prices_and_in_cash_are_refused():
     frame = frame_of(Dividends=0.0, f=1.0)
-    said = refusal(frame, columns="dividend=f")
+    said = refusal(read_bars, frame, columns="dividend=f")
     assert "D032 dividends are given twice, as a factor of the prices and as cash" in said
     assert 'columns="cash_dividend=-"' in said
     assert read_bars(frame, columns="dividend=f,cash_dividend=-").dividend is None
@@ -103,7 +98,7 @@ def test_a_planted_fault_is_found_in_its_row(columns, row, name, value, want, re
     frame = frame_of(**columns)
     read_bars(frame)  # silent
     frame.loc[row, name] = value
-    said = refusal(frame)
+    said = refusal(read_bars, frame)
     assert said.startswith(f"DataFrame: {want}") and "\n" not in said, said
     assert f'repair="{repair}"' in said
     assert len(read_bars(frame, repair=repair)) == 4
@@ -142,7 +137,7 @@ def test_extras_side_by_side_are_those_of_the_long_file():
     assert read_bars(levels).digest() == bars.digest()
     # What is paid on a day without a bar is not lost in silence.
     wide.loc[2, [f"X_{name}" for name in names if name != "dividend"]] = np.nan
-    assert "D006 row 2, X: close = nan" in refusal(wide)
+    assert "D006 row 2, X: close = nan" in refusal(read_bars, wide)
 
 
 def test_extras_in_memory_are_checked_alike():
@@ -166,7 +161,7 @@ def test_the_quotes_of_a_real_file_are_its_spread(shared):
 
 def test_prices_at_or_below_zero_name_back_adjusted_futures_and_their_remedy():
     frame = frame_of(np.array([4.0, 2.0, 1.0, -0.5, -1.0]))
-    said = refusal(frame, repair="keep-jumps")
+    said = refusal(read_bars, frame, repair="keep-jumps")
     assert "D008 row 3 and 1 more: close = -0.5" in said
     assert "adjust a back-adjusted future by ratios instead of differences" in said
     assert "or add an offset to all its prices" in said

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pandas as pd
 import pytest
+from refused import refusal
 
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import BarError
@@ -26,21 +27,6 @@ def long():
     """Two assets; MSFT has no bar on the third day."""
     other = frame_of("MSFT", 200)
     return pd.concat([frame_of("AAPL", 100), other.drop(index=2)], ignore_index=True)
-
-
-@pytest.fixture
-def read(tmp_path):
-    def read(text, name="bars.csv", **options):
-        (tmp_path / name).write_text(text)
-        return read_bars(tmp_path / name, **options)
-
-    return read
-
-
-def refusal(read, text, **options):
-    with pytest.raises(BarError) as caught:
-        read(text, **options)
-    return str(caught.value)
 
 
 def wide_of(long, name):
@@ -172,17 +158,6 @@ def test_day_and_month_are_told_apart_by_proof_or_option_alone(read):
         assert str(clock.time[0])[:16] == "2021-02-01T09:30"
     with pytest.raises(BarError, match=r"unknown order of dates 'ymd'; give dmy \(31.12.2018\)"):
         read(dated(DAYS), dates="ymd")
-
-
-@pytest.mark.parametrize(("stamp", "options"), [
-    ("20210201 143000", {"timezone": "UTC"}), ("20210201143000", {"timezone": "UTC"}),
-    ("20210201 143000000", {"timezone": "UTC"}), ("2021-02-01T14:30Z", {}),
-    ("2021-02-01 09:30:00-0500", {}), ("1612189800", {}), ("1612189800000", {}),
-    ("2021-02-01 09:30", {"timezone": "America/New_York"}),
-])  # fmt: skip
-def test_every_form_of_a_moment_is_that_moment(read, stamp, options):
-    bars = read(dated([stamp]), **options)
-    assert str(bars.time[0]) == "2021-02-01T14:30:00.000000000"
 
 
 @pytest.mark.parametrize("clock", ["1.5", "1e300", "inf"])

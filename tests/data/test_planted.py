@@ -8,16 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import HEADER, PLANTS, market, text_of
+from refused import refusal
 
 from nca_trader.data.bars import read_bars
-from nca_trader.errors import BarError
 from nca_trader.types import PRICES
-
-
-def refusal(path, **options):
-    with pytest.raises(BarError) as caught:
-        read_bars(path, **options)
-    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +33,7 @@ def test_a_planted_fault_is_found_in_its_line(folder, name, seed, where):
     cells = clean.cells.copy()
     line = plant(cells, row) + 2
     path.write_text(text_of(cells))
-    said = refusal(path)
+    said = refusal(read_bars, path)
     assert f"bars.csv: {code} line {line}" in said.replace("\n", " "), said
     assert "\n" not in said  # that fault, and no other
     assert repair is None or f'repair="{repair}"' in said
@@ -57,7 +51,7 @@ def test_planted_rows_are_named_in_frames_and_binary_files(folder, kind):
     path = {"frame": frame}.get(kind, folder / f"bars.{kind}")
     if kind != "frame":
         getattr(frame, f"to_{kind}")(path)
-    assert "D007 row 41: high = inf" in refusal(path)
+    assert "D007 row 41: high = inf" in refusal(read_bars, path)
     frame.loc[41, "high"] = frame.loc[41, "close"] * 1.01
     frame.loc[41, "low"] = min(frame.loc[41, ["open", "close"]])
     if kind != "frame":
@@ -83,7 +77,7 @@ def test_several_faults_are_all_told_at_once(folder, seed, names):
     if not names:
         read_bars(path)
         return
-    said = refusal(path)
+    said = refusal(read_bars, path)
     assert set(re.findall(r"D\d{3}", said)) == want.keys(), said
     for code, lines in want.items():
         assert any(f"{code} line {line}" in said for line in lines), said
@@ -100,7 +94,7 @@ def test_columns_that_change_places_half_way_are_found(folder, seed, where):
         i, j = HEADER.index(first), HEADER.index(second)
         cells[row:, [i, j]] = cells[row:, [j, i]]
         path.write_text(text_of(cells))
-        said = refusal(path)
+        said = refusal(read_bars, path)
         found = re.search(rf"{code} line (\d+)", said)
         assert found, (first, second, said)
         assert int(found[1]) == row + 2, (first, second, row, said)
@@ -116,7 +110,7 @@ def test_broken_lines_are_found(folder, seed, where):
 
     def planted(change):
         path.write_text("\n".join([*lines[:at], change(lines[at]), *lines[at + 1 :]]))
-        return refusal(path)
+        return refusal(read_bars, path)
 
     assert f"D022 line {at + 1}: 10 fields" in planted(lambda line: f"{line},7")
     short = planted(lambda line: line.rpartition(",")[0])
@@ -129,10 +123,10 @@ def test_broken_lines_are_found(folder, seed, where):
     assert left.present.sum() == len(lines) - 2
     path.write_text("\n".join([lines[0].rpartition(",")[0], *lines[1:]]))
     assert f"D022 line 2 and {len(lines) - 2} more: 9 fields, more than the header's 8" in refusal(
-        path
+        read_bars, path
     )
     path.write_text("\n".join(lines[1:]))
-    assert "D023 line 1 holds values, not the columns' names" in refusal(path)
+    assert "D023 line 1 holds values, not the columns' names" in refusal(read_bars, path)
 
 
 def test_wild_but_true_markets_are_not_called_faulty(folder):

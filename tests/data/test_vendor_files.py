@@ -1,32 +1,24 @@
 """Files as vendors write them: read right, or answered with a line and an option that reads it."""
 
+import functools
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
+from refused import refusal
 
 from nca_trader.data.bars import read_bars
+from nca_trader.data.reading.times import _iso, read_times
 from nca_trader.errors import BarError
 
 CLOSE = "close-only,no-volume"
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(read):
     """Reads a text as the file X.csv."""
-
-    def read(text, **options):
-        (tmp_path / "X.csv").write_text(text)
-        return read_bars(tmp_path / "X.csv", **options)
-
-    return read
-
-
-def refusal(read, text, **options):
-    with pytest.raises(BarError) as caught:
-        read(text, **options)
-    return str(caught.value)
+    return functools.partial(read, name="X.csv")
 
 
 def asked(said):
@@ -61,6 +53,12 @@ NEW_YORK = {"timezone": "America/New_York"}
     ("2023-03-03 09:30:00", "2023-03-03 16:00:00", {"timezone": "-05:00"}),
     ("2023-03-03 09:30:00 -05:00", "2023-03-03 16:00:00 -05:00", {}),
     ("03.03.2023 15:30:00.000 GMT+0100", "03.03.2023 22:00:00.000 GMT+0100", {"dates": "dmy"}),
+    ("20230303 143000", "20230303 210000", {"timezone": "UTC"}),
+    ("20230303143000", "20230303210000", {"timezone": "UTC"}),
+    ("20230303 143000000", "20230303 210000000", {"timezone": "UTC"}),
+    ("20230303T1430", "20230303T2100", {"timezone": "UTC"}),
+    ("2023-03-03T14:30Z", "2023-03-03T21:00Z", {}),
+    ("2023-03-03 09:30:00-0500", "2023-03-03 16:00:00-0500", {}),
     ("1677853800", "1677877200", {}),
     ("1677853800000", "1677877200000", {}),
     ("1677853800000000", "1677877200000000", {}),
@@ -72,6 +70,22 @@ def test_every_way_of_writing_a_moment_is_that_moment(read, first, second, optio
     assert [str(time)[:19] for time in bars.time] == MOMENTS
     if "timezone" in options:
         assert "D015 line 2 and 1 more" in refusal(read, text, **options | {"timezone": None})
+
+
+ISO = ("%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%d %H:%M", "%Y-%m-%dT%H:%M:%S.%f", "%Y-%m-%dT%H:%M%z")
+
+
+@pytest.mark.parametrize("form", ISO)
+def test_times_of_iso_8601_are_read_alike_with_and_without_others_among_them(form):
+    texts = pd.Series(
+        pd.date_range("2020-02-27", periods=80, freq="7h", tz="-05:00").strftime(form)
+    )
+    assert _iso(texts) is not None and _iso(pd.concat([texts, pd.Series(["soon"])])) is None
+    alone = read_times(texts, "UTC", None)
+    among = read_times(pd.concat([texts, pd.Series(["soon"])], ignore_index=True), "UTC", None)
+    np.testing.assert_array_equal(alone.utc, among.utc[:-1])
+    want = [pd.to_datetime(text, utc=True).to_datetime64() for text in texts]
+    np.testing.assert_array_equal(alone.utc, want)
 
 
 def test_a_clock_of_two_halves_has_noon_and_midnight(read):

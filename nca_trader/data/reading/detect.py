@@ -74,8 +74,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
         key=lambda fault: (_column_rank(fault), fault.code.name, fault.fixes, fault.say),
     )
     faults += table.time_faults
-    faults += value_faults(table) + factor_faults(table) + extra_faults(table)
-    faults += line_faults(table)
+    faults += row_faults(table) + line_faults(table)
     for name, value in table.others if not request.columns.keys() & FACTORS else ():
         mask, use = unadjusted(name, value, table)
         if mask.any():
@@ -124,7 +123,7 @@ class _Checks:
         row = int(np.argmax(mask))
         cells = {name: column[row] for name, column in self.table.columns.items()}
         if code == Kind.D009:  # the table holds NaN in place of the text
-            cells[about] = self.table.unread[about].text(row)
+            cells[about] = self.table.unread[about].texts.get(row, "a text")
         say = say.format(**cells)
         self.faults.append(Fault(code, say, mask, about=about, **options))
         if "no-volume" not in self.faults[-1].fixes:  # such a row stays, so other checks are due
@@ -146,8 +145,12 @@ class _Checks:
         return value
 
 
-def value_faults(table: Table) -> list[Fault]:
-    """Find faults of open, high, low, close and volume, row by row."""
+def row_faults(table: Table) -> list[Fault]:
+    """Find faults of the values of each row: of prices and volume, of factors, and of the rest."""
+    return _price_faults(table) + _factor_faults(table) + _extra_faults(table)
+
+
+def _price_faults(table: Table) -> list[Fault]:
     checks = _Checks(table)
     for name in ("close", "open", "high", "low"):  # the close first: it may stand in for the others
         remedy = Kind.D008.remedy + BACK_ADJUSTED
@@ -165,11 +168,9 @@ def value_faults(table: Table) -> list[Fault]:
     return sorted(checks.faults, key=_column_rank)
 
 
-def factor_faults(table: Table) -> list[Fault]:
-    """Find present rows whose `split` or `dividend` factor is missing, infinite or not above 0."""
+def _factor_faults(table: Table) -> list[Fault]:
     faults = []
-    for name in FACTORS:
-        factor = table[name] if name in table else np.ones(len(table))
+    for factor, name in [(table[name], name) for name in FACTORS if name in table]:
         missing = np.isnan(factor)
         wrong = ~missing & ~(np.isfinite(factor) & (factor > 0))
         for mask, repair in ((wrong, "drop-bad"), (missing, "drop-nan")):
@@ -179,8 +180,7 @@ def factor_faults(table: Table) -> list[Fault]:
     return faults
 
 
-def extra_faults(table: Table) -> list[Fault]:
-    """Find faults of quotes, spreads, dividends paid in cash and funding, row by row."""
+def _extra_faults(table: Table) -> list[Fault]:
     checks = _Checks(table)
     # A computed half spread is checked by its source columns, which the user knows.
     spread = spread_columns(table.columns.keys() - {"half_spread"}) or spread_columns(table.columns)
@@ -206,10 +206,10 @@ def extra_faults(table: Table) -> list[Fault]:
 def line_faults(table: Table) -> list[Fault]:
     """Find lines that end early, symbols that are not names, and dividends given twice."""
     faults = []
-    if table.short:
+    if table.short is not None and table.short.any():
         say = "fewer fields than the other lines"
         remedy = "Complete or remove the line"
-        faults.append(Fault(Kind.D022, say, table.marked(table.short), remedy))
+        faults.append(Fault(Kind.D022, say, table.short, remedy))
     names, code = table.symbols, table["symbol"]
     first = {name.casefold(): i for i, name in reversed([*enumerate(names)])}
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from nca_trader.config.reading import MEMORY_GB
 from nca_trader.errors import BarError, argument
@@ -21,7 +20,6 @@ GIB = 1 << 30
 FACTORS = ("split", "dividend")
 DROPS = ("drop-nan", "drop-bad", "keep-first", "keep-last")  # repairs that drop rows
 MANY = 0.1  # of the rows: where a repair drops more, a message says how many
-UNREAD_TEXT = 1 << 20  # characters of cells that are not numbers, kept for messages
 ROW_BYTES = 128  # of memory that an asset's bar takes while it is read and checked, about
 
 
@@ -113,21 +111,6 @@ class Unread:
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
     texts: dict[int, str] = dataclasses.field(default_factory=dict)
 
-    def add(self, rows: np.ndarray, column: pd.Series, begin: int) -> None:
-        """Add the cells at `rows` of a chunk that starts at row `begin` of the file."""
-        self.rows.append(rows + begin)
-        # Bounded, as a hostile file may hold nothing but long texts.
-        left = UNREAD_TEXT - sum(map(len, self.texts.values()))
-        for row in rows[: max(left, 0)]:
-            text = f"{column.iloc[row]}"
-            if (left := left - len(text)) < 0:
-                break
-            self.texts[int(row) + begin] = text
-
-    def text(self, row: int) -> str:
-        """Return the cell as it was written, or "a text" where it was not kept."""
-        return self.texts.get(row, "a text")
-
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -143,7 +126,7 @@ class Table:
       unit: "line" or "row".
       wide: whether a line holds several assets.
       unread: by column, the cells that hold other than numbers.
-      short: rows of lines that end early.
+      short: `[rows]` bool, whether the line ends early; or None.
       time_faults: what is wrong with the times.
       faults: what is wrong with the columns.
       notes: sentences for the note of the bars.
@@ -159,7 +142,7 @@ class Table:
     unit: str = "row"
     wide: bool = False
     unread: dict[str, Unread] = dataclasses.field(default_factory=dict)
-    short: list[np.ndarray] = dataclasses.field(default_factory=list)
+    short: np.ndarray | None = None
     time_faults: list[Fault] = dataclasses.field(default_factory=list)
     faults: list[Fault] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)

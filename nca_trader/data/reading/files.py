@@ -31,7 +31,6 @@ FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes ti
 # Bytes of memory that a column takes in addition to its cells, about, as it takes time.
 COLUMN_BYTES = 1 << 19
 CELLS = 1 << 19  # of a chunk: enough that the work per cell outweighs the work per chunk
-CAPACITY = 1 << 16  # rows of an array to begin with
 LINE = 1 << 22  # bytes of a line, at most
 MOST_TEXT = 32 * CHUNK_TEXT  # of a chunk at most: later lines may be longer than the first ones
 SHOWS = 1 << 24  # unpacked bytes that show how much a packed file unpacks to
@@ -79,32 +78,6 @@ class Chunk(NamedTuple):
     proved: bool = False
     short: tuple[int, ...] = ()
     share: float = 1.0
-
-
-class Growing:
-    """An array that chunks are added to.
-
-    It doubles as it grows, and no page of it takes memory before it is written to. A list of the
-    chunks, joined at the end, would take twice the memory: the freed chunks leave fragments.
-    """
-
-    def __init__(self, dtype: np.dtype | type | str):
-        self._array, self._size = np.empty(CAPACITY, dtype), 0
-
-    def add(self, values: np.ndarray) -> None:
-        """Append `values` `[n]`."""
-        size = self._size + len(values)
-        if size > len(self._array):
-            grown = np.empty(max(2 * len(self._array), size), self._array.dtype)
-            grown[: self._size] = self.whole
-            self._array = grown
-        self._array[self._size : size] = values
-        self._size = size
-
-    @property
-    def whole(self) -> np.ndarray:
-        """`[size]` all that was added, not a copy."""
-        return self._array[: self._size]
 
 
 class EndlessRow(ValueError):
@@ -222,67 +195,56 @@ def slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield frame.iloc[begin : begin + rows]
 
 
-def parquet(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, int]:
-    """Return the pieces of a file, or of a folder of files; its name, and its number of rows."""
-    files: list[tuple[str | Path, dict[str, Any]]] = [(path, {})]
-    if path.is_dir():  # a data set of several files, whose folders may name columns
-        whole = pyarrow.dataset.dataset(path, format="parquet", partitioning="hive")
-        files = []
-        for fragment in whole.get_fragments():
-            keys = pyarrow.dataset.get_partition_keys(fragment.partition_expression)
-            if {*fragment.physical_schema.names, *keys} != set(whole.schema.names):
-                say = "its columns are not those of the folder's other files"
-                raise refusal(fragment.path, Kind.D005, say, "Write them alike")
-            files.append((fragment.path, keys))
-    rows = size = 0
-    for file, _ in files:
-        about = pyarrow.parquet.read_metadata(file)
-        width = about.num_columns
-        rows += about.num_rows
-        size += sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-        _refuse_table(file, rows, width, size, request)
-    frames = (frame.assign(**keys) for file, keys in files for frame in _pieces(file))
-    return frames, str(path), rows
+def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, int]:
+    """Return the pieces of a Parquet or Feather file or of a folder; its name and number of rows.
 
-
-def _pieces(path: str | Path) -> Iterator[pd.DataFrame]:
-    """Read a Parquet file in pieces; a fragment's own scan would hold a whole row group."""
-    schema = pyarrow.parquet.read_schema(path)
-    names = [field.name for field in schema if _is_flat(field.type)]
-    texts = [field.name for field in schema if _is_text(field.type)]
-    options: Any = {"read_dictionary": texts, "buffer_size": 1 << 20, "pre_buffer": False}
-    with pyarrow.parquet.ParquetFile(path, **options) as file:
-        size = _rows(len(names))
-        for rows in file.iter_batches(batch_size=size, columns=names, use_threads=False):
-            yield _frame(rows, path)
-
-
-def feather(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, int]:
-    """Return the batches of a file; its name, and its number of rows."""
-    whole = pyarrow.dataset.dataset(path, format="feather")
-    rows, width = whole.count_rows(), len(whole.schema.names)
-    _refuse_table(path, rows, width, 0, request)
-
-    def pieces() -> Iterator[pd.DataFrame]:
-        with pa.OSFile(str(path)) as file, pyarrow.ipc.open_file(file) as batches:
-            for i in range(batches.num_record_batches):
-                batch = batches.get_batch(i)
-                batch.validate(full=True)  # else offsets of a damaged file reach beyond its buffers
-                batch = batch.select([f.name for f in batch.schema if _is_flat(f.type)])
-                for begin in range(0, len(batch), _rows(width)):
-                    yield _frame(batch.slice(begin, _rows(width)), path)
-
-    return pieces(), str(path), rows
-
-
-def _refuse_table(path: object, rows: int, width: int, size: int, request: Request) -> None:
-    """Refuse a table that takes more memory than is allowed, whatever it is packed to.
-
-    A column that repeats a value is stored in a few bytes; `size` is what the file says of itself.
+    A table that takes more memory than is allowed is refused, whatever it is packed to: a column
+    that repeats a value is stored in a few bytes. The folders of a data set may name columns.
     """
+    kind = "feather" if path.suffix in (".feather", ".arrow") else "parquet"
+    hive = "hive" if path.is_dir() else None
+    whole = pyarrow.dataset.dataset(path, format=kind, partitioning=hive)
+    rows, size, width, files = 0, 0, len(whole.schema.names), []
+    for part in whole.get_fragments():
+        keys = pyarrow.dataset.get_partition_keys(part.partition_expression)
+        if {*part.physical_schema.names, *keys} != set(whole.schema.names):
+            say = "its columns are not those of the folder's other files"
+            raise refusal(part.path, Kind.D005, say, "Write them alike")
+        flat = [field.name for field in part.physical_schema if _is_flat(field.type)]
+        files.append((part.path if hive else str(path), flat, keys))
+        rows += part.count_rows()
+        if kind == "parquet":
+            groups = pyarrow.parquet.read_metadata(part.path)
+            size += sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
     refuse_large(path, f"{width:,} columns", width * COLUMN_BYTES, request.memory_gb)
     size = max(size, rows * width * 8, int(request.kept(rows)))
     refuse_large(path, f"{rows:,} rows of {width:,} columns", size, request.memory_gb)
+    read = _feather if kind == "feather" else _parquet
+    pieces = (
+        _frame(batch, file).assign(**keys)
+        for file, flat, keys in files
+        for batch in read(file, flat)
+    )
+    return pieces, str(path), rows
+
+
+def _parquet(path: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Read columns of a file in pieces; a fragment's own scan would hold a whole row group."""
+    texts = [field.name for field in pyarrow.parquet.read_schema(path) if _is_text(field.type)]
+    options: Any = {"read_dictionary": texts, "buffer_size": 1 << 20, "pre_buffer": False}
+    with pyarrow.parquet.ParquetFile(path, **options) as file:
+        yield from file.iter_batches(_rows(len(names)), columns=names, use_threads=False)
+
+
+def _feather(path: str, names: list[str]) -> Iterator[pa.RecordBatch]:
+    """Read columns of a file, a batch at a time."""
+    size = _rows(len(names))
+    with pa.OSFile(path) as file, pyarrow.ipc.open_file(file) as batches:
+        for i in range(batches.num_record_batches):
+            batch = batches.get_batch(i)
+            batch.validate(full=True)  # else offsets of a damaged file reach beyond its buffers
+            batch = batch.select(names)
+            yield from (batch.slice(begin, size) for begin in range(0, len(batch), size))
 
 
 def _is_flat(kind: pa.DataType) -> bool:

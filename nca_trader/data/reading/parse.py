@@ -1,22 +1,22 @@
 """Parses a file into one table of numbers, one row per asset and time.
 
-A chunk's text is not kept, except for a few cells that are not numbers, which messages name. Memory
-thus depends only on the number of bars.
+A chunk's text is not kept, except for times and for a few cells that are not numbers, which
+messages name. Memory thus depends only on the number of bars.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from nca_trader.cloud import CloudPath
+from nca_trader.cloud import CloudPath, place
 from nca_trader.config.reading import (
     FIELDS,
     INCOME,
@@ -39,8 +39,8 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
-from nca_trader.data.reading.files import Chunk, Growing
-from nca_trader.data.reading.load import load
+from nca_trader.data.reading.files import Chunk
+from nca_trader.data.reading.formats import load
 from nca_trader.data.reading.repairs import ADJUSTMENTS
 from nca_trader.data.reading.times import (
     holds_numbers,
@@ -48,17 +48,50 @@ from nca_trader.data.reading.times import (
     joined,
     kept,
     read_times,
+    whole,
 )
 from nca_trader.errors import argument
 
 NONE = "-"  # in place of a column: no column has this role
+VENDORS = ("dividends", "dividend_amount")  # "dividend" is this package's own
+NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
+LONGEST = 64  # characters of a symbol at most
+CAPACITY = 1 << 16  # rows of an array to begin with
+SHOWN, LONGEST_CELL = 1000, 1000  # cells that are not numbers, and characters of each
+
+
+class Growing:
+    """An array that chunks are added to.
+
+    It doubles as it grows, and no page of it takes memory before it is written to. A list of the
+    chunks, joined at the end, would take twice the memory: the freed chunks leave fragments.
+    """
+
+    def __init__(self, dtype: np.dtype | type | str):
+        self._array, self._size = np.empty(CAPACITY, dtype), 0
+
+    def add(self, values: np.ndarray) -> None:
+        """Append `values` `[n]`."""
+        size = self._size + len(values)
+        if size > len(self._array):
+            grown = np.empty(max(2 * len(self._array), size), self._array.dtype)
+            grown[: self._size] = self.whole
+            self._array = grown
+        self._array[self._size : size] = values
+        self._size = size
+
+    @property
+    def whole(self) -> np.ndarray:
+        """`[size]` all that was added, not a copy."""
+        return self._array[: self._size]
 
 
 class Arranged(NamedTuple):
     """A chunk under the canonical names, one row per asset and time.
 
     Attributes:
-      frame: time, open, high, low, close, volume, present, and further `ROLES` of the table.
+      frame: time, open, high, low, close, volume, present; clock and symbol where these are columns
+        of their own; and further `ROLES` of the table.
       others: the other columns of the same rows.
       faults: what is wrong with the columns.
       symbols: of a wide table, in the order of its columns; None of a long one.
@@ -70,7 +103,7 @@ class Arranged(NamedTuple):
     symbols: tuple[str, ...] | None
 
 
-def arrange(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> Arranged:
+def arrange(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged:
     """Put a chunk under the canonical names.
 
     Missing columns get stand-ins, so that the rows are checked in spite of them.
@@ -78,15 +111,12 @@ def arrange(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> Ar
     Args:
       chunk: rows of the table.
       given: column by role, as the user named them.
-      clock: what the first chunk shows of a clock in a column of its own.
+      two: the columns of a date and a clock that are one time; or none.
 
     Raises:
       BarError: a column that was asked for is not there.
     """
-    two, time = _time_in_two(chunk, given, clock), None
-    if two:
-        time = joined(chunk.frame.iloc[:, two[0]], chunk.frame.iloc[:, two[1]], clock)
-    arranged = _wide(chunk, given, time, two) or _long(chunk, given, time, two)
+    arranged = _wide(chunk, given, two) or _long(chunk, given, two)
     frame, faults = arranged.frame, arranged.faults
     names = ", ".join(map(str, chunk.frame.columns))
     lacking = [name for name in ("time", *FIELDS) if name not in frame]
@@ -115,7 +145,7 @@ def arrange(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> Ar
     return arranged
 
 
-def _time_in_two(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) -> list[int]:
+def _time_in_two(chunk: Chunk, given: Mapping[str, str]) -> list[int]:
     """Return the columns of a date and a clock that are one time; none where it has its own."""
     names = [str(column).strip().lower() for column in chunk.frame.columns]
     text = given.get("time", "")
@@ -127,17 +157,13 @@ def _time_in_two(chunk: Chunk, given: Mapping[str, str], clock: dict[str, int]) 
     if found.count("date") != 1 or found.count("time") != 1:
         return []
     two = [found.index("date"), found.index("time")]
-    is_time = clock.setdefault("there", is_clock(chunk.frame.iloc[:, two[1]]))
-    return two if is_time else []
+    return two if is_clock(chunk.frame.iloc[:, two[1]]) else []
 
 
-def _long(
-    chunk: Chunk, given: Mapping[str, str], time: pd.Series | None, two: list[int]
-) -> Arranged:
-    """Arrange a table with one row per asset and time; `time` is that of the columns `two`."""
-    raw, found, used, faults = chunk.frame, {}, set(two), []
-    if time is not None:
-        found["time"] = time
+def _long(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged:
+    """Arrange a table with one row per asset and time."""
+    raw, used, faults = chunk.frame, set(two), []
+    found = {name: raw.iloc[:, i] for name, i in zip(("time", "clock"), two, strict=False)}
     for role, text in given.items():
         if text != NONE and role not in found:
             found[role] = _expression(chunk, role, text, used)
@@ -205,9 +231,7 @@ def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series
         return pd.Series(above / below, chunk.frame.index)
 
 
-def _wide(
-    chunk: Chunk, given: Mapping[str, str], time: pd.Series | None, two: list[int]
-) -> Arranged | None:
+def _wide(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged | None:
     """Arrange a table with a column for each symbol and field; None if the table is long."""
     raw, all_closes = chunk.frame, given.get("close") == "*"
     roles = given.keys() | {role_of(column) for column in raw.columns}
@@ -233,19 +257,12 @@ def _wide(
             say = f"columns {raw.columns[fields[field]]!r} and {raw.columns[i]!r} both mean "
             faults.append(Fault(Kind.D005, f"{say}{field} of {symbol}"))
         fields[field] = i
-    rows = np.tile(np.arange(len(raw)), len(positions))  # all rows of a symbol, then of the next
-    times = (raw.iloc[:, at[0]] if time is None else time).iloc[rows]
-    frame = pd.DataFrame({"time": times, "symbol": np.repeat([*positions], len(raw))})
-    for field in dict.fromkeys(field for fields in positions.values() for field in fields):
-        has = np.array([field in fields for fields in positions.values()])
-        block = raw.iloc[:, [fields[field] for fields in positions.values() if field in fields]]
-        if all(map(holds_numbers, (block.iloc[:, i] for i in range(block.shape[1])))):
-            values = block.to_numpy(np.float64, na_value=np.nan)
-        else:
-            values = block.astype(object).to_numpy()
-        grid = np.full((len(has), len(raw)), np.nan, values.dtype)
-        grid[has] = values.T
-        frame[field] = grid.ravel()
+    places = {(s, field): i for s, fields in positions.items() for field, i in fields.items()}
+    columns = pd.MultiIndex.from_tuples(places, names=["symbol", None])
+    table = raw.iloc[:, [*places.values()]].set_axis(columns, axis=1)
+    frame = table.stack("symbol", future_stack=True).reset_index("symbol")
+    for name, i in zip(("time", "clock"), at, strict=False):
+        frame[name] = raw.iloc[:, i]
     # An empty row is not a bar. A row that holds income alone is kept and refused later, so no
     # dividend is lost silently.
     paid = frame[[name for name in INCOME if name in frame]].fillna(0.0).ne(0.0).any(axis=1)
@@ -260,11 +277,6 @@ def _is_vendors(column: object) -> bool:
     return any(plain(level) in VENDORS for level in levels)
 
 
-VENDORS = ("dividends", "dividend_amount")  # "dividend" is this package's own
-NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
-LONGEST = 64  # characters of a symbol at most
-
-
 def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Request) -> Table:
     """Read all rows of a file, a chunk at a time.
 
@@ -273,68 +285,79 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
     """
     given = request.columns
     refuse_times(request.timezone, request.dates)
-    times: list[pd.Series] = []
-    symbols = _Symbols(request)
-    columns: dict[str, Growing] = {}
-    others: dict[tuple[int, str], Growing] = {}
+    names: dict[str, int] = {}  # of symbols, each with its number
+    # FB-2012 names a span of FB, if the repair part-reuse makes one.
+    bases = {*request.symbols, *map(_base, request.symbols)}
+    times: dict[str, list[pd.Series]] = {"time": [], "clock": []}
+    columns: dict[Any, Growing] = {}
     unread: dict[str, Unread] = {}
-    short, faults, begin = [], {}, 0
-    clock: dict[str, int] = {}
-    chunk = arranged = None
+    faults, begin = {}, 0
+    chunk = arranged = two = None
     for chunk in load(source, request):
-        arranged = arrange(chunk, given, clock)
-        name = chunk.name
+        if chunk.frame.empty:
+            continue
+        two = _time_in_two(chunk, given) if two is None else two
+        arranged = arrange(chunk, given, two)
         if not {"time", "close"} <= set(arranged.frame):  # no other column can stand in for these
-            refuse(name, arranged.faults)
+            refuse(chunk.name, arranged.faults)
         # Every chunk has the same header, so the same faults come with each.
         faults |= {(fault.code, fault.say): fault for fault in arranged.faults}
-        # Rows of symbols that were not asked for are dropped here, before they take memory.
-        code, taken = symbols.take(arranged, name)
-        if not taken.any():
-            continue
-        # Most chunks are taken whole, and then not copied.
-        raw = arranged.frame if taken.all() else arranged.frame[taken]
-        arrays = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
-        for key, array in (arrays | _numbers(raw, chunk, unread, begin)).items():
-            columns.setdefault(key, Growing(array.dtype)).add(array)
-        rest = arranged.others if taken.all() else arranged.others[taken]
+        code = _coded(arranged, chunk.name, names, request.symbols)
+        raw, rest = arranged.frame, arranged.others
+        if request.symbols:  # the other rows are dropped here, before they take memory
+            taken = np.isin(code, [names[each] for each in bases if each in names])
+            code, raw, rest = code[taken], raw[taken], rest[taken]
+        arrays: dict[Any, np.ndarray] = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
+        arrays["short"] = np.isin(arrays["place"], chunk.short)
+        arrays |= _numbers(raw, chunk, unread, begin)
         for i, (label, column) in enumerate(rest.items()):
             if plain(label) in ADJUSTMENTS:
-                label = str(label).strip()
-                others.setdefault((i, label), Growing(float)).add(_floats(column, chunk))
-        times.append(kept(raw["time"]))
-        if raw.index.isin(chunk.short).any():
-            short.append(np.flatnonzero(raw.index.isin(chunk.short)) + begin)
+                arrays[i, str(label).strip()] = _floats(column, chunk)
+        for key, array in arrays.items():
+            columns.setdefault(key, Growing(array.dtype)).add(array)
+        for key in times.keys() & set(raw):
+            times[key].append(kept(raw[key]))
         begin += len(raw)
         if not isinstance(source, pd.DataFrame):  # whose owner holds it in memory already
             size = max(request.kept(begin / chunk.share), begin * ROW_BYTES)
             # The rows so far show how many come, but not well: the first lines may be shorter.
             if max(begin * ROW_BYTES, 0.8 * size) > request.memory_gb * GIB:
                 what = f"about {size / ROW_BYTES:,.0f} bars of an asset"
-                refuse_large(name, what, size, request.memory_gb)
-    assert chunk is not None and arranged is not None  # `load` refuses a file without rows
-    # Only the whole file shows that it lacks a symbol.
-    symbols.check(chunk.name)
+                refuse_large(chunk.name, what, size, request.memory_gb)
+    if chunk is None or arranged is None:
+        name = "DataFrame" if isinstance(source, pd.DataFrame) else place(source)
+        raise refusal(name, Kind.D002, "there are no rows")
+    for each in request.symbols:  # only the whole file shows that it lacks one
+        if each not in names and not ("part-reuse" in request.repairs and _base(each) in names):
+            remedy = f"Choose from {', '.join(name for name in names if name)}"
+            raise refusal(chunk.name, Kind.D024, f"no symbol {each!r}", remedy)
     if not begin:
         raise refusal(chunk.name, Kind.D002, "there are no rows")
-    header = chunk.frame.columns
-    closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
-    read, blank = read_times(times, request.timezone, request.dates), list(symbols.blank)[:1]
-    times.clear()  # the texts take half as much memory as all else
+    time = whole(times.pop("time"))
+    time = joined(time, whole(times.pop("clock"))) if two else time
+    read = read_times(time, request.timezone, request.dates)
+    del time  # the texts take half as much memory as all else
     pa.default_memory_pool().release_unused()
-    notes = [f"Blanks around symbols were removed, first of {name!r}." for name in blank]
     # Times come last, since later rows may decide their form.
     arrays = {"time": read.utc} | {key: column.whole for key, column in columns.items()}
-    ticks = arrays.pop("ticks", None)
+    used = np.flatnonzero(np.bincount(arrays["symbol"]))
+    if len(used) < len(names):
+        arrays["symbol"] = np.searchsorted(used, arrays["symbol"]).astype(np.int32)
+    by_number = {number: name for name, number in names.items() if name == name.strip()}
+    blank = [name for name in names if name != name.strip()][:1]
+    notes = [f"Blanks around symbols were removed, first of {name!r}." for name in blank]
+    short, ticks = arrays.pop("short"), arrays.pop("ticks", None)
     if ticks is not None and not arrays["volume"].any():
         arrays["volume"] = ticks
         notes.append("Volume is the number of ticks, as the volume's own column holds zeros.")
+    header = chunk.frame.columns
+    closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
     return Table(
         name=chunk.name,
         place=arrays.pop("place"),
-        columns=arrays,
-        symbols=list(symbols.codes),
-        others=[(label, column.whole) for (_, label), column in others.items()],
+        columns={key: array for key, array in arrays.items() if isinstance(key, str)},
+        symbols=[by_number[int(number)] for number in used],
+        others=[(key[1], array) for key, array in arrays.items() if not isinstance(key, str)],
         unit=chunk.unit,
         wide=arranged.symbols is not None,
         unread=unread,
@@ -376,7 +399,10 @@ def _numbers(
         values, empty = _floats(raw[name], chunk), raw[name].isna().to_numpy()
         rows = np.flatnonzero(np.isnan(values) & ~empty)
         if len(rows):
-            unread.setdefault(name, Unread()).add(rows, raw[name], begin)
+            cells = unread.setdefault(name, Unread())
+            cells.rows.append(rows + begin)
+            for row in rows[: SHOWN - len(cells.texts)]:
+                cells.texts[int(row) + begin] = f"{raw[name].iloc[row]}"[:LONGEST_CELL]
         # An empty cell of income means 0, but a text is a fault.
         arrays[name] = np.where(present & empty, 0.0, values) if name in INCOME else values
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -431,65 +457,32 @@ def is_name(symbol: str) -> bool:
     return symbol.isprintable() and len(symbol) <= LONGEST
 
 
-class _Symbols:
-    """The names of the assets that are taken.
+def _coded(rows: Arranged, table: str, names: dict[str, int], wanted: Sequence[str]) -> np.ndarray:
+    """Return `[rows]` the number of each row's symbol in `names`, to which new ones are added.
 
-    Attributes:
-      codes: the place of each among the assets, in the order of the file.
-      blank: names with blanks around them, which do not count.
+    A name with blanks around it has the number of the name without. A table without a symbol column
+    holds one asset, named after the file.
     """
+    if "symbol" not in rows.frame:
+        if len(wanted) > 1:
+            remedy = "Ask for one symbol, or add a column"
+            raise refusal(table, Kind.D024, "no symbol column", remedy)
+        default = "" if table == "DataFrame" else Path(table).name.split(".")[0]
+        name = wanted[0] if wanted else default or "asset"
+        if not is_name(name):
+            say = f"the symbol {name[:LONGEST]!r}, from the file's name, does not print"
+            raise refusal(table, Kind.D024, say, f"Pass {argument('symbol', 'NAME')}")
+        names[name] = 0
+        return np.zeros(len(rows.frame), dtype=np.int32)
+    for each in rows.symbols or ():  # side by side: in the order of the columns
+        names.setdefault(each, len(names))
+    # Symbols repeat, so each name is looked up once.
+    local, found = pd.factorize(rows.frame["symbol"].astype("str").fillna(""))
+    for each in found:
+        names[each] = names.setdefault(each.strip(), len(names))
+    return np.array([names[each] for each in found], dtype=np.int32)[local]
 
-    def __init__(self, request: Request):
-        self.codes: dict[str, int] = {}
-        self._wanted, self._parted = request.symbols, "part-reuse" in request.repairs
-        self._known: dict[str, None] = {}  # every name of the file, in its order
-        self.blank: dict[str, None] = {}  # those that were written with blanks around them
-        # FB-2012 names a span of FB, if the repair part-reuse makes one.
-        self._bases = {re.sub(r"-\d{4}$", "", name) for name in self._wanted} | {*self._wanted}
 
-    def take(self, rows: Arranged, table: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the codes `[taken]` of the rows that are taken, and which `[rows]` these are.
-
-        A table without a symbol column holds one asset, named after the file.
-        """
-        size = len(rows.frame)
-        if "symbol" not in rows.frame:
-            if len(self._wanted) > 1:
-                remedy = "Ask for one symbol, or add a column"
-                raise refusal(table, Kind.D024, "no symbol column", remedy)
-            default = "" if table == "DataFrame" else Path(table).name.split(".")[0]
-            name = self._wanted[0] if self._wanted else default or "asset"
-            if not is_name(name):
-                say = f"the symbol {name[:LONGEST]!r}, from the file's name, does not print"
-                raise refusal(table, Kind.D024, say, f"Pass {argument('symbol', 'NAME')}")
-            self._known[name] = None
-            self._code(name)
-            return np.zeros(size, dtype=np.int32), np.ones(size, dtype=bool)
-        for each in rows.symbols or ():  # side by side: in the order of the columns
-            if not self._wanted or each in self._wanted:
-                self._code(each)
-        # Symbols repeat, so each name is looked up once.
-        local, found = pd.factorize(rows.frame["symbol"].astype("str"))
-        written = ["" if name is None or pd.isna(name) else str(name) for name in [*found, ""]]
-        names = [name.strip() for name in written]
-        self.blank |= {name: None for name in written if name != name.strip()}
-        self._known |= dict.fromkeys(name for name in names if name)
-        codes = np.full(len(names), -1, dtype=np.int32)
-        for i in np.unique(local):  # -1 is the last of names, the empty one
-            if not self._wanted or names[i] in self._bases:
-                codes[i] = self._code(names[i])
-        code = codes[local]
-        taken = code >= 0
-        return code[taken], taken
-
-    def _code(self, name: str) -> int:
-        """Return the place of a name, a new one for a new name."""
-        return self.codes.setdefault(name, len(self.codes))
-
-    def check(self, table: str) -> None:
-        """Refuse a symbol that was asked for and that the file does not have."""
-        for each in self._wanted:
-            base = re.sub(r"-\d{4}$", "", each) if self._parted else each
-            if each not in self._known and base not in self._known:
-                remedy = f"Choose from {', '.join(self._known)}"
-                raise refusal(table, Kind.D024, f"no symbol {each!r}", remedy)
+def _base(symbol: str) -> str:
+    """Return the symbol without a year at its end, as the repair part-reuse adds one."""
+    return re.sub(r"-\d{4}$", "", symbol)

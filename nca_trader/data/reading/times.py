@@ -1,15 +1,15 @@
 """The times of a file in UTC.
 
-The first rows show the form of all of them: typed times, ISO 8601, numbers (dates or epochs), or a
-date in another order of its parts, with or without a clock and a zone.
+The first rows show the form of all of them: typed times, epochs, or texts with the parts of a date
+in some order, with or without a clock and a zone.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
+import contextlib
 import re
 import zoneinfo
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,24 +20,23 @@ import pyarrow.compute as pc
 from nca_trader.data.reading.faults import Fault, Kind
 from nca_trader.errors import argument
 
-# A whole number is a date such as 20181231, or an epoch whose unit follows from its size.
+# The unit of an epoch follows from its size.
 EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds per unit
 MICROSECONDS = 1e14
-STAMPS = (1.8e13, 2.2e13)  # 20181231143000; as milliseconds these would be centuries away
 SERIALS = (2e4, 8e4)  # days since 1900 or 1904, as spreadsheets count; which, no number shows
-OFFSET = r"(?:[T ]\d.*[+-]\d\d(?::?\d\d)?|Z|UTC)$"
 # A time outside these counts as not readable.
 EARLIEST, LATEST = np.datetime64("1800-01-01", "ns"), np.datetime64("2200-01-01", "ns")
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
 NAT, HOUR = np.datetime64("NaT", "ns"), np.timedelta64(1, "h")
-HEAD = 1 << 16  # rows that show the form of the times; epochs of 1970 alone would show no unit
+HEAD = 1 << 16  # rows that show the form of the times, and that are read at once
 LONGEST = 64  # characters of a time at most
 MONTHS = tuple(map(str, "jan feb mar apr may jun jul aug sep oct nov dec".split()))
 TEXT = (
     r"^(?:[A-Za-z]{3},? )?"
     r"(?P<date>\d{8}|\d{4}[./-]\d\d?[./-]\d\d?|\d\d?[./-]\d\d?[./-](?:\d{4}|\d\d)"
     r"|\d\d?[ -][A-Za-z]{3,9}[ -](?:\d{4}|\d\d)|[A-Za-z]{3,9}\.? \d\d?,? \d{4})"
-    r"(?:(?:T|,? +|[-:]|)(?P<clock>\d\d?:\d\d(?::\d\d(?:\.\d+)?)?|\d{6}(?:\d{3}|\d{6})?)"
+    r"(?:(?:(?:T|,? +|[-:]|)(?P<clock>\d\d?:\d\d(?::\d\d(?:\.\d+)?)?|\d{6}(?:\d{3}|\d{6})?)"
+    r"|[T ](?P<hour>\d\d(?:\d\d)?))"
     r" *(?P<half>[AaPp][Mm]\b)? *(?P<zone>[A-Za-z][A-Za-z0-9_+/:-]*|[+-]\d\d(?::?\d\d)?)?)?$"
 )
 
@@ -55,22 +54,19 @@ def is_clock(column: pd.Series) -> bool:
     return bool(_texts(column).str.fullmatch(clock).mean() > 0.5)
 
 
-def joined(date: pd.Series, clock: pd.Series, seen: dict[str, int]) -> pd.Series:
+def joined(date: pd.Series, clock: pd.Series) -> pd.Series:
     """Return the times of a date and a clock in two columns.
 
-    A clock of digits is 930 or 0930, or 93000 or 093000, as the longest of the first chunk shows;
-    `seen` keeps its length. A longer one is not read.
+    A clock of digits is 930 or 0930, or 93000 or 093000, as the longest one shows.
     """
     text = _texts(clock)
     digits = text.str.fullmatch(r"\d{1,6}").to_numpy(bool, na_value=False)
     if digits.any():
-        longest = seen.setdefault("digits", int(text[digits].str.len().max()))
-        form, width = (r"^(\d\d)(\d\d)$", 4) if longest in (3, 4) else (r"^(\d\d)(\d\d)(\d\d)$", 6)
-        with_colons = text.str.zfill(width).str.replace(
-            form, r"\1:\2" + r":\3" * (width == 6), regex=True
-        )
+        long = text[digits].str.len().max() not in (3, 4)
+        form, width = (r"^(\d\d)(\d\d)(\d\d)$", 6) if long else (r"^(\d\d)(\d\d)$", 4)
+        with_colons = text.str.zfill(width).str.replace(form, r"\1:\2" + r":\3" * long, regex=True)
         text = text.mask(digits, with_colons)
-    return date.astype("str").str.strip() + " " + text
+    return (_texts(date) + " " + text).str.strip()
 
 
 class Times(NamedTuple):
@@ -111,30 +107,35 @@ def kept(column: pd.Series) -> pd.Series:
     return column if moments or holds_numbers(column) else _texts(column).str.slice(0, LONGEST)
 
 
-def read_times(parts: list[pd.Series], timezone: str | None, dates: str | None) -> Times:
+def whole(parts: list[pd.Series]) -> pd.Series:
+    """Return the column of parts as `kept`, as texts if some of them are."""
+    if len({holds_numbers(part) for part in parts}) > 1:
+        parts = [_texts(part) for part in parts]
+    return pd.concat(parts, ignore_index=True)
+
+
+def read_times(column: pd.Series, timezone: str | None, dates: str | None) -> Times:
     """Read the times of a file in the one form that most of its first HEAD rows have.
 
     A later row in another form cannot be read.
 
     Args:
-      parts: the times as `kept`; only their sum counts, not where it is cut.
+      column: the times as `kept`.
       timezone: IANA zone of times without UTC offset, or an offset; None: UTC.
       dates: "dmy", "mdy", or None: as the file proves.
     """
-    if len({holds_numbers(part) for part in parts}) > 1:
-        parts = [_texts(part) for part in parts]
-    if pd.api.types.is_datetime64_any_dtype(parts[0].dtype):
-        aware = getattr(parts[0].dtype, "tz", None) is not None
-        time = np.concatenate([_ns(part.dt.tz_convert(None) if aware else part) for part in parts])
+    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+        aware = getattr(column.dtype, "tz", None) is not None
+        time = _ns(column.dt.tz_convert(None) if aware else column)
         written = _Written(time, np.full(len(time), aware - 1), ["UTC"])
     else:
-        written = _written(parts, dates)
+        written = _written(column, dates)
     if written.order is not None:
-        return Times(np.full(len(written.time), NAT), [written.order], [])
+        return Times(np.full(len(column), NAT), [written.order], [])
     time = written.time
     faults, unread = [], np.isnat(time)
     if unread.any():
-        say = f"time {_shown(parts, unread)!r} can't be read"
+        say = f"time {_shown(column, unread)!r} can't be read"
         faults.append(Fault(Kind.D013, say, unread, written.remedy))
     skipped, clock = np.zeros(len(time), dtype=bool), timezone
     for place, zone in [*enumerate(written.zones[1:], 1), (-1, timezone)]:
@@ -145,11 +146,11 @@ def read_times(parts: list[pd.Series], timezone: str | None, dates: str | None) 
             clock = zone if lost.any() and not skipped.any() else clock
             skipped |= lost
     if skipped.any():
-        say = f"time {_shown(parts, skipped)!r} is skipped or repeated by the clock of {clock}"
+        say = f"time {_shown(column, skipped)!r} is skipped or repeated by the clock of {clock}"
         faults.append(Fault(Kind.D016, say, skipped))
     naive = ~unread & (written.zone < 0)
     if timezone is None and naive.any():
-        faults += _unplaced(time, naive, int((written.zone >= 0).sum()), _shown(parts, naive))
+        faults += _unplaced(time, naive, int((written.zone >= 0).sum()), _shown(column, naive))
     return Times(time, faults, [*written.notes])
 
 
@@ -159,20 +160,12 @@ def _ns(times: pd.Series) -> np.ndarray:
     return times.mask(wild).to_numpy("datetime64[ns]").copy()
 
 
-def _shown(parts: list[pd.Series], mask: np.ndarray) -> str:
+def _shown(column: pd.Series, mask: np.ndarray) -> str:
     """Return the first time of `mask` as it is written."""
-    row = int(np.argmax(mask))
-    value = next(
-        part.iloc[row - end] for part, end in zip(parts, _ends(parts), strict=True) if row < end
-    )
+    value = column.iloc[int(np.argmax(mask))]
     if isinstance(value, pd.Timestamp) and not 1 <= value.year <= 9999:
         value = value.to_datetime64()  # Python's dates, and so pandas, cannot print it
     return str(value)
-
-
-def _ends(parts: list[pd.Series]) -> list[int]:
-    """Return the number of rows until the end of each part."""
-    return list(itertools.accumulate(map(len, parts)))
 
 
 def _unplaced(time: np.ndarray, naive: np.ndarray, aware: int, text: str) -> list[Fault]:
@@ -191,57 +184,59 @@ def _unplaced(time: np.ndarray, naive: np.ndarray, aware: int, text: str) -> lis
     return [Fault(Kind.D015, f"time {text!r} has no time zone", naive, remedy)]
 
 
-def _written(parts: list[pd.Series], dates: str | None) -> _Written:
+def _written(column: pd.Series, dates: str | None) -> _Written:
     """Read texts and numbers in the form that the first rows show."""
-    head = pd.concat(parts[: 1 + bisect.bisect(_ends(parts), HEAD - 1)])[:HEAD]
-    text, number = _texts(head), holds_numbers(head)
-    iso = _iso(text).notna().mean()
-    if iso <= 0.5:
-        numbers = pd.to_numeric(text, errors="coerce")
-        size = float((pd.to_numeric(head, errors="coerce") if number else numbers).abs().median())
-        known = numbers.notna().mean() > 0.5 and size < EPOCHS[0][0] * 100
-        if known and _of_numbers(numbers, size)[0].notna().mean() > 0.5:
-            return _epochs(pd.to_numeric(pd.concat(parts), errors="coerce"), size)
-        dated = _fields(text)["date"].dropna()
-        if len(dated) > iso * len(text):
-            order = pd.Series([_split_date(date)[0] for date in dated.unique()]).mode()[0]
-            return _dated(parts, order, dates)
-        if SERIALS[0] < size < SERIALS[1]:
-            remedy = "A spreadsheet's count of days: give the column the format of a date, and save"
-            rows = _ends(parts)[-1]
-            return _Written(np.full(rows, NAT), np.zeros(rows), [], None, remedy)
-    time, zone = [], []
-    for part in map(_texts, parts):
-        time.append(_ns(_iso(part)))
-        aware = part.str.contains(OFFSET, regex=True).to_numpy(dtype=bool, na_value=False)
-        zone.append(np.where(aware, 0, -1).astype(np.int8))
-    return _Written(np.concatenate(time), np.concatenate(zone), ["UTC"])
+    head = column[:HEAD]
+    text = _texts(head)
+    numbers = pd.to_numeric(head if holds_numbers(head) else text, errors="coerce")
+    size = float(numbers.abs().median())
+    dated = _fields(text)["date"].dropna()
+    whole = len(dated) <= len(text) / 2 and (numbers % 1 == 0).mean() > 0.5
+    if whole and EPOCHS[-1][0] <= size < EPOCHS[0][0] * 100:
+        return _epochs(pd.to_numeric(column, errors="coerce"), size)
+    rows = dated.value_counts()
+    orders = rows.groupby([_split_date(day)[0] for day in rows.index]).sum()
+    if len(orders):
+        return _dated(column, str(orders.idxmax()), dates)
+    serial = SERIALS[0] < size < SERIALS[1]
+    remedy = "A spreadsheet's count of days: give the column the format of a date, and save"
+    none = np.full(len(column), NAT)
+    return _Written(none, np.zeros(len(none)), [], None, remedy * serial)
 
 
 def _epochs(column: pd.Series, size: float) -> _Written:
-    """Read whole numbers of about this `size`: dates, or epochs of one unit.
+    """Read epochs of one unit, which are whole numbers of about this `size`.
 
     Epochs in a coarser unit, e.g. seconds after milliseconds, are not read: in the others' unit
     these are of 1970 or 1971, and nothing leads from there to the others. Milliseconds before
     microseconds are read, as an exchange changed from one to the other.
     """
-    times, moments = _of_numbers(column, size)
-    time, unit = _ns(times), _unit(size)
-    mixed = unit == 10**6 and bool((times.notna() & (column >= MICROSECONDS)).any())
+    unit = next(unit for least, unit in EPOCHS if size >= least)
+    later = (column.abs() >= MICROSECONDS).to_numpy() & (unit == 10**6)
+    units = np.where(later, 10**3, unit)
+    inside = column.where(column.abs() < 2.0**63 / units)  # else the product would wrap around
+    time = _ns(pd.to_datetime(inside * units, unit="ns", errors="coerce"))
+    mixed = bool((later & ~np.isnat(time)).any())
     early = (time >= EPOCH) & (time < UNIT_BEGINS)
-    if unit and early.any() and time[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
+    if early.any() and time[early].max() < UNIT_BEGINS - (UNIT_BEGINS - EPOCH) // 2:
         mixed = unit == 10**3
         time[early] = EPOCH + (time[early] - EPOCH) * 1000 if mixed else NAT
     notes = ("Times are in milliseconds and, of other rows, in microseconds.",) * mixed
-    return _Written(time, np.full(len(time), moments - 1), ["UTC"], notes=notes)
+    return _Written(time, np.zeros(len(time)), ["UTC"], notes=notes)
 
 
-def _dated(parts: list[pd.Series], order: str, dates: str | None) -> _Written:
+def _dated(column: pd.Series, order: str, dates: str | None) -> _Written:
     """Read dates whose parts are in this order, with or without a clock and a zone."""
-    days, zones = {"": 0}, ["UTC"]
+    days, zones = {"": 0, "1970-01-01": 1}, ["UTC"]
     codes, since, zone = [], [], []
-    for part in parts:
-        fields = _fields(_texts(part))
+    for text in _pieces(column):
+        if order == "ymd" and (iso := _iso(text)) is not None:
+            time, aware = iso
+            codes.append(np.ones(len(text), dtype=int))
+            zone.append(np.full(len(text), aware - 1))
+            since.append(time - EPOCH)
+            continue
+        fields = _fields(text)
         code, found = pd.factorize(fields["date"])  # few days for many rows
         codes.append(np.array([days.setdefault(str(d), len(days)) for d in found] + [0])[code])
         own, shift = _zones_of(fields["zone"], zones)
@@ -250,20 +245,41 @@ def _dated(parts: list[pd.Series], order: str, dates: str | None) -> _Written:
     code, split = np.concatenate(codes), [_split_date(day) for day in days]
     fault, months_first = None, dates == "mdy"
     if order == "day" and dates is None:
-        months_first, fault = _order(parts, code, split)
+        months_first, fault = _order(column, code, split)
     each = np.array([_date(*day, months_first) if day[0] == order else NAT for day in split])
-    return _Written(each[code] + np.concatenate(since), np.concatenate(zone), zones, fault)
+    time = each[code] + np.concatenate(since)
+    return _Written(time, np.concatenate(zone), zones, fault)
+
+
+def _pieces(column: pd.Series) -> Iterator[pd.Series]:
+    """Yield the texts of a column, HEAD at a time."""
+    for begin in range(0, len(column), HEAD):
+        yield _texts(column.iloc[begin : begin + HEAD])
+
+
+def _iso(text: pd.Series) -> tuple[np.ndarray, bool] | None:
+    """Return times and whether they have UTC offsets, where all texts are ISO 8601; else None.
+
+    `_fields` reads the same texts, ten times slower.
+    """
+    array = pa.array(text, pa.large_string(), from_pandas=True)
+    for zone in (None, "UTC"):
+        with contextlib.suppress(pa.ArrowInvalid):
+            time = array.cast(pa.timestamp("ns", zone)).to_numpy(zero_copy_only=False)
+            wild = (time < EARLIEST) | (time > LATEST)
+            return np.where(wild, NAT, time), zone is not None
+    return None
 
 
 def _order(
-    parts: list[pd.Series], code: np.ndarray, split: list[tuple[str, str, str, str]]
+    column: pd.Series, code: np.ndarray, split: list[tuple[str, str, str, str]]
 ) -> tuple[bool, Fault | None]:
     """Return whether months come first in dates of two numbers and a year.
 
     A fault is returned where no date shows it, or some show another order than others.
 
     Args:
-      parts: the times.
+      column: the times.
       code: `[rows]` the place of each date in `split`.
       split: the dates in parts.
     """
@@ -276,12 +292,12 @@ def _order(
     day_first, month_first = (first & ~second)[code], (second & ~first)[code]
     if day_first.any() and month_first.any():
         few, most = sorted((day_first, month_first), key=np.sum)
-        say = f"time {_shown(parts, few)!r} has day and month in another order than "
-        return False, Fault(Kind.D017, f"{say}{_shown(parts, most)!r}", few)
+        say = f"time {_shown(column, few)!r} has day and month in another order than "
+        return False, Fault(Kind.D017, f"{say}{_shown(column, most)!r}", few)
     if day_first.any() or month_first.any():
         return bool(month_first.any()), None
     rows = np.array([kind == "day" for kind, *_ in split])[code]
-    say = f"time {_shown(parts, rows)!r}: no date shows which is the day, which the month"
+    say = f"time {_shown(column, rows)!r}: no date shows which is the day, which the month"
     ways = [argument("dates", name) for name in ("dmy", "mdy")]
     ordered = [
         runs_one_way(np.array([_date(*day, months_first) for day in split])[code[rows]])
@@ -354,16 +370,6 @@ def _texts(column: pd.Series) -> pd.Series:
     return column.astype("str").str.strip()
 
 
-def _iso(text: pd.Series) -> pd.Series:
-    """Return times of ISO 8601, NaT for other texts."""
-    times = pd.to_datetime(text, format="ISO8601", errors="coerce", utc=True)
-    size = text.str.len()
-    # "2018" is not a day, and an epoch such as 1801010100 is not an hour of the year 1801.
-    none = (size < len("2018-1-2")) | ((size > len("20180102")) & text.str.isdigit())
-    times = times.mask(none.to_numpy(dtype=bool, na_value=True))
-    return times.dt.tz_convert(None)
-
-
 def _fields(text: pd.Series) -> pd.DataFrame:
     """Return the date, clock, half of the day and zone of texts, missing where there is none."""
     found: Any = pc.call_function(
@@ -378,9 +384,10 @@ def _fields(text: pd.Series) -> pd.DataFrame:
 
 def _since_midnight(fields: pd.DataFrame) -> np.ndarray:
     """Return the time of day, of a clock of 24 hours or of two halves; 0 where there is none."""
-    clock = fields["clock"].fillna("00:00")
-    for digits, colons in (("", r"\1:\2:\3"), (r"(\d+)", r"\1:\2:\3.\4")):
-        clock = clock.str.replace(rf"^(\d\d)(\d\d)(\d\d){digits}$", colons, regex=True)
+    clock = fields["clock"].fillna(fields["hour"]).fillna("00:00")
+    for digits in (r"", r"(\d\d)", r"(\d\d)(\d+)"):
+        colons = r"\1:\2" + r":\3" * (digits != "") + r".\4" * digits.endswith("+)")
+        clock = clock.str.replace(rf"^(\d\d)(\d\d){digits}$", colons, regex=True)
     time = pd.to_datetime("1970-01-01 " + clock, format="ISO8601", errors="coerce", utc=True)
     since = time.dt.tz_convert(None).to_numpy("datetime64[ns]") - EPOCH
     half = fields["half"].str.lower()
@@ -390,28 +397,6 @@ def _since_midnight(fields: pd.DataFrame) -> np.ndarray:
         since = since - 12 * HOUR * ((half == "am").to_numpy(bool, na_value=False) & (hour == 12))
         since[half.notna().to_numpy() & ((hour < 1) | (hour > 12))] = np.timedelta64("NaT")
     return since
-
-
-def _unit(size: float) -> int | None:
-    """Return the nanoseconds per unit of epochs of that size; None for dates and stamps."""
-    if STAMPS[0] <= size < STAMPS[1]:
-        return None
-    return next((unit for least, unit in EPOCHS if size >= least), None)
-
-
-def _of_numbers(column: pd.Series, size: float) -> tuple[pd.Series, bool]:
-    """Return times of whole numbers of about this `size`; whether they are epochs, not dates."""
-    unit = _unit(size)
-    if unit is None:
-        stamps = STAMPS[0] <= size < STAMPS[1]
-        whole = column.where(column % 1 == 0).astype("Int64").astype("str")
-        form = "%Y%m%d%H%M%S" if stamps else "%Y%m%d"
-        return pd.to_datetime(whole, format=form, errors="coerce"), False
-    units: Any = unit
-    if unit == 10**6:  # later rows may be in microseconds, which as milliseconds are far away
-        units = np.where(column.abs() >= MICROSECONDS, 10**3, unit)
-    inside = column.where(column.abs() < 2.0**63 / units)  # else the product would wrap around
-    return pd.to_datetime(inside * units, unit="ns", errors="coerce"), True
 
 
 def _utc(local: np.ndarray, zone: str) -> np.ndarray:

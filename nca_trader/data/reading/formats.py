@@ -21,7 +21,7 @@ from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.config.reading import FIELDS, named_pair, plain, role_of
 from nca_trader.data.reading import files
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
-from nca_trader.data.reading.files import Bytes, Chunk, EndlessRow, feather, parquet, slices, titled
+from nca_trader.data.reading.files import Bytes, Chunk, EndlessRow, slices, tables, titled
 from nca_trader.data.reading.times import joined, read_times
 from nca_trader.errors import BarError, argument
 from nca_trader.progress import Progress
@@ -39,8 +39,8 @@ BETWEEN = re.compile("(?<=\\d)['\u00a0\u202f](?=\\d{3})")  # signs that part tho
 THOUSANDS = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
 
 
-class Layout(NamedTuple):
-    """The layout of a delimited text.
+class TextFormat(NamedTuple):
+    """The format of a delimited text.
 
     Attributes:
       delimiter: one character; " " is any white space.
@@ -76,65 +76,53 @@ def load(
       BarError: there is no table, or it unpacks to more than is allowed.
     """
     if isinstance(source, pd.DataFrame):
-        path = copy = "DataFrame"
-        chunks = titled(slices(source), path, len(source))
-    else:
-        path = place(source)
-        try:
-            copy = fetched(path) if isinstance(path, CloudPath) else path
-        except FileNotFoundError as error:
-            raise refusal(path, Kind.D001, "no such object", "Check the URL") from error
-        chunks = _guarded(copy, request)
-    empty = True
+        yield from titled(slices(source), "DataFrame", len(source))
+        return
+    path = copy = place(source)
     try:
-        for chunk in chunks:
-            if not chunk.frame.empty:
-                empty = False
-                yield chunk._replace(name=str(path))
-    except BarError as error:
-        # The file is a copy where the user gave a URL; messages give the URL.
-        raise BarError(*(line.replace(str(copy), str(path)) for line in error.args)) from error
-    if empty:
-        raise refusal(path, Kind.D002, "there are no rows")
-
-
-def _guarded(path: Path, request: Request) -> Iterator[Chunk]:
-    """Read a file; any failure becomes a `BarError` that names it."""
-    try:
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            # A pipe has size 0 and cannot be read twice, which the layout needs.
-            kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
-            say = f"is {kind} and not a file"
-            raise refusal(path, Kind.D001, say, "Save what it gives to a file")
-        if path.stat().st_size == 0:
-            raise refusal(path, Kind.D002, "the file is empty")
-        size, done = path.stat().st_size, 0
-        if path.suffix in (".parquet", ".pq"):
-            chunks = titled(*parquet(path, request))
-        elif path.suffix in (".feather", ".arrow"):
-            chunks = titled(*feather(path, request))
-        else:
-            chunks = load_csv(path, request)
-        with Progress(size, f"read {path.name}", "bytes") as shown:
+        copy = fetched(path) if isinstance(path, CloudPath) else path
+        size, done = _size(copy), 0
+        binary = copy.suffix in (".parquet", ".pq", ".feather", ".arrow")
+        chunks = titled(*tables(copy, request)) if binary else load_csv(copy, request)
+        with Progress(size, f"read {copy.name}", "bytes") as shown:
             for chunk in chunks:
-                yield chunk
+                yield chunk._replace(name=str(path))
                 # Arrow keeps what it freed, which would add up to more than the bars.
                 pa.default_memory_pool().release_unused()
                 read = round(chunk.share * size)
                 shown.update(read - done)
                 done = read
-        pa.default_memory_pool().release_unused()
     except FileNotFoundError as error:
-        raise refusal(path, Kind.D001, "no such file", "Check the path") from error
-    except BarError:
-        raise
+        url = isinstance(path, CloudPath)
+        what, remedy = ("object", "Check the URL") if url else ("file", "Check the path")
+        raise refusal(path, Kind.D001, f"no such {what}", remedy) from error
+    except BarError as error:
+        # The file is a copy where the user gave a URL; messages give the URL.
+        raise BarError(*(line.replace(str(copy), str(path)) for line in error.args)) from error
     except MemoryError as error:
         raise refusal(path, Kind.D001, "takes more memory than there is") from error
     except Exception as error:
         # On a damaged file pandas, pyarrow and zlib raise anything, including KeyError.
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-        raise refusal(path, Kind.D001, f"can't be read ({what.rstrip('.')})") from error
+        what = what.replace(str(copy), str(path)).rstrip(".")
+        raise refusal(path, Kind.D001, f"can't be read ({what})") from error
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file.
+
+    Raises:
+      BarError: it is empty, or a pipe or a device: these cannot be read twice, which finding the
+        format needs.
+    """
+    about = path.stat()
+    if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
+        kind = "a pipe" if stat.S_ISFIFO(about.st_mode) else "a device"
+        remedy = "Save what it gives to a file"
+        raise refusal(path, Kind.D001, f"is {kind} and not a file", remedy)
+    if about.st_size == 0:
+        raise refusal(path, Kind.D002, "the file is empty")
+    return about.st_size
 
 
 def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
@@ -143,21 +131,21 @@ def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
     Raises:
       BarError: no names, or more fields than names.
     """
-    layout = None
+    form = None
     try:
-        layout = _layout(path, request)
-        yield from _chunks(path, request, layout)
+        form = _format(path, request)
+        yield from _chunks(path, request, form)
     except pd.errors.EmptyDataError:
         return
     except pd.errors.ParserError as error:
-        if layout is None or "fields in line" not in str(error):
+        if form is None or "fields in line" not in str(error):
             raise
-        raise _too_wide(path, request, layout, []) from error
+        raise _too_wide(path, request, form, []) from error
     except UnicodeDecodeError as error:
         raise _not_utf8(path, request) from error
     except EndlessRow:
-        if layout is not None:
-            _field_counts(path, request, layout)  # names the line where a quote is open
+        if form is not None:
+            _field_counts(path, request, form)  # names the line where a quote is open
         raise
 
 
@@ -177,23 +165,23 @@ def _not_utf8(path: Path, request: Request) -> BarError:
     return refusal(path, Kind.D001, say, "Save it as UTF-8")
 
 
-def _chunks(path: Path, request: Request, layout: Layout) -> Iterator[Chunk]:
-    """Read the rows of a text whose layout is known, with options that leave nothing to guess."""
-    columns = range(len(layout.names))
-    begin = layout.above + layout.depth
+def _chunks(path: Path, request: Request, form: TextFormat) -> Iterator[Chunk]:
+    """Read the rows of a text whose format is known, with options that leave nothing to guess."""
+    columns = range(len(form.names))
+    begin = form.above + form.depth
     options: dict[str, Any] = dict(
-        sep=r"\s+" if layout.delimiter == " " else layout.delimiter,
-        decimal=layout.decimal,
+        sep=r"\s+" if form.delimiter == " " else form.delimiter,
+        decimal=form.decimal,
         header=None,
         names=columns,
         skiprows=begin,
         low_memory=False,  # else a column's type depends on where pandas' own chunks end
         skip_blank_lines=False,  # keeps the line numbers true
         # A symbol is its text: pandas alone reads NA as missing and 007 as 7.
-        dtype=dict.fromkeys(layout.texts, "str"),
+        dtype=dict.fromkeys(form.texts, "str"),
         keep_default_na=False,
-        na_values={i: MISSING for i in columns if i not in layout.texts},
-        chunksize=layout.chunk_rows,
+        na_values={i: MISSING for i in columns if i not in form.texts},
+        chunksize=form.chunk_rows,
     )
     counts: np.ndarray | None = None
     source = Bytes(path, request.memory_gb)
@@ -201,29 +189,27 @@ def _chunks(path: Path, request: Request, layout: Layout) -> Iterator[Chunk]:
         for frame in chunks:
             source.taken = 0
             frame.index += begin + 1
-            texts = list(layout.texts)
+            texts = list(form.texts)
             blank = frame.drop(columns=texts).isna().all(axis=1)
             if blank.any():
                 blank[blank] = frame.loc[blank, texts].fillna("").eq("").all(axis=1)
             frame = frame[~blank]
             short: tuple[int, ...] = ()
             # Pandas silently fills lines up that end early, so fields are counted again.
-            if len(layout.names) > 1 and frame.iloc[:, -1].isna().any():
+            if len(form.names) > 1 and frame.iloc[:, -1].isna().any():
                 if counts is None:
-                    counts = _field_counts(path, request, layout)
+                    counts = _field_counts(path, request, form)
                 if len(counts) >= frame.index.max():
                     # With line ends in fields, lines and rows do not match.
                     lines = frame.index.to_numpy()
                     short = tuple(lines[counts[lines - 1] < frame.shape[1]])
             # An Index of objects: tuples would otherwise become levels.
-            frame.columns = pd.Index(layout.names, dtype=object, tupleize_cols=False)
-            yield Chunk(
-                frame, str(path), "line", layout.decimal, layout.proved, short, source.share
-            )
+            frame.columns = pd.Index(form.names, dtype=object, tupleize_cols=False)
+            yield Chunk(frame, str(path), "line", form.decimal, form.proved, short, source.share)
 
 
-def _layout(path: Path, request: Request) -> Layout:
-    """Find the layout from the first lines."""
+def _format(path: Path, request: Request) -> TextFormat:
+    """Find the format from the first lines."""
     lines: list[str] = []
     with _text(Bytes(path, request.memory_gb)) as file:
         for line in file:
@@ -251,10 +237,10 @@ def _layout(path: Path, request: Request) -> Layout:
     fewest = min(files.FEW_ROWS, files.MOST_TEXT // 2 // size)
     chunk_rows = min(max(files.CHUNK_TEXT // size, fewest, 1), files.CHUNK_ROWS)
     texts = _texts(names, request)
-    layout = Layout(delimiter, above, depth, names, texts, decimal, proved, chunk_rows)
+    form = TextFormat(delimiter, above, depth, names, texts, decimal, proved, chunk_rows)
     if len(names) < width:
-        raise _too_wide(path, request, layout, sample[depth:])
-    return layout
+        raise _too_wide(path, request, form, sample[depth:])
+    return form
 
 
 def _texts(names: list[Any], request: Request) -> frozenset[int]:
@@ -386,7 +372,7 @@ def _decimal(
     raise refusal(path, Kind.D018, say, remedy)
 
 
-def _field_counts(path: Path, request: Request, layout: Layout) -> np.ndarray:
+def _field_counts(path: Path, request: Request, form: TextFormat) -> np.ndarray:
     """Return the number of fields of each line; 0 for a blank one and those above the header."""
     with _text(source := Bytes(path, request.memory_gb)) as file:
 
@@ -395,27 +381,27 @@ def _field_counts(path: Path, request: Request, layout: Layout) -> np.ndarray:
             source.taken = 0
             return len(row)
 
-        for _ in range(layout.above):
+        for _ in range(form.above):
             next(file)
-        split = layout.delimiter == " "
-        rows = map(str.split, file) if split else _fields(path, file, layout.delimiter)
+        split = form.delimiter == " "
+        rows = map(str.split, file) if split else _fields(path, file, form.delimiter)
         counts = np.fromiter(map(size, rows), dtype=np.int32)
-    return np.append(np.zeros(layout.above, np.int32), counts)
+    return np.append(np.zeros(form.above, np.int32), counts)
 
 
 def _too_wide(
-    path: Path, request: Request, layout: Layout, sample: Sequence[list[str]]
+    path: Path, request: Request, form: TextFormat, sample: Sequence[list[str]]
 ) -> BarError:
     """Return the error that names the first line with more fields than names."""
-    counts, width = _field_counts(path, request, layout), len(layout.names)
+    counts, width = _field_counts(path, request, form), len(form.names)
     wide = [(line, count) for line, count in enumerate(counts, 1) if count > width]
     line, count = wide[0]
     more = f" and {len(wide) - 1:,} more" if len(wide) > 1 else ""
     what, remedy = "so the columns are not certain", "Correct the line"
-    if len(wide) > 1 and len(wide) > (len(counts) - layout.depth) / 2:
+    if len(wide) > 1 and len(wide) > (len(counts) - form.depth) / 2:
         what = "so every column would shift"
         remedy = f"Name every field, or the columns by number, e.g. {_by_number(sample)}"
-    names = f"the header's {width} names" if layout.depth else f"line 1's {width} fields"
+    names = f"the header's {width} names" if form.depth else f"line 1's {width} fields"
     say = f"line {line}{more}: {count} fields, more than {names}, {what}"
     return refusal(path, Kind.D022, say, remedy)
 
@@ -430,7 +416,7 @@ def _by_number(rows: Sequence[list[str]]) -> str:
     first = next((i for i in range(frame.shape[1]) if is_time(frame[i])), 0)
     said, rest = f"time={first + 1}", first + 1
     clock = frame[rest] if rest < frame.shape[1] else pd.Series([], dtype="str")
-    if clock.str.contains(":").any() and is_time(joined(frame[first], clock, {})):
+    if clock.str.contains(":").any() and is_time(joined(frame[first], clock)):
         said, rest = f"{said}+{rest + 1}", rest + 1
     values = frame.apply(pd.to_numeric, errors="coerce").to_numpy(float)
     numbers = [i for i in range(rest, frame.shape[1]) if np.isfinite(values[:, i]).mean() > 0.9]
@@ -447,4 +433,4 @@ def _by_number(rows: Sequence[list[str]]) -> str:
 
 def _readable(column: pd.Series, order: str) -> bool:
     """Return whether most of a column's texts are times."""
-    return not np.isnat(read_times([column], None, order).utc).mean() > 0.5
+    return not np.isnat(read_times(column, None, order).utc).mean() > 0.5
