@@ -92,6 +92,7 @@ def load(
                 read = round(chunk.share * size)
                 shown.update(read - done)
                 done = read
+        pa.default_memory_pool().release_unused()
     except FileNotFoundError as error:
         url = isinstance(path, CloudPath)
         what, remedy = ("object", "Check the URL") if url else ("file", "Check the path")

@@ -308,7 +308,8 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
             taken = np.isin(code, [names[each] for each in bases if each in names])
             code, raw, rest = code[taken], raw[taken], rest[taken]
         arrays: dict[Any, np.ndarray] = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
-        arrays["short"] = np.isin(arrays["place"], chunk.short)
+        short = raw.index.isin(chunk.short) if chunk.short else np.zeros(len(raw), dtype=bool)
+        arrays["short"] = short
         arrays |= _numbers(raw, chunk, unread, begin)
         for i, (label, column) in enumerate(rest.items()):
             if plain(label) in ADJUSTMENTS:
