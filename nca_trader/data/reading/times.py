@@ -187,7 +187,7 @@ def _written(column: pd.Series, dates: str | None) -> _Written:
     """Read texts and numbers in the form that the first rows show."""
     head = column[:HEAD]
     text = _texts(head)
-    if _iso(text) is not None:
+    if text.notna().all() and _iso(text) is not None:
         return _dated(column, "ymd", dates)
     numbers = pd.to_numeric(head if holds_numbers(head) else text, errors="coerce")
     size = float(numbers.abs().median())
