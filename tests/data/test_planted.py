@@ -77,6 +77,8 @@ def test_several_faults_are_all_told_at_once(folder, seed, names):
     if not names:
         read_bars(path)
         return
+    if "D014" in want:  # without its zone, a clock that is put back shows an hour twice
+        want.pop("D021", None)
     said = refusal(read_bars, path)
     assert set(re.findall(r"D\d{3}", said)) == want.keys(), said
     for code, lines in want.items():
