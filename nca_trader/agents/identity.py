@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import inspect
 import re
-import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nca_trader.config import AgentConfig
+from nca_trader.config.modules import digest_of_imported
 from nca_trader.config.records import plain
 
 
@@ -22,8 +21,9 @@ def digest_of(subject: Any) -> str:
     """Return a digest of a rule, a strategy or a function, the same in another process.
 
     Two subjects of one digest are computed by the same code from the same values: the file of each
-    function counts, so that an edited rule is another rule, and so do default values, the arguments
-    of a `functools.partial`, and what a function holds of the function that made it.
+    function counts with the own files that it imports, so that an edited rule is another rule, and
+    so do default values, the arguments of a `functools.partial`, and what a function holds of the
+    function that made it.
 
     Args:
       subject: a function, a `Strategy`, or an object that can be called.
@@ -100,14 +100,10 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _source(function: types.FunctionType) -> str:
-    """Return a digest of the file that defines a function, with all that it calls there.
-
-    Code typed into a terminal has no file; then of its own compiled code.
-    """
-    module = sys.modules.get(function.__module__)
-    try:
-        text = inspect.getsource(module if module is not None else function)
-    except (OSError, TypeError):
-        code = function.__code__
-        text = repr((code.co_code, code.co_names, re.sub(r" at 0x\w+", "", repr(code.co_consts))))
+    """Return the digest of a function's code; of a prompt, which has no file, its compiled code."""
+    found = digest_of_imported(function.__module__)
+    if found is not None:
+        return found
+    code = function.__code__
+    text = repr((code.co_code, code.co_names, re.sub(r" at 0x\w+", "", repr(code.co_consts))))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -26,6 +26,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.modules import (
+    PACKAGE,
     Sources,
     locate,
     of_package,
@@ -305,7 +306,7 @@ def _own_file(module: str) -> pathlib.Path:
     full = file.resolve()
     if of_python(full):
         raise ConfigError(f"{module}: is a module of Python itself; name one of your own.")
-    if full.is_relative_to(pathlib.Path(__file__).resolve().parents[1]):
+    if full.is_relative_to(PACKAGE):
         raise ConfigError(f"{module}: is of nca_trader; give the built-in name, or your own code.")
     if of_package(full) and top not in _extending():
         raise ConfigError(

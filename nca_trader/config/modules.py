@@ -1,8 +1,9 @@
 """Finds the files of your own code, and imports nothing for it.
 
-`digest_of_files` tells whether the code is still the code that a run was trained with: a SHA-256 of
-the file of a name and of the user's own files that it imports. `read_sources` reads these files for
-a worker on another machine, and `write_sources` makes them the first that `locate` finds there.
+Own code is identified by `digest_of_files`, a SHA-256 of the file of a name and of the user's own
+files that it imports: of a run, of a session and of stored work alike. `read_sources` reads these
+files for a worker on another machine, and `write_sources` makes them the first that `locate` finds
+there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from importlib.machinery import PathFinder
 from typing import NamedTuple
 
 from nca_trader.errors import ConfigError
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
 class Sources(NamedTuple):
@@ -119,6 +122,32 @@ def digest_of_files(module: str) -> str:
     # Without names and folders: a project may move.
     found = (hashlib.sha256(content).hexdigest() for _, content in _files_of(module))
     return hashlib.sha256(" ".join(sorted(found)).encode()).hexdigest()
+
+
+def digest_of_imported(module: str) -> str | None:
+    """Return the digest of the code of a module that is imported.
+
+    Args:
+      module: its name in `sys.modules`.
+
+    Returns:
+      `digest_of_files` of own code. Of this package the digest of the module's file alone, and ""
+      of an installed package and of Python, whose versions are recorded. None where there is no
+      file, as of a prompt or a notebook.
+    """
+    there = getattr(sys.modules.get(module), "__file__", None)
+    if there is None or not there.endswith(".py") or not os.path.isfile(there):
+        return None
+    file = pathlib.Path(there).resolve()
+    if file.is_relative_to(PACKAGE):
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    if of_package(file) or of_python(file):
+        return ""
+    # The name of a script, or of a file that was loaded by its path, is not found by `locate`.
+    with contextlib.suppress(ConfigError):
+        if locate(module).resolve() == file:
+            return digest_of_files(module)
+    return digest_of_files(str(file))
 
 
 def read_sources(modules: Iterable[str]) -> Sources:

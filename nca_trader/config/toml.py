@@ -20,12 +20,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from nca_trader.config.modules import PACKAGE
 from nca_trader.config.ranges import a, at_rest, expect, nearest, refuse
 from nca_trader.config.records import SHOWN, Mismatch, converted, plain, read_toml, shown
 from nca_trader.errors import ConfigError, argument
 
 T = TypeVar("T")
-PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # TOML has no null; a field that may be None is written and read as this word.
 NONE = "none"
 

@@ -36,6 +36,7 @@ from nca_trader.evaluate.sweep_program import (
 from nca_trader.machine import cores
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.progress import Progress
+from nca_trader.runs.consent import codes_of
 from nca_trader.runs.parts import Parts
 from nca_trader.types import Bars, Costs
 
@@ -90,6 +91,7 @@ class Setting:
             "rule": identity(self.rule),
             "grid": hashlib.sha256(repr(self.combinations).encode()).hexdigest(),
             "costs": plain(self.costs),
+            "code": plain(codes_of(dict.fromkeys(self.costs.own or (), "costs")) or {}),
             "account": plain(self.account._asdict()),
             "precision": self.dtype,
             "blocks": self.most_blocks,

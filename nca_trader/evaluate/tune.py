@@ -32,7 +32,7 @@ from nca_trader.machine import scratch, write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
-from nca_trader.runs.consent import own_names
+from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.manifest import now
 from nca_trader.runs.parts import Parts
 from nca_trader.runs.trials import data_record, entry_of
@@ -158,6 +158,8 @@ def tune(
         "bars": bars.digest(),
         "env": plain(config),
         "agent": plain(loaded),
+        # Of own features, costs and so on, which the configs above only name.
+        "code": plain(codes_of(own_names(config, loaded)) or {}),
         "space": {name: values._asdict() for name, values in space.items()},
         "steps": steps,
         "seeds": seeds,

@@ -8,6 +8,8 @@ import numpy as np
 
 import nca_trader as nca
 from nca_trader.agents.identity import digest_of
+from nca_trader.config.modules import digest_of_imported
+from nca_trader.evaluate.subjects import member_of
 
 MADE = """
 import functools
@@ -66,14 +68,40 @@ def test_every_value_that_a_function_holds_counts():
     assert digest_of(Model(np.ones(2)).decide) == digest_of(Model(np.ones(2)).decide)
 
 
-def test_an_edited_file_is_another_rule(tmp_path, monkeypatch):
-    from nca_trader.evaluate.subjects import member_of
+MINE = "from near import helper\n\n\ndef rule(bars):\n    return helper()\n"
+NEAR = "def helper():\n    return 1.0\n"
 
+
+def test_an_edited_file_is_another_rule_and_so_is_one_that_it_imports(tmp_path):
+    files = [
+        (MINE, NEAR), (MINE, NEAR), (MINE, NEAR.replace("1.0", "2.0")), (MINE, f"# new\n{NEAR}"),
+        (MINE.replace("helper()", "2.0 * helper()"), NEAR),
+    ]  # fmt: skip
     found = []
-    for constant in ("1.0", "2.0", "1.0"):
-        folder = tmp_path / str(len(found))
-        folder.mkdir()
-        text = f"def helper():\n    return {constant}\n\n\ndef rule(bars):\n    return helper()\n"
-        (folder / "mine.py").write_text(text)
+    for mine, near in files:
+        (folder := tmp_path / str(len(found))).mkdir()
+        (folder / "mine.py").write_text(mine)
+        (folder / "near.py").write_text(near)
+        sys.modules.pop("near", None)
         found.append(digest_of(member_of(f"{folder / 'mine.py'}:rule")))
-    assert found[0] != found[1]
+    sys.modules.pop("near", None)
+    # A folder may move; each other change of a file is other code.
+    assert found[0] == found[1] and len(set(found)) == 4
+
+
+def test_a_rule_of_a_package_is_known_by_the_files_of_the_package(tmp_path, monkeypatch):
+    (tmp_path / "id_pack").mkdir()
+    (tmp_path / "id_pack/__init__.py").write_text("")
+    (tmp_path / "id_pack/rules.py").write_text(MINE.replace("near", ".near"))
+    near = tmp_path / "id_pack/near.py"
+    near.write_text(NEAR)
+    monkeypatch.chdir(tmp_path)
+    rule = member_of("id_pack.rules:rule")
+    first = digest_of(rule)
+    near.write_text(NEAR.replace("1.0", "2.0"))
+    assert digest_of(rule) != first
+    near.write_text(NEAR)
+    assert digest_of(rule) == first
+    # What is installed is left out: its version is recorded elsewhere.
+    assert digest_of_imported("numpy") == digest_of_imported("json") == ""
+    assert digest_of_imported("builtins") is None

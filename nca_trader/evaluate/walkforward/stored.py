@@ -20,6 +20,7 @@ from nca_trader.agents.identity import identity
 from nca_trader.config.records import plain, read_json
 from nca_trader.errors import StateError
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup
+from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.parts import Parts
 
 FILE, CHECKED = "walkforward.json", "checked"
@@ -27,6 +28,9 @@ FILE, CHECKED = "walkforward.json", "checked"
 
 def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the numbers of a walk-forward."""
+    named = dict.fromkeys(setup.costs.own or (), "costs")
+    if setup.env is not None:
+        named |= own_names(setup.env, setup.subject)
     return {
         "bars": setup.bars.digest(),
         "symbols": list(setup.bars.symbols),
@@ -39,6 +43,8 @@ def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
         "limits": dict(setup.limits),
         "env": setup.env and plain(setup.env),
         "steps": setup.steps,
+        # Of own features, costs and so on, which the configs above only name.
+        "code": plain(codes_of(named) or {}),
         **more,
     }
 
