@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from nca_trader.config.extensions import known
@@ -350,9 +350,6 @@ class PopulationConfig:
     clip_epsilon: tuple[float, ...] | None = None
     gae_lambda: tuple[float, ...] | None = None
     discount: tuple[float, ...] | None = None
-
-    # Keys that runs of earlier versions recorded, and the value without effect; None: any.
-    GONE: ClassVar[Mapping[str, Any]] = {"every": 0, "share": None, "perturb": None}
 
     def __post_init__(self):
         problems = []

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.modules import PACKAGE
-from nca_trader.config.ranges import a, at_rest, expect, nearest, refuse
+from nca_trader.config.ranges import a, expect, nearest, refuse
 from nca_trader.config.records import SHOWN, Mismatch, converted, plain, read_toml, shown
 from nca_trader.errors import ConfigError, argument
 
@@ -95,9 +95,7 @@ def read_preset(
     return from_toml_text(cls, content, source, overrides)
 
 
-def from_toml_text(
-    cls: type[T], text: str, source: str, overrides: Sequence[str] = (), *, recorded: bool = False
-) -> T:
+def from_toml_text(cls: type[T], text: str, source: str, overrides: Sequence[str] = ()) -> T:
     """Read a config from the text of a TOML file.
 
     Keys are the dataclass's fields and nested dataclasses are tables; what is left out has its
@@ -110,14 +108,12 @@ def from_toml_text(
       text: the file's text.
       source: the file's name, for messages.
       overrides: "table.key=value" strings; value as in TOML, or a bare word.
-      recorded: whether a run wrote it. A value without effect is then left out and not refused:
-        versions before took it, and the file cannot be changed any more.
 
     Raises:
       ConfigError: with one line for each thing that is wrong.
     """
     table = read_toml(text, source)
-    reader = _Reader(source, cls, recorded)
+    reader = _Reader(source, cls)
     # In turn, so that the last one of a key counts.
     for override in overrides:
         reader.override(table, override)
@@ -148,7 +144,7 @@ def read_rows(cls: type[T], path: str | os.PathLike[str], name: str) -> list[T]:
     for number, row in enumerate(rows, 1):
         named = str(row.get("name", ""))
         where = f" ({named})" if named and named.isprintable() else ""
-        reader = _Reader(f"{source}: {name} {number}{where}", cls, recorded=False)
+        reader = _Reader(f"{source}: {name} {number}{where}", cls)
         found.append(reader.build(cls, row, ()))
         if named and named in names:
             reader.report((), f"the name is another {name}'s; give it one of its own.")
@@ -202,8 +198,8 @@ def literal(value: Any) -> str:
 class _Reader:
     """Builds one config and collects all problems, where `converted` stops at the first."""
 
-    def __init__(self, source: str, cls: type, recorded: bool):
-        self.source, self.recorded = source, recorded
+    def __init__(self, source: str, cls: type):
+        self.source = source
         # The keys of each table, to say where a key belongs that stands in the wrong one.
         self.tables = {
             name: [field.name for field in dataclasses.fields(kind)]
@@ -259,19 +255,10 @@ class _Reader:
             now = getattr(cls, "RENAMED", {}).get(key)
             # With both in the file the old key is refused: which of the two is meant is not clear.
             if now is not None and now not in table:
-                if not self.recorded:
-                    warnings.warn(
-                        f"{self.source}: {key} is now called {now}; rename the key.",
-                        FutureWarning,
-                        stacklevel=2,
-                    )
+                said = f"{self.source}: {key} is now called {now}; rename the key."
+                warnings.warn(said, FutureWarning, stacklevel=2)
                 key = now
             here = (*path, key)
-            gone = getattr(cls, "GONE", {})
-            if self.recorded and key in gone:
-                if gone[key] not in (None, value):
-                    self.report(here, f"{key} = {shown(value)} is of an earlier version; use that.")
-                continue
             if key not in known:
                 # A key in the wrong table is a usual mistake, so the message names the right one.
                 homes = [f"'{name}.{key}'" for name, keys in self.tables.items() if key in keys]
@@ -301,9 +288,6 @@ class _Reader:
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()
         ):
             return None
-        # Older versions stored values that had no effect; today's constructor would refuse them.
-        if self.recorded and hasattr(cls, "idle"):
-            values |= at_rest(cls, values)
         try:
             config = cls(**values)
         except ConfigError as error:

@@ -44,13 +44,11 @@ class Code:
       kind: the group of its entry points, e.g. "features".
       package: that installed it, with its version; "" for your own module or file.
       files: see `digest_of_files`; "" where there is no source, as of a prompt.
-      sha256: what versions before 0.3 recorded, which this one cannot compare.
     """
 
     kind: str
+    files: str
     package: str = ""
-    files: str | None = None
-    sha256: str | None = None
 
 
 def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
@@ -100,7 +98,7 @@ def refuse_changed(codes: Mapping[str, Code] | None, where: str) -> None:
         origin = origin_of(code.kind, text)
         assert origin is not None
         (module, _, _), _ = origin
-        if module == "__main__" or code.files is None:
+        if module == "__main__":
             continue  # `load` finds it in the process that defined it, and else refuses it
         try:
             file = locate(module)
@@ -242,7 +240,7 @@ def admit(
             "from a copy, or train again."
         )
     refuse_changed(codes, where)
-    # With the code as it is now: older versions recorded it otherwise, and may not compare it.
+    # With the code as it is now, which the user has read.
     content += _state_of(names)
     made = signature_of(content)
     signed, known = hmac.compare_digest(signature, made.encode()), made in _allowed

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -38,11 +37,12 @@ from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.runs.consent import admit, own_code, refuse_uninstalled, signed_with
-from nca_trader.runs.manifest import Manifest, Run, Selection, read_spec
+from nca_trader.runs.manifest import Manifest, Run, Selection
 from nca_trader.runs.reference import Reference
+from nca_trader.types import EnvSpec
 
 T = TypeVar("T")
-KIND, VERSION = "nca_trader policy", 1
+KIND, VERSION = "nca_trader policy", 2
 AGAIN = "restore it from a copy, or export it again"
 DTYPES = {
     "F32": np.dtype("<f4"),
@@ -55,10 +55,10 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 NO_DIGEST = "0" * 64
 LARGEST, RANK = 1 << 30, 8  # bytes of a file and axes of an array, at most
 MEAN = "mean"  # in the place of an agent's number
-REFERENCE = "features"  # a text of the metadata that older files do not have
+REFERENCE = "features"  # a text of the metadata
 SIGNED = "signature"  # a text of files with own code, see `runs.consent`
 UNSIGNED = ("kind", "version", "sha256", SIGNED)
-TEXTS = ("manifest", "selection", "coding", "steps", "agent.toml", "env.toml")
+TEXTS = ("manifest", "selection", "coding", "steps", REFERENCE, "agent.toml", "env.toml", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,14 +256,14 @@ class Exported(Run):
         missing = [name for name in TEXTS if name not in texts]
         if missing:
             raise StateError(f"{path}: has no {missing[0]!r}; {AGAIN}.")
-        parsed = {name: read_json(texts[name], f"{path}: {name}", AGAIN) for name in TEXTS[:4]}
+        parsed = {name: read_json(texts[name], f"{path}: {name}", AGAIN) for name in TEXTS[:5]}
         self.manifest = record(Manifest, parsed["manifest"], f"{path}: manifest", AGAIN)
         refuse_uninstalled(self.manifest.code, str(path))
         chosen = parsed["selection"]
         self._selection = record(Selection, chosen, f"{path}: selection", AGAIN) if chosen else None
-        read = functools.partial(from_toml_text, recorded=True)
-        self.env_config = read(EnvConfig, texts["env.toml"], f"{path}: env.toml")
-        self.agent_config = read(AgentConfig, texts["agent.toml"], f"{path}: agent.toml")
+        env, agent = texts["env.toml"], texts["agent.toml"]
+        self.env_config = from_toml_text(EnvConfig, env, f"{path}: env.toml")
+        self.agent_config = from_toml_text(AgentConfig, agent, f"{path}: agent.toml")
         if names := self._own_code(allow_code):
             content, signed = _signed(tensors, about), texts.get(SIGNED, "").encode()
             made = admit(names, self.manifest.code, content, signed, allow_code, str(path))
@@ -271,21 +271,16 @@ class Exported(Run):
             if made and isinstance(self.path, pathlib.Path):
                 with contextlib.suppress(StateError):
                     write_tensors(self.path, tensors, about | {SIGNED: made}, KIND, VERSION)
-        self._refuse_barred()  # the spec is derived, which takes the code
-        self.spec = read_spec(self.manifest, self.env_config, f"{path}: manifest", exact=False)
+        self.spec = record(EnvSpec, self.manifest.spec, f"{path}: manifest: spec", AGAIN)
         # The number of steps cannot change: the weights were measured with this one.
         self._acting = self.agent_config
-        # Older files do not say which agent they hold: the selected one, else the first.
-        first = self._selection.selected if self._selection else 0
-        number = texts.get("seed", str(first))
+        number = texts["seed"]
         # As text: `int` takes other spellings of a number, and fails on thousands of digits.
         if number not in map(str, range(self.agent_config.num_seeds)) and number != MEAN:
             raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
         self._seed = None if number == MEAN else int(number)
         self._forced = True  # `export` refuses an agent that is not deployed
-        # Older files have none; their sessions say so in the journal.
-        usual = read_json(texts.get(REFERENCE, "{}"), f"{path}: {REFERENCE}", AGAIN)
-        where = f"{path}: {REFERENCE}"
+        usual, where = parsed[REFERENCE], f"{path}: {REFERENCE}"
         self._reference = record(Reference, usual, where, AGAIN) if usual else None
         coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
         steps = record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN)
@@ -298,7 +293,7 @@ class Exported(Run):
 
     @property
     def reference(self) -> Reference | None:
-        """The run's features.json when it was exported; None in older files."""
+        """The run's features.json when it was exported; None where it had none."""
         return self._reference
 
     def params(self) -> Params:

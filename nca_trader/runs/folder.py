@@ -33,11 +33,10 @@ from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
 from nca_trader.config.records import (
     CHECKSUM,
     RESTORE,
-    read_json,
     record,
     unsealed,
 )
-from nca_trader.errors import RunError, StateError, StoreError
+from nca_trader.errors import RunError, StateError
 from nca_trader.machine import (
     HeldError,
     make_directory,
@@ -49,7 +48,6 @@ from nca_trader.parallel import hosts
 
 RETURNS = "selection.parquet"  # on the selection span, a column for each number of updates
 RUN, LOCK, SHARED = "run.json", "train.lock", ".shared-"
-CHECKED = 5  # the format of run.json from which each row of metrics.jsonl has a checksum
 # What a row of metrics.jsonl holds in addition to numbers by name.
 ROW = {
     "update": int,
@@ -278,19 +276,10 @@ def _split(text: bytes) -> list[bytes]:
     return io.BytesIO(text).readlines()
 
 
-def rows_checked(folder: Place) -> bool:
-    """Whether each row of metrics.jsonl must have a checksum, by a run.json that can be read."""
-    try:
-        return read_json((folder / RUN).read_bytes(), RUN)["format"] >= CHECKED
-    except (OSError, StateError, StoreError, LookupError, TypeError):
-        return False
-
-
 def read_rows(
     lines: Sequence[bytes],
     path: Place,
     *,
-    checked: bool,
     first: int = 1,
     keys: Sequence[str] = (),
 ) -> list[dict[str, Any] | None]:
@@ -299,7 +288,6 @@ def read_rows(
     Args:
       lines: with their ends.
       path: of the file, for messages.
-      checked: whether each must have a checksum, see `rows_checked`.
       first: the number of the first line.
       keys: that each must have.
 
@@ -313,7 +301,7 @@ def read_rows(
     faults = []
     for number, line in enumerate(lines, first):
         try:
-            rows.append(_read_row(line, f"{path} line {number}", checked, keys))
+            rows.append(_read_row(line, f"{path} line {number}", keys))
         except StateError as fault:
             if not line.endswith(b"\n"):
                 raise
@@ -326,14 +314,14 @@ def read_rows(
     return rows
 
 
-def _read_row(line: bytes, where: str, checked: bool, keys: Sequence[str]) -> dict[str, Any]:
+def _read_row(line: bytes, where: str, keys: Sequence[str]) -> dict[str, Any]:
     # The checksum covers the end, which may not be written yet.
-    value, sealed_row = unsealed(line.removesuffix(b"\n") + b"\n", where)
+    value, checked = unsealed(line.removesuffix(b"\n") + b"\n", where)
     row = record(dict[str, Any], value, where)
     for name, number in row.items():
         if name in ROW or type(number) is not float:  # most are, and `record` takes its time
             record(dict[str, ROW.get(name, float | None)], {name: number}, where)
-    wanted = [*keys, CHECKSUM] if checked and not sealed_row else keys
+    wanted = keys if checked else [*keys, CHECKSUM]
     missing = [name for name in wanted if name not in row]
     if missing:
         raise StateError(f"{where}: has no {missing[0]!r}; {RESTORE}.")

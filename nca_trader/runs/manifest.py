@@ -48,13 +48,12 @@ from nca_trader.config.records import (
     unsealed,
 )
 from nca_trader.config.toml import from_toml_text
-from nca_trader.envs.market import spec_of
-from nca_trader.errors import ConfigError, RunError, StateError
+from nca_trader.errors import RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.consent import SIGNATURE, Code, admit, own_code, refuse_uninstalled
 from nca_trader.runs.deciding import deciding
-from nca_trader.runs.folder import CHECKED, Lines, read_rows
+from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference
 from nca_trader.runs.trials import DataRecord
@@ -64,7 +63,6 @@ from nca_trader.types import Bars, Costs, EnvSpec
 T = TypeVar("T")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
 FORMAT = 5
-UNSEALED = 3  # the format before run.json and selection.json had a checksum
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,7 @@ class Manifest:
     """The inputs and versions of a run, as run.json and an exported file hold them.
 
     Attributes:
-      spec: an `EnvSpec`, see `read_spec`. config: SHA-256 of each TOML file, by name.
+      spec: an `EnvSpec`. config: SHA-256 of each TOML file, by name.
       code: of your own features, reward and so on, by name; None where all are built in.
     """
 
@@ -128,50 +126,12 @@ class Deployment:
       year: bars that the baselines' trend looks back.
       sentence: what was found, in words.
       data: the bars that decided it.
-      targets: of files that version 0 wrote; nothing reads them.
     """
 
     baseline: str
     year: int
     sentence: str
     data: DataRecord
-    targets: tuple[float, ...] = ()
-
-
-def read_spec(manifest: Manifest, config: EnvConfig, source: str, *, exact: bool) -> EnvSpec:
-    """Rebuild every field of a manifest's `EnvSpec`.
-
-    Args:
-      manifest: the manifest, as read from run.json.
-      config: the run's environment, from env.toml.
-      source: the run, as errors name it.
-      exact: whether the record has a checksum. Without one, an older version may have written it:
-        a field that it lacks follows from `config`, and one that it has must agree with `config`.
-
-    Raises:
-      StateError: a field is unknown or missing, or has another type or value.
-    """
-    given, where = manifest.spec, f"{source}: spec"
-    # A sealed spec is taken as it was written, even where this version would derive another.
-    if exact:
-        return record(EnvSpec, given, where)
-    features = record(list[str], given.get("features", []), f"{where}.features")
-    symbols = given.get("symbols", manifest.data.symbols)
-    symbols = record(tuple[str, ...], symbols, f"{where}.symbols")
-    states = tuple(name for name in features if name.startswith("state:"))
-    try:
-        derived = spec_of(config, symbols, states)
-    except ConfigError as error:  # a feature that this version does not have
-        raise StateError(f"{source}: env.toml: {error}") from None
-    # Agents of older versions did not observe what the reward remembers.
-    spec = record(EnvSpec, plain(derived) | {"memory": "", "decay": 0.0} | given, where)
-    for name in ("features", "targets", "actions", "constant_size"):
-        there, here = getattr(spec, name), getattr(derived, name)
-        if there != here:
-            raise StateError(
-                f"{source}: spec.{name} is {there}, but env.toml gives {here}; {RESTORE}."
-            )
-    return spec
 
 
 class Run:
@@ -215,15 +175,14 @@ class Run:
         manifest, checked = unsealed(content, str(file))
         # What is not an object passes here, and `record` below reports it.
         known: Any = manifest.get("format") if isinstance(manifest, dict) else FORMAT
-        if known not in range(UNSEALED, FORMAT + 1):
+        if known != FORMAT:
             raise RunError(
                 f"{file}: format {shown(known)}, this version reads {FORMAT}; "
                 "use the version that wrote it."
             )
         # After the format: another one may lack fields, which is not damage.
         self.manifest: Manifest = record(RunManifest, manifest, str(file))
-        self._sealed, self._checked = known > UNSEALED, known >= CHECKED
-        self._refuse_unsealed(file, checked)
+        _refuse_unsealed(file, checked)
         refuse_uninstalled(self.manifest.code, str(self.path))
         self.env_config = self._config(EnvConfig, "env.toml")
         self.agent_config = self._config(AgentConfig, "agent.toml")
@@ -235,9 +194,8 @@ class Run:
             if made:
                 with contextlib.suppress(StateError):
                     write_atomically(signature, made)
-        if not self._sealed:  # the spec is derived then, which takes the code
-            self._refuse_barred()
-        self.spec = read_spec(self.manifest, self.env_config, str(file), exact=self._sealed)
+        # As it was written, even where this version would derive another from env.toml.
+        self.spec = record(EnvSpec, self.manifest.spec, f"{file}: spec")
         self._seed, self._forced = seed, force_agent
         agent = self.agent_config
         self._acting = agent if steps is None else with_steps(agent, steps)
@@ -259,11 +217,6 @@ class Run:
         if self._barred:
             raise RunError(f"{self.path}: names own code {self._barred}, which is not loaded here.")
 
-    def _refuse_unsealed(self, file: Place, checked: bool) -> None:
-        # A sealed run with an unsealed file was edited by someone who also took out the checksum.
-        if self._sealed and not checked:
-            raise StateError(f"{file}: has no 'checksum'; {RESTORE}.")
-
     def _config(self, cls: type[T], name: str) -> T:
         file = self.path / name
         if not file.is_file():  # a pipe of that name would wait without end
@@ -275,7 +228,7 @@ class Run:
                 f"{file}: was changed after the run was made, so it is another agent's; restore "
                 "it, or train the changed one into another folder."
             )
-        return from_toml_text(cls, content.decode(), str(file), recorded=True)
+        return from_toml_text(cls, content.decode(), str(file))
 
     @property
     def name(self) -> str:
@@ -392,7 +345,7 @@ class Run:
             return None
         value, checked = unsealed(file.read_bytes(), str(file))
         found = record(cls, value, str(file))
-        self._refuse_unsealed(file, checked)
+        _refuse_unsealed(file, checked)
         return found
 
     @functools.cached_property
@@ -461,8 +414,7 @@ class Run:
         return [row for row in self._rows(self.lines.split()) if row is not None]
 
     def _rows(self, lines: Sequence[bytes]) -> list[dict[str, Any] | None]:
-        keys = ("update", "steps")
-        return read_rows(lines, self.lines.path, checked=self._checked, keys=keys)
+        return read_rows(lines, self.lines.path, keys=("update", "steps"))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row to metrics.jsonl, with its checksum."""
@@ -483,6 +435,12 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         """Write a record as a JSON file of the run with its checksum, whole or not at all."""
         write_atomically(self.path / name, sealed(plain(value)))
+
+
+def _refuse_unsealed(file: Place, checked: bool) -> None:
+    # Someone who edits a file may also take out its checksum.
+    if not checked:
+        raise StateError(f"{file}: has no 'checksum'; {RESTORE}.")
 
 
 def seen_rows(bars: Bars, run: Run) -> int:

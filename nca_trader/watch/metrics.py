@@ -14,7 +14,7 @@ from typing import Any
 
 from nca_trader.cloud import Place
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
-from nca_trader.runs.folder import Lines, read_rows, rows_checked
+from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.watch.alerts import LABEL
 from nca_trader.watch.paper import Paper
 
@@ -43,7 +43,7 @@ class Rows:
         self.newest: dict[str, Any] = {}
         self.count = self.restarts = 0
         self._at, self._tail = 0, b""  # the position that was read to, and what stands before it
-        self._line, self._checked = 1, False  # the number of the next line
+        self._line = 1  # the number of the next line
 
     def poll(self) -> list[dict[str, Any]]:
         """Return the rows since the last poll; after a restart, all rows."""
@@ -63,9 +63,7 @@ class Rows:
             return []
         end = text.rfind(b"\n") + 1
         lines = io.BytesIO(text[len(self._tail) : end]).readlines()
-        if lines and self._line == 1:  # run.json is there before the first row
-            self._checked = rows_checked(self.path.parent)
-        found = read_rows(lines, self.path, checked=self._checked, first=self._line)
+        found = read_rows(lines, self.path, first=self._line)
         rows = [row for row in found if row is not None]
         self._line += len(lines)
         self._at, self._tail = start + end, text[max(end - TAIL, 0) : end]

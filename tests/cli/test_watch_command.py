@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+from nca_trader.config.records import sealed
+
 RULES = """
 [[rule]]
 name = "kl"
@@ -34,7 +36,8 @@ def run(tmp_path):
 
 
 def row(update, kl, **more):
-    return json.dumps({"update": update, "reward": 0.5, "approx_kl": kl, "loss": 1.0} | more) + "\n"
+    known = {"update": update, "reward": 0.5, "approx_kl": kl, "loss": 1.0}
+    return sealed(known | more, indent=None)
 
 
 def test_once_prints_every_figure_and_every_rule(command, run):

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from drawn import random_bars
 
-from nca_trader import AgentConfig, EnvConfig, TradingEnv, load_agent, load_env, make_policy, train
+from nca_trader import AgentConfig, EnvConfig, TradingEnv, load_agent, load_env, make_policy
 from nca_trader.agents.nca import Fire
 from nca_trader.config import (
     CurriculumConfig,
@@ -33,7 +33,6 @@ from nca_trader.errors import ConfigError
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.optimizer import learning_rate
 from nca_trader.learner.rollout import cost_scale, volatility_scale
-from nca_trader.runs.manifest import Run
 
 BARS = random_bars(np.random.default_rng(0), 120, 3)
 
@@ -215,28 +214,3 @@ def test_a_copy_of_another_mode_leaves_out_what_it_does_not_have():
     assert switched(nano, kind="mlp", window=9) == expected
     learn = LearnerConfig(value_coef=0.1, gae_lambda=0.9)
     assert switched(learn, advantages="exact") == LearnerConfig(advantages="exact", gae_lambda=0.9)
-
-
-def test_what_a_run_recorded_before_it_was_refused_is_read_as_its_default():
-    old = unchecked(
-        tiny.AGENT,
-        policy=unchecked(tiny.AGENT.policy, window=9),
-        optimizer=unchecked(tiny.AGENT.optimizer, first_period=7),
-    )
-    text = to_toml(old)
-    assert "\nwindow = 9\n" in text and "\nfirst_period = 7\n" in text
-    assert from_toml_text(AgentConfig, text, "agent.toml", recorded=True) == tiny.AGENT
-    with pytest.raises(ConfigError, match="window=9"):
-        from_toml_text(AgentConfig, text, "agent.toml")
-
-
-@pytest.mark.slow
-def test_a_run_that_was_begun_with_what_has_no_effect_is_read_and_goes_on(tmp_path):
-    """Versions before took it, and the file of a run cannot be changed."""
-    env = TradingEnv(BARS, tiny.ENV)
-    old = unchecked(tiny.AGENT, policy=unchecked(tiny.AGENT.policy, window=9))
-    run = train(env, old, tmp_path / "run", steps=tiny.STEPS_PER_UPDATE)
-    assert "\nwindow = 9\n" in (run.path / "agent.toml").read_text()
-    assert Run(run.path).agent_config.policy == tiny.AGENT.policy
-    train(env, tiny.AGENT, run.path, steps=2 * tiny.STEPS_PER_UPDATE)
-    assert [row["update"] for row in Run(run.path).metrics()] == [1, 2]

@@ -41,7 +41,7 @@ def scored(monkeypatch):
 
 
 def searched(bars, folder, **more):
-    return nca.tune(bars, AGENT, SPACE, folder, env=ENV, **({"trials": 12, "seeds": 2} | more))
+    return nca.tune(bars, AGENT, SPACE, folder, **({"env": ENV, "trials": 12, "seeds": 2} | more))
 
 
 def test_a_search_finds_the_best_and_counts_every_trial(bars, tmp_path, scored):

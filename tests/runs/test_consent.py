@@ -23,7 +23,7 @@ from nca_trader.cli import main
 from nca_trader.config.extensions import load, receive, sources_of
 from nca_trader.config.records import plain, sealed, unsealed
 from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.runs import consent, trials
+from nca_trader.runs import consent, exported, trials
 from nca_trader.runs.consent import codes_of, key_file
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
 from nca_trader.runs.listing import compare_runs, runs_in
@@ -124,14 +124,14 @@ def forge_run(folder, file, table, key, name, recorded=True):
 
 def forge_export(path, file, table, key, name, recorded=True):
     """Write a name into an exported file, and make its SHA-256 right again."""
-    tensors, about = read_tensors(path, "nca_trader policy", 1)
+    tensors, about = read_tensors(path, exported.KIND, exported.VERSION)
     about = dict(about)
     about[file] = with_name(about[file], table, key, name)
     manifest = json.loads(about["manifest"])
     manifest["code"] = code_record(name, KINDS[key]) if recorded else None
     about["manifest"] = json.dumps({k: v for k, v in manifest.items() if v is not None})
     tensors = {name: np.array(tensor) for name, tensor in tensors.items()}
-    write_tensors(path, tensors, about, "nca_trader policy", 1)
+    write_tensors(path, tensors, about, exported.KIND, exported.VERSION)
 
 
 NAMES = [
@@ -251,10 +251,10 @@ def test_an_exported_file_is_signed_inside_and_its_copy_is_too(here):
     jax.tree.map(np.testing.assert_array_equal, Exported("copy.nca").params(), weights)
     forge_export(here / "copy.nca", "env.toml", "", "reward", "good:paid()")
     assert "not signed" in opened("copy.nca")  # another name under the old signature
-    tensors, about = read_tensors(here / "plain.nca", "nca_trader policy", 1)
+    tensors, about = read_tensors(here / "plain.nca", exported.KIND, exported.VERSION)
     tensors = {name: np.array(tensor) for name, tensor in tensors.items()}
     next(iter(tensors.values())).flat[0] ^= 1  # other weights under the old signature
-    write_tensors(here / "plain.nca", tensors, about, "nca_trader policy", 1)
+    write_tensors(here / "plain.nca", tensors, about, exported.KIND, exported.VERSION)
     assert "not signed" in opened("plain.nca")
 
 

@@ -84,7 +84,7 @@ def test_an_older_format_a_foreign_file_and_another_k_are_refused(file, tmp_path
     tensors, about = read_tensors(file, exported.KIND, exported.VERSION)
     old = tmp_path / "old"
     write_tensors(old, tensors, about, exported.KIND, exported.VERSION - 1)
-    with pytest.raises(RunError, match="format 0, this version reads 1; write it again from its"):
+    with pytest.raises(RunError, match="format 1, this version reads 2; write it again from its"):
         read_run(old)
     write_tensors(old, tensors, about, "nca_trader codebook", 1)
     with pytest.raises(RunError, match="is a nca_trader codebook file, not a nca_trader policy"):
@@ -193,7 +193,7 @@ FORGERIES = {
     "a deep nest": nested,
     "a header that is a list": lambda header, data: b"[]",
     "metadata that is a text": lambda header, data: header.update(__metadata__="x"),
-    "a version of digits": about("version", "1", "1" * 5000),
+    "a version of digits": about("version", str(exported.VERSION), "1" * 5000),
     "steps without end": about("agent.toml", "\nsteps = 2\n", "\nsteps = 1000000000\n"),
     "a wide policy": about("agent.toml", "channels = 4", "channels = 1000000000000"),
     "a long dilation": about("agent.toml", "dilations = [", "dilations = [4000000000, "),

@@ -27,7 +27,7 @@ from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 from nca_trader.runs.listing import compare_runs, runs_in
-from nca_trader.runs.manifest import UNSEALED, Run, Selection
+from nca_trader.runs.manifest import Run, Selection
 from nca_trader.runs.opening import open_run
 from nca_trader.runs.trials import data_record
 from nca_trader.types import EnvSpec
@@ -200,7 +200,9 @@ def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
     [
         ("run.json", "{", StateError, "run.json: not JSON"),
         ("run.json", "[]", StateError, r"run.json: \[\] where an object is expected"),
-        ("run.json", '{"format": 3}', StateError, "run.json: has no 'name'"),
+        ("run.json", sealed({"format": 5}), StateError, "run.json: has no 'name'"),
+        ("run.json", '{"format": 5}', StateError, "run.json: has no 'name'"),
+        ("run.json", '{"format": 4}', RunError, "format 4, this version reads 5; use the version"),
         ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 5"),
         ("run.json", b"\xff\xfe", StateError, "run.json: not JSON"),
         ("selection.json", "nonsense", StateError, "selection.json: not JSON"),
@@ -269,8 +271,8 @@ def test_a_flipped_bit_of_a_row_is_named_and_only_that_row_is_left_out(four, num
                 assert f"{path} line {number}: " in caplog.messages[0], (at, bit)
 
 
-def test_a_row_without_its_checksum_is_damaged_unless_an_older_version_wrote_the_run(four, caplog):
-    rows, path, manifest = four.metrics(), four.lines.path, four.path / "run.json"
+def test_a_row_without_its_checksum_is_damaged(four, caplog):
+    rows, path = four.metrics(), four.lines.path
     content = path.read_text()
     stripped = [json.dumps(row) + "\n" for row in rows]
     path.write_text("".join([stripped[0], *content.splitlines(keepends=True)[1:]]))
@@ -279,17 +281,6 @@ def test_a_row_without_its_checksum_is_damaged_unless_an_older_version_wrote_the
     assert caplog.messages == [named, named]
     path.write_text("".join(stripped))
     assert Run(four.path).metrics() == [] == Rows(path).poll()
-    caplog.clear()
-    for format in (4, 3):
-        rewrite(manifest, format, lambda manifest: None)
-        older = Run(four.path)
-        assert older.metrics() == rows == Rows(path).poll() and not caplog.messages
-        older.append(rows[-1] | {"update": 5})  # a run that this version resumes
-        changed = path.read_bytes().replace(b'"update": 5', b'"update": 6')
-        path.write_bytes(changed)
-        assert older.metrics() == rows and "line 5: changed since" in caplog.text
-        path.write_text("".join(stripped))
-        caplog.clear()
 
 
 def test_what_compares_lists_and_watches_runs_works_on_the_rows_that_are_whole(four, tiny, caplog):
@@ -448,32 +439,12 @@ def test_the_manifest_is_written_last(env, tmp_path, monkeypatch):
     assert (tmp_path / "r" / "agent.toml").exists()
 
 
-def rewrite(path, format, change):
-    """run.json with `change` made to it, as a version of `format` would have written it."""
+def rewrite(path, change):
+    """run.json with `change` made to it, sealed again."""
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
-    manifest["format"] = format
     change(manifest)
-    path.write_text(sealed(manifest) if format > UNSEALED else json.dumps(manifest, indent=2))
-
-
-def test_an_older_run_without_a_field_of_the_spec_acts_as_its_environment_says(tmp_path, env):
-    config = dataclasses.replace(ENV, reward="pnl")
-    env = TradingEnv(env.bars, config)
-    run = open_run(env, AGENT, tmp_path / "r", seed=0)
-    rewrite(run.path / "run.json", 3, lambda manifest: manifest["spec"].pop("constant_size"))
-    assert Run(run.path).spec == env.spec and env.spec.constant_size
-
-
-def test_an_agent_of_an_older_run_is_not_shown_what_it_never_saw(tmp_path, env):
-    env = TradingEnv(env.bars, dataclasses.replace(ENV, reward="drawdown"))
-    run = open_run(env, AGENT, tmp_path / "r", seed=0)
-    fields = ("memory", "variance", "decay")
-    rewrite(run.path / "run.json", 3, lambda m: [m["spec"].pop(field) for field in fields])
-    older = Run(run.path)
-    assert env.spec.memory == "drawdown" and older.spec.memory == ""
-    shapes = [jax.eval_shape(p.init, jax.random.key(0)) for p in (run.policy, older.policy)]
-    assert [shape["head"]["account"].shape[0] for shape in shapes] == [4, 3]
+    path.write_text(sealed(manifest))
 
 
 SPECS = {
@@ -485,27 +456,12 @@ SPECS = {
 
 
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize("format", [3, 4, 5])
-def test_a_spec_with_a_wrong_key_or_type_is_refused(tmp_path, env, name, format):
+def test_a_spec_with_a_wrong_key_or_type_is_refused(tmp_path, env, name):
     run = open_run(env, AGENT, tmp_path / "r", seed=0)
-    rewrite(run.path / "run.json", format, lambda manifest: SPECS[name](manifest["spec"]))
-    if (name, format) == ("missing", 3):  # it follows from env.toml
-        assert Run(run.path).spec == env.spec
-        return
+    rewrite(run.path / "run.json", lambda manifest: SPECS[name](manifest["spec"]))
     with pytest.raises(StateError, match=r"run.json: spec: .*; restore it from a copy") as info:
         Run(run.path)
     assert "\n" not in str(info.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("targets", [-0.7, 0.0, 0.7]), ("features", ["return_1", "rsi"]), ("actions", "orders")],
-)
-def test_an_older_spec_that_its_environment_does_not_make_is_refused(tmp_path, env, field, value):
-    run = open_run(env, AGENT, tmp_path / "r", seed=0)
-    rewrite(run.path / "run.json", 3, lambda manifest: manifest["spec"].update({field: value}))
-    with pytest.raises(StateError, match=rf"spec.{field} is .*, but env.toml gives"):
-        Run(run.path)
 
 
 @pytest.mark.parametrize("field", dataclasses.fields(EnvSpec), ids=lambda field: field.name)

@@ -10,6 +10,7 @@ import urllib.request
 
 import pytest
 
+from nca_trader.config.records import sealed
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import write_atomically
 from nca_trader.paper.journal import Journal
@@ -43,7 +44,7 @@ def test_the_age_of_the_newest_row_grows_until_another_comes(tmp_path):
     assert watched.look() == {"rows": 0.0, "restarts": 0.0, "row_age_seconds": 0.0}
     now[0] = 1060.0  # a run that never begins stalls too
     assert watched.look()["row_age_seconds"] == 60.0
-    path.write_text(json.dumps({"update": 1}) + "\n" + '{"upd')
+    path.write_text(line(1) + '{"upd')
     now[0] = 1100.0
     assert watched.look() == {"update": 1.0, "rows": 1.0, "restarts": 0.0, "row_age_seconds": 0.0}
     now[0] = 1130.0
@@ -102,7 +103,7 @@ NS = 1_000_000_000
 
 
 def line(update, **more):
-    return json.dumps({"update": update} | more) + "\n"
+    return sealed({"update": update} | more, indent=None)
 
 
 @pytest.fixture
