@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from nca_trader.agents.strategy import Strategy
     from nca_trader.config import AgentConfig, EnvConfig
     from nca_trader.config.env import Limits
+    from nca_trader.config.spans import Spans, Training
     from nca_trader.data.bars import read_bars, sample_bars, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
     from nca_trader.data.resampling import align, resample
@@ -77,9 +78,11 @@ __all__ = [
     "RunError",
     "Selector",
     "Sessions",
+    "Spans",
     "StateError",
     "Strategy",
     "TradingEnv",
+    "Training",
     "WalkForward",
     "WithBaseline",
     "align",
@@ -140,9 +143,11 @@ _HOME = {
     "RunError": "errors",
     "Selector": "evaluate.selection",
     "Sessions": "data.calendar",
+    "Spans": "config.spans",
     "StateError": "errors",
     "Strategy": "agents.strategy",
     "TradingEnv": "envs.trading",
+    "Training": "config.spans",
     "WalkForward": "evaluate.walkforward.walk",
     "WithBaseline": "evaluate.with_baseline",
     "check_broker": "paper.check",

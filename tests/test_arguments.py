@@ -42,6 +42,17 @@ def refusal(call, *says):
     return said
 
 
+def test_no_public_function_takes_more_than_twelve_arguments():
+    """What belongs together is one object, whose fields may be given by name as well."""
+    counts = {}
+    for name in nca.__all__:
+        if callable(value := getattr(nca, name)) and not isinstance(value, type):
+            kinds = [p.kind for p in inspect.signature(value).parameters.values()]
+            counts[name] = len(kinds) - kinds.count(inspect.Parameter.VAR_KEYWORD)
+    assert counts["walk_forward"] == 12  # of those below it has most
+    assert {name: count for name, count in counts.items() if count > 12} == {}
+
+
 def test_a_misspelt_field_names_the_nearest_one():
     refusal(lambda: nca.Costs(commision=1e-3), "Costs has no field commision", "'commission'?")
     refusal(lambda: nca.EnvConfig(comission=1e-3), "EnvConfig has no", "'costs.commission'?")

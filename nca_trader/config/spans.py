@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from numbers import Integral
-from typing import Any, NamedTuple
+from numbers import Integral, Real
+from typing import Any, NamedTuple, TypeVar, cast
 
 from nca_trader.config.agent import AgentConfig
-from nca_trader.config.ranges import expect, nearest
+from nca_trader.config.ranges import expect, moment, nearest
 from nca_trader.config.records import loads
 from nca_trader.config.toml import read_preset
 from nca_trader.errors import ConfigError, argument
 
+T = TypeVar("T")
 SCHEMES = ("rolling", "expanding")
 # By which a train span may choose: a larger value is better.
 METRICS = ("sharpe", "sortino", "calmar", "cagr", "total_return", "hit_rate", "max_drawdown")
@@ -24,32 +26,103 @@ LARGEST_GRID = 1_000_000  # combinations: more are a search for luck, and hours 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spans:
-    """How bars are cut into folds; the sizes are numbers of bars.
+    """How bars are cut into folds, by numbers of bars or by dates.
+
+    >>> Spans(train=1000, test=250, purge=5).dated
+    False
+    >>> Spans(train="2010", test=("2015", "2018"), scheme="expanding").dated
+    True
 
     Attributes:
-      train: of each train span; of the first one where it expands.
-      test: of each test span.
+      train: bars of each train span, of the first one where it expands; or the date at which the
+        first one begins.
+      test: bars of each test span; or the dates at which test spans begin, e.g. `("2015", "2018")`.
+        Each ends where the next begins, the last one at the last bar.
       purge: bars left out of the train span next to a test span, e.g. the horizon of a label, whose
         outcome lies in the test span.
       embargo: further bars that are left out, so that serial correlation has died down: there are
         `purge + embargo` bars between the train span and its test span.
-      scheme: "rolling": each train span has `train` bars. "expanding": each begins at the first
-        bar.
+      scheme: "rolling": each train span is as long as the first. "expanding": each begins where the
+        first does.
     """
 
-    train: int | None = None
-    test: int | None = None
+    train: int | str | None = None
+    test: int | Sequence[str] | None = None
     purge: int = 0
     embargo: int = 0
     scheme: str = "rolling"
 
+    @property
+    def dated(self) -> bool:
+        """Whether the test spans begin at dates."""
+        return isinstance(self.test, Sequence) and not isinstance(self.test, str)
 
-def check_spans(spans: Spans) -> None:
-    """Validate sizes by themselves, before the number of bars is known.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a walk-forward, or a search, trains its agents.
+
+    Attributes:
+      env: their environment, a config, a preset's name or a path.
+      seeds: agents of each fold, whose mean order is traded, or of each trial, whose mean score
+        counts. None is the agent's `num_seeds`, or 3 where that is 1; in a search 1.
+      steps: environment steps of each agent; None is the agent's own.
+      seed: of all random numbers; agent i of a fold or a trial trains with `seed + i`.
+      warm_start: whether each fold's agents begin with the parameters of the fold before.
+      deploy: a run that `WalkForward.deploy` will be asked about; refused before the first fold
+        where it would be refused there.
+      name: for reports; None is that of the preset, the file or the strategy.
+    """
+
+    env: Any = None
+    seeds: int | None = None
+    steps: int | None = None
+    seed: int = 0
+    warm_start: bool = False
+    deploy: Any = None
+    name: str | None = None
+
+    def __post_init__(self):
+        if self.seeds is not None:
+            _refuse_size("seeds", self.seeds, 1, "a whole number")
+
+    def refuse(self, why: str, *names: str) -> None:
+        """Refuse the fields `names` where they are given; `why` they have no effect."""
+        for name in names:
+            if getattr(self, name) not in (None, False, 0):
+                raise ConfigError(f"{argument(name)}: {why}; leave it out.")
+
+
+def taken(name: str, cls: type[T], whole: T | None, given: dict[str, Any]) -> T:
+    """Return settings that a caller gives as one object, or by the names of its fields.
+
+    Args:
+      name: of the argument that takes the object.
+      cls: a dataclass.
+      whole: the object; None where it is not given.
+      given: keyword arguments; the fields of `cls` are taken out.
 
     Raises:
-      ConfigError: a size that is not a whole number or out of range, an unknown scheme, a purge and
-        embargo that leave nothing of the train span.
+      ConfigError: `whole` is another object, or both are given.
+    """
+    fields = dataclasses.fields(cast(Any, cls))
+    own = {f.name: given.pop(f.name) for f in fields if f.name in given}
+    if whole is None:
+        return cls(**own)
+    expect(name, whole, cls, f"nca.{cls.__name__}(...)")
+    if own:
+        raise ConfigError(
+            f"{argument(name)} is given, and {', '.join(own)} as well; give one of the two."
+        )
+    return whole
+
+
+def check_spans(spans: Spans) -> None:
+    """Validate spans by themselves, before the bars are known.
+
+    Raises:
+      ConfigError: a size that is not a whole number or out of range, dates that are not in order,
+        an unknown scheme, a purge and embargo that leave nothing of the train span.
     """
     _refuse_unknown("scheme", spans.scheme, SCHEMES)
     for name in ("purge", "embargo"):
@@ -57,13 +130,26 @@ def check_spans(spans: Spans) -> None:
     for name in ("train", "test"):
         if getattr(spans, name) is None:
             raise ConfigError(f"{argument(name)} is missing; give its number of bars.")
-        _refuse_size(name, getattr(spans, name), 1)
-    gap = spans.purge + spans.embargo
-    if spans.train is not None and gap >= spans.train:
-        raise ConfigError(
-            f"{argument('purge')} {spans.purge} and {argument('embargo')} {spans.embargo} leave "
-            f"nothing of a train span of {spans.train} bars; give fewer, or a longer span."
-        )
+    train, test = cast(Any, spans.train), cast(Any, spans.test)
+    if spans.dated:
+        dates = [moment(date, "test") for date in test]
+        if any(b <= a for a, b in itertools.pairwise(dates)):
+            raise ConfigError(f"{argument('test')}: the dates are not in order; sort them.")
+    else:
+        _refuse_size("test", test, 1)
+        if isinstance(train, str):
+            raise ConfigError(
+                f"{argument('train', train)} is a date; give {argument('test')} by dates too."
+            )
+    if isinstance(train, Real) or not spans.dated:
+        _refuse_size("train", train, 1)
+        gap = spans.purge + spans.embargo
+        if gap >= train:
+            raise ConfigError(
+                f"{argument('purge')} {spans.purge} and {argument('embargo')} {spans.embargo} "
+                f"leave nothing of a train span of {train} bars; give fewer, or a longer "
+                "span."
+            )
 
 
 def check_metric(metric: str) -> None:
@@ -79,8 +165,8 @@ def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
         )
 
 
-def _refuse_size(name: str, value: Any, least: int) -> None:
-    expect(name, value, Integral, "a whole number of bars")
+def _refuse_size(name: str, value: Any, least: int, what: str = "a whole number of bars") -> None:
+    expect(name, value, Integral, what)
     if isinstance(value, bool) or value < least:
         raise ConfigError(f"{argument(name, value)}: give a whole number of at least {least}.")
 

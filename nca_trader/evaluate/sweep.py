@@ -62,8 +62,6 @@ def sweep(
     rule: Callable[..., Any],
     grid: Mapping[str, Iterable[Any]],
     costs: Costs | None = None,
-    fill: str | None = None,
-    order: str | None = None,
     *,
     precision: str = "f32",
     sample: int | None = None,
@@ -87,8 +85,6 @@ def sweep(
         numbers; a combination that the rule refuses (fast >= slow) is left out.
       grid: values by parameter, e.g. `{"fast": range(5, 35), "slow": range(40, 190, 5)}`.
       costs: None charges nothing.
-      fill: "next_open" (default) or "close", as in `backtest`.
-      order: "on_change" or "rebalance"; None is the rule's own.
       precision: of the accounts: "f32" is within 1e-6 of the equity of `backtest`, "f64" 1e-9.
       sample: draws so many combinations in place of the whole grid; an entry may then be a range
         `(low, high)`.
@@ -99,7 +95,8 @@ def sweep(
       resume: folder in which finished parts are kept; a sweep that was interrupted goes on there.
       trials: project folder whose trial log counts what every combination orders, and whose count
         the deflated Sharpe ratio uses; None counts this sweep alone.
-      limits: as in `backtest`, e.g. `max_gross=1.0`.
+      limits: `fill`, `order` (None is the rule's own) and limits as in `backtest`, e.g.
+        `fill="close", max_gross=1.0`.
 
     Returns:
       One row per combination: its parameters, and `equity` (final), `total_return`, `cagr`,
@@ -132,7 +129,6 @@ def sweep(
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r}: there are 'f32' and 'f64'.")
     combinations = combinations_of(rule, grid, sample, method, seed)
-    limits = {"fill": fill, "order": order, **limits}
     swept = run_combinations(bars, rule, combinations, costs, precision, tails, resume, limits)
     setting, table = swept.setting, swept.table
     if not takes_bars(rule, setting.combinations[0]):

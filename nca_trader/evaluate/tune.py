@@ -7,6 +7,7 @@ those that are given stay unseen: they are for one evaluation of the best.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import pathlib
@@ -18,9 +19,17 @@ import pandas as pd
 
 from nca_trader.agents import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.ranges import expect
+from nca_trader.config.ranges import expect, nearest, refuse
 from nca_trader.config.records import plain
-from nca_trader.config.spans import Range, check_metric, check_optuna, check_space, override
+from nca_trader.config.spans import (
+    Range,
+    Training,
+    check_metric,
+    check_optuna,
+    check_space,
+    override,
+    taken,
+)
 from nca_trader.config.toml import to_toml
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
@@ -82,16 +91,14 @@ def tune(
     space: Mapping[str, Range],
     folder: str | os.PathLike[str],
     *,
-    env: EnvConfig | str | os.PathLike[str],
+    training: Training | None = None,
     trials: int = 20,
-    seeds: int = 1,
-    steps: int | None = None,
     selection: float = 0.2,
     metric: str = "sharpe",
-    seed: int = 0,
     batch: int = 4,
     workers: int | str | None = None,
     done: Callable[[int, float], None] = lambda number, score: None,
+    **settings: Any,
 ) -> Tuned:
     """Search hyper-parameters of an agent; a folder that holds a search resumes it.
 
@@ -100,17 +107,15 @@ def tune(
       agent: what is searched around, a config, a preset's name or a path.
       space: a `Range` by key of the agent, see `nca_trader.config.spans.parse_space`.
       folder: holds the study (Optuna's journal), its settings, and the best agent.
-      env: the environment, a config, a preset's name or a path.
+      training: the environment, and the seeds and steps of each trial.
       trials: of the search in all, with those that a resumed one has done.
-      seeds: agents per trial; its score is their mean.
-      steps: environment steps of each agent; None is the agent's own.
       selection: share of the bars, at the end, that score.
       metric: of `Result.metrics`, more is better.
-      seed: of the search and of the agents.
       batch: trials that are proposed together and train at once. The search depends on it, and
         not on the number of workers.
       workers: see `nca_trader.parallel.jobs`.
       done: called with each trial's number and score.
+      settings: fields of `nca.Training` by name, in place of the object, e.g. `env="index_daily"`.
 
     Returns:
       The trials and the best agent.
@@ -132,14 +137,22 @@ def tune(
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", agent=agent)
     check_metric(metric)
     parse_workers(workers)
-    for name, value in (("trials", trials), ("seeds", seeds), ("batch", batch)):
+    how = taken("training", Training, training, settings)
+    how.refuse("is of a walk-forward", "warm_start", "deploy", "name")
+    known = [*inspect.signature(tune).parameters, "env", "seeds", "steps", "seed"]
+    refuse(
+        f"unknown setting {name!r}; {nearest(name, known)}There are {', '.join(known)}."
+        for name in settings
+    )
+    steps, seed, seeds = how.steps, how.seed, how.seeds or 1
+    for name, value in (("trials", trials), ("batch", batch)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{argument(name, value)}: give a whole number of at least 1.")
     if not 0.0 < selection < 1.0:
         raise ConfigError(f"{argument('selection', selection)}: give a share between 0 and 1.")
     if not space:
         raise ConfigError(f"{argument('space')}: no hyper-parameter to search; give one.")
-    config = env if isinstance(env, EnvConfig) else load_env(env)
+    config = load_env(how.env)
     # A job trains one seed, so that workers share the seeds of a trial.
     loaded = dataclasses.replace(load_agent(agent), num_seeds=1)
     # With the agent: a key is known, and both ends are values that its config accepts.
@@ -154,7 +167,7 @@ def tune(
         metric=metric,
     )
     path = pathlib.Path(folder)
-    known = {
+    decisive = {
         "bars": bars.digest(),
         "env": plain(config),
         "agent": plain(loaded),
@@ -168,7 +181,7 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
-    Parts(path, SETTINGS, "search", known).begin()
+    Parts(path, SETTINGS, "search", decisive).begin()
     study = _study(path)
     with Progress(trials * seeds, "tune", "agents") as shown:
         # The time left is estimated from what is still to be trained.

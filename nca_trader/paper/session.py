@@ -50,14 +50,11 @@ def paper_trade(
     journal: str | os.PathLike[str],
     broker: str = "simulated",
     start: str | None = None,
-    capital: float = DEFAULT_CAPITAL,
     stop: Callable[[], bool] = lambda: False,
     reading: Mapping[str, Any] | None = None,
     seed: int | None = None,
     force_agent: bool = False,
     costs: Costs | None = None,
-    fill: str | None = None,
-    order: str | None = None,
     warmup: int | None = None,
     allow_code: bool = False,
     **limits: Any,
@@ -75,17 +72,15 @@ def paper_trade(
       broker: "simulated"; with a live feed its books are a file next to the journal. Or "alpaca",
         or `module:name` of a venue of yours.
       start: date before which nothing is decided; None is as early as can be.
-      capital: money at the start.
       stop: called after each bar; True ends the session there, and a later call resumes it.
       reading: options of `read_bars` for the feed's file.
       seed: number of the run's agent that trades; None is the mean of all.
       force_agent: whether the run's agent trades also where its deployment.json names a baseline.
       costs: of trading and holding; None are the run's, and nothing for a strategy.
-      fill: as in `nca_trader.backtest`.
-      order: as in `nca_trader.backtest`.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
       allow_code: whether own code that the run names may load, see `Run`.
-      **limits: as in `nca_trader.backtest`.
+      **limits: `fill`, `order` and limits as in `nca_trader.backtest`; `capital`, money at the
+        start, is 100,000 where it is not given.
 
     Returns:
       `Session.result()`, and more keys. `in_sample`: the number of bars traded so far up to the
@@ -109,6 +104,8 @@ def paper_trade(
       True
     """
     refuse_subject(run)
+    fill, order = limits.pop("fill", None), limits.pop("order", None)
+    capital = limits.pop("capital", DEFAULT_CAPITAL)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
     live = None

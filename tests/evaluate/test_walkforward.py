@@ -10,9 +10,10 @@ import pytest
 from drawn import random_bars
 
 import nca_trader as nca
+from nca_trader.config.spans import Spans, Training
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit
-from nca_trader.evaluate.walkforward.folds import Spans, make_folds
+from nca_trader.evaluate.walkforward.folds import make_folds
 from nca_trader.evaluate.walkforward.outcome import switching
 
 
@@ -59,6 +60,22 @@ def walked(bars, subject=follow, **more):
             [(10, 47), (10, 67), (10, 87)],
             [(50, 70), (70, 90), (90, 110)],
         ),
+        # The first bar is of 2000-01-01: row 31 is of the first of February, row 60 of March.
+        (
+            Spans(train=20, test=("2000-02-01", "2000-03"), purge=2),
+            [(11, 29), (40, 58)],
+            [(31, 60), (60, 110)],
+        ),
+        (
+            Spans(train="2000-01-11", test=("2000-02-01", "2000-03")),
+            [(10, 31), (39, 60)],
+            [(31, 60), (60, 110)],
+        ),
+        (
+            Spans(train="2000-01-11", test=("2000-02", "2000-03"), embargo=1, scheme="expanding"),
+            [(10, 30), (10, 59)],
+            [(31, 60), (60, 110)],
+        ),
     ],
 )
 def test_spans_are_those_of_a_hand_count(spans, train, test):
@@ -90,12 +107,35 @@ def test_spans_are_those_of_a_hand_count(spans, train, test):
         ({"warm_start": True}, "warm_start: is of an agent"),
         ({"metric": "sharp"}, "metric=\"sharp\": no such metric; did you mean 'sharpe'"),
         ({"subject": "nano", "env": "index_daily", "grid": None, "seeds": 0}, "seeds=0: give"),
+        ({"train": "2000-02"}, 'train="2000-02" is a date; give test by dates too'),
+        ({"test": ("2001", "2000-07")}, "test: the dates are not in order"),
+        ({"test": ("2001", "05/06/2021")}, "may mean two days; give one such as 2013-01-02"),
+        ({"test": ("2001",)}, "2000-01-01 to 2002-06-18: test needs two or more dates"),
+        ({"test": ("2001", "2004")}, "dates, each with bars before the next"),
+        ({"train": 500, "test": ("2001", "2002")}, "train=500 leaves no train span before the"),
+        ({"train": "2001", "test": ("2001", "2002")}, 'train="2001" leaves no train span before'),
+        ({"trian": 9}, "unknown setting 'trian'; did you mean 'train'? There are train, test,"),
+        ({"seeds": 3}, "seeds: is of an agent, not of a strategy"),
+        ({"spans": Spans(train=9, test=9)}, "spans is given, and train, test as well; give one"),
+        ({"training": 3}, "training is the number 3; give nca.Training(...)"),
+        ({"max_gross": -1.0}, "max_gross=-1.0 is outside its range"),
+        ({"lot": 1.0}, "lot need money; give capital"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_one_line(persistent, given, said):
     with pytest.raises((ConfigError, BarError)) as caught:
         walked(persistent, **given)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_spans_and_training_may_be_given_as_objects(persistent):
+    given = nca.walk_forward(
+        persistent, follow, spans=Spans(purge=2, **SPANS), grid=SIDES, training=Training(name="x")
+    )
+    named = walked(persistent, purge=2)
+    folds = [walk.folds.drop(columns="seconds") for walk in (given, named)]
+    assert folds[0].equals(folds[1]) and given.result.equity.equals(named.result.equity)
+    assert (given.result.name, named.result.name) == ("x", "follow")
 
 
 def test_a_planted_signal_is_found_and_beats_every_constant_weight(persistent):

@@ -12,6 +12,7 @@ multiplicative random walk, and in float32 alone it drifts by 2e-5 over 100,000 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -102,15 +103,33 @@ def rules_of(config: EnvConfig) -> Rules:
 
 
 def with_limits(
-    base: Rules, fill: str | None, order: str | None, costs: Costs, limits: dict[str, Any]
+    base: Rules,
+    fill: str | None,
+    order: str | None,
+    costs: Costs,
+    limits: dict[str, Any],
+    others: Sequence[str] = (),
 ) -> Rules:
-    """Return the rules `base` with the given fields replaced, validated."""
+    """Return the rules `base` with the given fields replaced, validated.
+
+    Args:
+      base: the rules.
+      fill: None keeps that of `base`.
+      order: None keeps that of `base`.
+      costs: that the rules go with.
+      limits: other fields by name.
+      others: what else a caller may give by name, for the message about an unknown name.
+
+    Raises:
+      ConfigError: a field is unknown, out of range, or needs `capital`.
+    """
     for name in limits.keys() - set(Rules._fields):
         if name in Costs.__dataclass_fields__:
             raise ConfigError(f"{name} is one of the costs; give costs=nca.Costs({name}=...).")
+        known = (*others, *Rules._fields)
         raise ConfigError(
-            f"unknown limit {name!r}; {nearest(name, Rules._fields)}"
-            f"There are {', '.join(Rules._fields)}."
+            f"unknown {'setting' if others else 'limit'} {name!r}; {nearest(name, known)}There are "
+            f"{', '.join(known)}."
         )
     given = {"fill": fill, "order": order}
     given = {name: value for name, value in given.items() if value is not None}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from numbers import Integral
+from typing import Any, cast
 
 from nca_trader.config.spans import Spans, check_spans
 from nca_trader.errors import BarError, argument
@@ -43,7 +46,7 @@ def make_folds(bars: Bars, spans: Spans) -> list[Fold]:
 
     Raises:
       ConfigError: see `check_spans`.
-      BarError: there is room for fewer than two folds.
+      BarError: there is room for fewer than two folds, or for no bar in one of the spans.
 
     Example:
       >>> import nca_trader as nca
@@ -51,11 +54,25 @@ def make_folds(bars: Bars, spans: Spans) -> list[Fold]:
       >>> folds = make_folds(bars, Spans(train=500, test=250, purge=5))
       >>> [(fold.train, fold.test) for fold in folds]
       [((0, 495), (500, 750)), ((250, 745), (750, 1000))]
+      >>> folds = make_folds(bars, Spans(train="2015", test=("2017", "2018"), scheme="expanding"))
+      >>> [bars.time[fold.test[0]].astype("datetime64[D]").item().isoformat() for fold in folds]
+      ['2017-01-03', '2018-01-02']
     """
     check_spans(spans)
-    train, test = int(spans.train or 0), int(spans.test or 0)
+    begin, starts = _dated(bars, spans) if spans.dated else _counted(bars, spans)
     # Before a test span both do the same: the train span ends earlier.
-    gap, count = spans.purge + spans.embargo, (len(bars) - train) // test
+    gap, length = spans.purge + spans.embargo, starts[0] - begin
+    folds = []
+    for number, (first, last) in enumerate(itertools.pairwise([*starts, len(bars)])):
+        since = begin if spans.scheme == "expanding" else first - length
+        folds.append(Fold(number=number, train=(since, first - gap), test=(first, last)))
+    return folds
+
+
+def _counted(bars: Bars, spans: Spans) -> tuple[int, list[int]]:
+    """Return the first row of the first train span, and of each test span, of so many bars each."""
+    train, test = int(cast(Any, spans.train)), int(cast(Any, spans.test))
+    count = (len(bars) - train) // test
     if count < 2:
         raise BarError(
             f"{bars.source or 'bars'}: {len(bars)} bars are room for {max(count, 0)} folds of "
@@ -64,9 +81,24 @@ def make_folds(bars: Bars, spans: Spans) -> list[Fold]:
         )
     # Bars that are not a whole test span are left out at the beginning: newer ones count more.
     left = len(bars) - train - count * test
-    folds = []
-    for number in range(count):
-        first = left + train + number * test
-        begin = left if spans.scheme == "expanding" else first - train
-        folds.append(Fold(number=number, train=(begin, first - gap), test=(first, first + test)))
-    return folds
+    return left, [left + train + number * test for number in range(count)]
+
+
+def _dated(bars: Bars, spans: Spans) -> tuple[int, list[int]]:
+    """Return what `_counted` does, of test spans that begin at dates."""
+    train, dates = cast(Any, spans.train), cast(Any, spans.test)
+    starts = [bars.row(date, "test") for date in dates]
+    where = f"{bars.source or 'bars'}, {bars.index[0].date()} to {bars.index[-1].date()}"
+    if len(starts) < 2 or any(a >= b for a, b in itertools.pairwise([*starts, len(bars)])):
+        raise BarError(
+            f"{where}: {argument('test')} needs two or more dates, each with bars before the next; "
+            "give other dates."
+        )
+    by_number = isinstance(train, Integral)
+    begin = starts[0] - int(train) if by_number else bars.row(train, "train")
+    if begin < 0 or begin + spans.purge + spans.embargo >= starts[0]:
+        raise BarError(
+            f"{where}: {argument('train', train)} leaves no train span before the first "
+            "test span; give a later test date, or another train span."
+        )
+    return begin, starts

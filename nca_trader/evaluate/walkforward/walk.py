@@ -19,10 +19,16 @@ from nca_trader.cloud import Place, place
 from nca_trader.config import EnvConfig
 from nca_trader.config.agent import LEAST_SEEDS
 from nca_trader.config.ranges import expect
-from nca_trader.config.spans import Spans, check_metric, check_spans
+from nca_trader.config.spans import (
+    Spans,
+    Training,
+    check_metric,
+    check_spans,
+    taken,
+)
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import load_env
-from nca_trader.envs.account.state import rules_of
+from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest, counted
@@ -64,7 +70,7 @@ from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.consent import own_names
-from nca_trader.runs.manifest import Run, now
+from nca_trader.runs.manifest import now
 from nca_trader.runs.parts import Parts
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
@@ -76,29 +82,17 @@ def walk_forward(
     bars: Bars | Task,
     subject: Any,
     costs: Costs | None = None,
-    fill: str | None = None,
-    order: str | None = None,
+    spans: Spans | None = None,
     *,
-    train: int | None = None,
-    test: int | None = None,
-    purge: int = 0,
-    embargo: int = 0,
-    scheme: str = "rolling",
+    training: Training | None = None,
     grid: Grid | None = None,
     metric: str = "sharpe",
-    env: EnvConfig | str | os.PathLike[str] | None = None,
-    seeds: int | None = None,
-    steps: int | None = None,
-    seed: int = 0,
-    warm_start: bool = False,
     folder: str | os.PathLike[str] | None = None,
     trials: str | os.PathLike[str] | None = None,
     workers: int | str | None = None,
     check: bool = True,
-    name: str | None = None,
-    deploy: Run | None = None,
     done: Callable[[int, Fitted], None] = lambda number, fitted: None,
-    **limits: Any,
+    **settings: Any,
 ) -> WalkForward:
     """Fit on a train span, act on the test span after it, and repeat fold by fold.
 
@@ -116,33 +110,20 @@ def walk_forward(
         weights, has nothing to refit.
       costs: of trading, in the fit as in the test; None takes none, for an agent those of `env`,
         for a blend those of its runs.
-      fill: "next_open" or "close", see `nca.backtest`.
-      order: "on_change" or "rebalance"; None is the strategy's or the agent's own, and "rebalance"
-        for functions of bars.
-      train: bars of the train span.
-      test: bars of the test span; those of all folds follow each other without a gap.
-      purge: bars left out at the end of the train span, e.g. the horizon of a label.
-      embargo: further bars left out; see `Spans`.
-      scheme: "rolling", or "expanding": each train span begins at the first bar.
+      spans: how the bars are cut, e.g. `nca.Spans(train=1000, test=250, purge=5)`, or by dates.
+      training: of an agent, its environment, seeds and steps, e.g. `nca.Training(env="panel")`.
       grid: values of each parameter, e.g. `{"fast": (5, 10), "slow": (50, 100)}`.
       metric: of `Result.metrics`, by which the train span chooses a combination; more is better.
-      env: of an agent, a config, a preset's name or a path.
-      seeds: agents that each fold trains; the mean of what they order is traded. None is the
-        agent's `num_seeds`, or 3 where that is 1.
-      steps: environment steps of each seed in each fold; None is the agent's own.
-      seed: of all random numbers; seed i of a fold trains with `seed + i`.
-      warm_start: each fold's agents begin with the parameters of the fold before.
       folder: keeps each fold in a file, so that the same call resumes after a kill.
       trials: project folder whose trial log counts the walk-forward; None takes the one that
         `folder` is in, and without `folder` nothing is counted.
       workers: None, a number of processes, or a cluster; see `nca_trader.parallel.jobs`.
       check: whether the first fold is fitted again on altered bars, and refused where it depends
         on bars that it must not see. Agents are not trained again: they get their span alone.
-      name: for reports.
-      deploy: a run that `WalkForward.deploy` will be asked about; refused before the first fold
-        where it would be refused there.
       done: called with each fold's number and result as it is ready.
-      limits: as `nca.backtest` takes them, e.g. `max_gross=1.0`.
+      settings: fields of `nca.Spans` and of `nca.Training` by name, e.g. `train=1000, test=250`, in
+        place of the objects; and `fill`, `order` and limits, as `nca.backtest` takes them. `order`
+        None is the strategy's or the agent's own, and "rebalance" for functions of bars.
 
     Returns:
       The stitched result, its folds and baselines, and a verdict.
@@ -163,35 +144,40 @@ def walk_forward(
     """
     expect("bars", bars, Bars | Task, "Bars, e.g. of nca.read_bars", subject=subject)
     expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
-    spans = Spans(train=train, test=test, purge=purge, embargo=embargo, scheme=scheme)
+    spans = taken("spans", Spans, spans, settings)
+    how = taken("training", Training, training, settings)
     check_spans(spans)
     parse_workers(workers)
     check_metric(metric)
     # The task is kept for its environment, which an agent takes where none is given.
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     agent = is_agent(subject)
-    config = _env_of(env, task, agent)
+    config = _env_of(how, task) if agent else None
     usual = config.costs if config else own_costs(subject)
     if costs is not None and config is not None:
         config = dataclasses.replace(config, costs=costs)
     # Tuples, because a generator would be used up by the first fold.
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
-    _refuse_subject(subject, grid, seeds, warm_start)
-    name = name or _name_of(subject)
+    _refuse_subject(subject, grid, how)
+    name = how.name or _name_of(subject)
     subject = load_agent(subject) if agent else subject
     own: int = subject.num_seeds if agent else 1
-    seeds = seeds or (LEAST_SEEDS if agent and own == 1 else own)
-    given = {"fill": fill, "order": order} | limits
+    seeds = how.seeds or (LEAST_SEEDS if agent and own == 1 else own)
+    costs = costs or usual or Costs()
+    limits = {key: value for key, value in settings.items() if value is not None}
+    # Before the first fold: a wrong limit should cost no hours.
+    known = [field.name for cls in (Spans, Training) for field in dataclasses.fields(cls)]
+    with_limits(rules_of(config) if config else Rules(), None, None, costs, limits, known)
     setup = Setup(
         bars=bars,
         folds=tuple(make_folds(bars, spans)),
         subject=subject,
         grid=grid,
         metric=metric,
-        costs=costs or usual or Costs(),
-        limits={key: value for key, value in given.items() if value is not None},
+        costs=costs,
+        limits=limits,
         env=config,
-        steps=steps,
+        steps=how.steps,
     )
     tested = setup.folds[0].test[0]
     judged = subject
@@ -201,11 +187,11 @@ def walk_forward(
     if agent:
         # A job trains one seed, so that workers share the seeds of a fold.
         setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
-    if deploy is not None:
+    if how.deploy is not None:
         last = setup.folds[-1].test[1] - 1
         recipe = None if config is None else (config, setup.subject)
-        refuse_other(deploy, recipe, seeds, bars, last)
-    walk = _Walk(setup, seeds, seed, warm_start, folder, trials, workers, check, done, name)
+        refuse_other(how.deploy, recipe, seeds, bars, last)
+    walk = _Walk(setup, seeds, how.seed, how.warm_start, folder, trials, workers, check, done, name)
     each, unit = (seeds, "agents") if agent else (1, "folds")
     with Progress(each * len(setup.folds), "walk forward", unit) as shown:
         fitted = walk.fitted(shown)
@@ -213,19 +199,15 @@ def walk_forward(
         return walk.stitched(fitted)
 
 
-def _env_of(env: Any, source: Any, agent: bool) -> EnvConfig | None:
-    if not agent:
-        if env is not None:
-            raise ConfigError(f"{argument('env')}: is of an agent; leave it out for a strategy.")
-        return None
-    if env is None and isinstance(source, Task):
+def _env_of(training: Training, source: Any) -> EnvConfig:
+    if training.env is None and isinstance(source, Task):
         return source.config
-    if env is None:
+    if training.env is None:
         raise ConfigError(f"{argument('env')} is missing; an agent needs an environment.")
-    return env if isinstance(env, EnvConfig) else load_env(env)
+    return load_env(training.env)
 
 
-def _refuse_subject(subject: Any, grid: Grid, seeds: int | None, warm_start: bool) -> None:
+def _refuse_subject(subject: Any, grid: Grid, training: Training) -> None:
     """Refuse a subject that is none of those that can be walked, and settings without effect."""
     agent = is_agent(subject)
     if not (agent or isinstance(subject, Strategy) or callable(subject)):
@@ -239,12 +221,11 @@ def _refuse_subject(subject: Any, grid: Grid, seeds: int | None, warm_start: boo
             f"{argument('grid')}: {what} has no parameters to refit; give the rule itself, "
             "e.g. nca.rules.sma_cross."
         )
+    if not agent:
+        fields = (field.name for field in dataclasses.fields(training) if field.name != "name")
+        training.refuse("is of an agent, not of a strategy", *fields)
     if grid and callable(subject):
         combinations_of(subject, grid)  # refuses what is not a grid of it
-    if seeds is not None and (seeds < 1 or isinstance(seeds, bool)):
-        raise ConfigError(f"{argument('seeds', seeds)}: give a whole number of at least 1.")
-    if warm_start and not agent:
-        raise ConfigError(f"{argument('warm_start')}: is of an agent; leave it out.")
 
 
 def _name_of(subject: Any) -> str:
