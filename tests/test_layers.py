@@ -127,6 +127,33 @@ def circle(root):
     return []
 
 
+def late(root):
+    """Imports of the package's own modules inside functions that say no reason.
+
+    A comment on the line, or above a row of imports, gives it: an optional package, or start-up
+    time. The files of cli import inside the functions that run a command, all for one reason:
+    `nca-trader --help` and a refused option shall answer without jax, in a fifth of a second.
+    """
+    for path in sorted(root.rglob("*.py")):
+        if path.relative_to(root).parts[0] == "cli":
+            continue
+        tree, lines = parsed(path), path.read_text().splitlines()
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            for node in ast.walk(function):
+                if not isinstance(node, ast.Import | ast.ImportFrom):
+                    continue
+                above = reversed(lines[: node.lineno - 1])
+                # A row goes on over blank lines; a comment above its first line is of all.
+                row = ("from ", "import ")
+                first = next(x for x in map(str.strip, above) if x and not x.startswith(row))
+                said = "#" in lines[(node.end_lineno or 0) - 1] or first.startswith("#")
+                ours = any(imported_modules(ast.Module([node], []), module_of(path, root)[1]))
+                if ours and not said:
+                    yield f"{path.relative_to(root).as_posix()}:{node.lineno}"
+
+
 def unsafe(root):
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(parsed(path)):
@@ -210,6 +237,26 @@ def test_security_says_what_runs_code(root):
 
 def test_no_files_import_each_other_in_a_circle(root):
     assert circle(root / PACKAGE) == []
+
+
+def test_an_import_inside_a_function_says_why(root):
+    assert list(late(root / PACKAGE)) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("from nca_trader.envs import other", ["envs/one.py:2"]),
+        ("from nca_trader.envs import other  # imports jax", []),
+        ("# imports jax\n    import jax\n\n    from nca_trader.envs import other", []),
+        ("x = 1  # a comment\n    from . import other", ["envs/one.py:3"]),
+        ("import jax", []),
+    ],
+)
+def test_a_planted_import_without_a_reason_is_found(tmp_path, lines, found):
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs/one.py").write_text(f"def f():\n    {lines}\n")
+    assert list(late(tmp_path)) == found
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from nca_trader.envs.account.risk import CODES
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
+from nca_trader.evaluate.report.summary import summary_html, summary_lines
 from nca_trader.evaluate.simulate import Trace
+from nca_trader.evaluate.stress import Stress, stress
 from nca_trader.evaluate.trades import Fills
 from nca_trader.machine import make_directory, write_atomically
 from nca_trader.runs.manifest import Run
@@ -30,8 +32,6 @@ PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nca_trader.evaluate.stress import Stress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,13 +111,9 @@ class Result:
     again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
-        from nca_trader.evaluate.report.summary import summary_lines
-
         return "\n".join(summary_lines(self))
 
     def _repr_html_(self) -> str:
-        from nca_trader.evaluate.report.summary import summary_html
-
         return summary_html(self)
 
     @property
@@ -327,7 +323,7 @@ class Result:
         Returns:
           A matplotlib figure; `figure.savefig("x.png")` writes it.
         """
-        from nca_trader.evaluate.report.figures import result_figure
+        from nca_trader.evaluate.report.figures import result_figure  # imports matplotlib, 0.3 s
 
         return result_figure([self])
 
@@ -337,8 +333,6 @@ class Result:
         Args:
           **options: see `nca_trader.evaluate.stress.stress`.
         """
-        from nca_trader.evaluate.stress import stress
-
         return stress(self, **options)
 
     def report(self, path: str | os.PathLike[str], *, command: str = "") -> pathlib.Path:
@@ -355,7 +349,7 @@ class Result:
           ConfigError: another suffix, or a result that `nca.backtest` did not make.
           StateError: the page cannot be written.
         """
-        from nca_trader.evaluate.report.page import report
+        from nca_trader.evaluate.report.page import report  # imports matplotlib, 0.3 s
 
         if self.bars is None:
             raise ConfigError("this result has no bars; it was not made by nca.backtest.")

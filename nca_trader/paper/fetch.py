@@ -221,11 +221,11 @@ def fetch(
         raise ConfigError(f"{argument('out', str(out))}: bars are written as {known}.")
     kind, _, exchange = venue.partition(":")
     if kind == "alpaca":
-        from nca_trader.paper import alpaca_feed
+        from nca_trader.paper import alpaca_feed  # imports alpaca-py, an extra
 
         feed = alpaca_feed.open_feed(symbols, every, **options)
     elif kind == "ccxt" and exchange:
-        from nca_trader.paper import ccxt_feed
+        from nca_trader.paper import ccxt_feed  # imports ccxt, an extra
 
         feed = ccxt_feed.open_feed(exchange, symbols, every, **options)
     else:

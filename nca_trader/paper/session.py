@@ -217,10 +217,10 @@ def open_feed(text: str, every: str | None) -> LiveFeed:
     if every is None or parse_step(every) is None:
         raise ConfigError(f"{argument('every')} is missing; give the length of a bar, e.g. 1min.")
     if kind == "alpaca":
-        from nca_trader.paper import alpaca_feed
+        from nca_trader.paper import alpaca_feed  # imports alpaca-py, an extra
 
         return alpaca_feed.open_feed(_symbols(rest), every)
-    from nca_trader.paper import ccxt_feed
+    from nca_trader.paper import ccxt_feed  # imports ccxt, an extra
 
     exchange, _, symbols = rest.partition(":")
     return ccxt_feed.open_feed(exchange, _symbols(symbols), every)
@@ -263,7 +263,7 @@ def open_venue(
     if kind == "module":
         methods = ("submit", "cancel", "look_up", "working", "activity", "holdings", "now")
         return _made(text, "broker", ("name", "instrument", *methods, "close"))
-    from nca_trader.paper import alpaca
+    from nca_trader.paper import alpaca  # imports alpaca-py, an extra
 
     return alpaca.open_venue(feed.symbols)
 

@@ -21,6 +21,7 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import logging
 import multiprocessing
@@ -32,8 +33,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.extensions import receive, sources_of
-from nca_trader.errors import ConfigError, NcaTraderError, StoreError, argument, in_a_command
-from nca_trader.machine import safe_path
+from nca_trader.errors import (
+    ConfigError,
+    NcaTraderError,
+    StoreError,
+    argument,
+    in_a_command,
+    options_named,
+)
+from nca_trader.machine import cores, safe_path
+from nca_trader.progress import quiet
 
 T = TypeVar("T")
 Answers = Generator[tuple[int, Any], None, None]  # a job's number, and what it returned
@@ -286,9 +295,6 @@ def perform(common: bytes, packed: bytes) -> bytes:
     """Do one job in a worker; return whether it failed, and its result or its exception."""
     import cloudpickle
 
-    from nca_trader.errors import options_named
-    from nca_trader.progress import quiet
-
     with _one_at_a_time, quiet():  # the caller shows how far its jobs are
         function, shared, command = _unpacked(common)
         try:
@@ -444,10 +450,6 @@ def _on_cluster(
 
 def _facts() -> dict[str, Any]:
     """Return what decides a worker's numbers."""
-    import importlib.metadata
-
-    from nca_trader.machine import cores
-
     found = {name: importlib.metadata.version(name) for name in ("nca_trader", "jax")}
     return found | {"cores": cores()}
 

@@ -95,6 +95,7 @@ def joined(peers: Peers) -> Iterator[None]:
       ConfigError: `peers` is not valid, or JAX does not know the cluster.
       CheckFailed: the others cannot be reached, or one was lost during the run.
     """
+    # jax takes seconds to import; options are checked without it.
     import jax
 
     from nca_trader.parallel import hosts

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hmac
-import json
 import logging
 import os
 import pathlib
@@ -184,17 +183,6 @@ def _read_key(file: pathlib.Path) -> bytes:
     )
 
 
-def signed_with(names: Mapping[str, str], content: bytes) -> str:
-    """Return the signature of a new file that names own code of the user's."""
-    return signature_of(content + _state_of(names), make=True)
-
-
-def _state_of(names: Mapping[str, str]) -> bytes:
-    """Return the digest of the files of each name."""
-    found = codes_of(names) or {}
-    return json.dumps({text: code.files for text, code in found.items()}, sort_keys=True).encode()
-
-
 def admit(
     names: Mapping[str, str],
     codes: Mapping[str, Code] | None,
@@ -240,8 +228,6 @@ def admit(
             "from a copy, or train again."
         )
     refuse_changed(codes, where)
-    # With the code as it is now, which the user has read.
-    content += _state_of(names)
     made = signature_of(content)
     signed, known = hmac.compare_digest(signature, made.encode()), made in _allowed
     allowed = known or allow is True or (bool(allow) and names.keys() <= {*allow})

@@ -214,6 +214,7 @@ def rates_of(device: Any, dtype: str) -> Rates:
 
 def matmul_flops_per_s(dtype: str = "float32", size: int = 1536, repeats: int = 11) -> float:
     """Measure the median rate of a product of two matrices, in operations per second."""
+    # jax takes seconds to import, and the table of chips is read without it.
     import jax
     import jax.numpy as jnp
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.errors import ConfigError, RunError, argument
+from nca_trader.errors import ConfigError, RunError, argument, out_of_memory
 from nca_trader.machine import safe_path, scratch
 from nca_trader.scale.chips import Slice
 from nca_trader.scale.hlo import ProgramCost, cost_of, read_module, unknown_loops
@@ -171,6 +171,7 @@ def devices_of(there: Slice) -> list[Any]:
 
 def answer(question: Question) -> Needs:
     """Compile the update of the learner that `question` describes, and read its needs."""
+    # jax takes seconds to import, and a process that only asks does without.
     import jax
 
     from nca_trader.agents.policy import make_policy, num_parameters
@@ -226,9 +227,9 @@ def answer(question: Question) -> Needs:
 
 def _compiled(known: Needs, program: Any, args: Any, devices: int) -> Needs:
     """Compile the program; return `known` with the sizes and costs that the compiler reports."""
+    # As in `answer`.
     import jax
 
-    from nca_trader.errors import out_of_memory
     from nca_trader.learner.programs import bytes_needed
 
     began = time.perf_counter()
@@ -272,6 +273,7 @@ def said_bytes(error: str) -> int | None:
 
 def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state: Any) -> int:
     """Bytes that all devices together collect in an update, before they learn from it."""
+    # As in `answer`.
     import jax
 
     from nca_trader.learner.ppo import setup_of

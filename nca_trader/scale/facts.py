@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from nca_trader.errors import BarError, ConfigError, StateError, StoreError
 from nca_trader.machine import cores, memory
 
 PACKAGES = (
@@ -213,9 +214,9 @@ def _unreachable(address: str) -> str:
 
 
 def _data(data: str, reading: Mapping[str, Any]) -> dict[str, Any]:
+    # pandas and jax take seconds to import, which only `--data` needs.
     from nca_trader.data.bars import read_bars
     from nca_trader.data.shards import folder_of_shards, open_shards
-    from nca_trader.errors import BarError, ConfigError, StateError, StoreError
 
     found: dict[str, Any] = {}
     try:

@@ -358,19 +358,6 @@ def test_a_refusal_names_all_code_and_a_name_of_two_kinds_is_one(here, monkeypat
     assert consent.own_code(env, nca.AgentConfig()) == {"log_return": "features"}
 
 
-def test_a_run_of_an_older_version_is_allowed_once_until_its_code_changes(here):
-    forge_run(here / "runs/plain", "env.toml", "", "reward", "good:paid")
-    about, _ = unsealed((here / "runs/plain/run.json").read_bytes(), "run.json")
-    about["code"] = {"good:paid": {"kind": "rewards", "sha256": "1" * 64, "package": ""}}
-    (here / "runs/plain/run.json").write_text(sealed(about))
-    with pytest.raises(RunError, match="not signed"):
-        nca.Run("runs/plain")
-    nca.Run("runs/plain", allow_code=True)
-    assert opened("runs/plain") == ""
-    (here / "good.py").write_text("def paid(config, spec, step):\n    return 0.0\n")
-    assert "not signed" in opened("runs/plain")
-
-
 def test_a_refused_resume_signs_nothing(here):
     forge_run(here / "runs/plain", "env.toml", "", "reward", "good:paid")
     (here / "own.toml").write_text((here / "runs/plain/env.toml").read_text())

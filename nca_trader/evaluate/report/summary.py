@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from nca_trader.evaluate.report.render import render
 from nca_trader.evaluate.trades import OPEN, TRADING_COSTS
 from nca_trader.evaluate.wording import (
     decimal,
@@ -164,7 +165,7 @@ def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
 
 def comparison_html(results: Sequence[Result]) -> str:
     """Return the metrics of several results as an HTML table with a plot."""
-    from nca_trader.evaluate.report.figures import result_figure
+    from nca_trader.evaluate.report.figures import result_figure  # imports matplotlib, 0.3 s
 
     names = [result.name for result in results]
     return _fragment(results[0], "", names, _comparison(results), result_figure(results), [])
@@ -186,8 +187,6 @@ def summary_html(result: Result) -> str:
 
 
 def _fragment(result, title, names, rows, figure, warning) -> str:
-    from nca_trader.evaluate.report.render import render
-
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     picture = out.getvalue()
