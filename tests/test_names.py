@@ -10,17 +10,14 @@ ROOT = pathlib.Path(__file__).parents[1] / "nca_trader"
 # Names that still have two meanings; to be removed as they are renamed, and never added to.
 DOUBLE = {
     "Activity",
-    "Code",
     "Fill",
     "Layout",
     "Market",
     "Notice",
     "Order",
     "Outcome",
-    "Parts",
     "Row",
     "Source",
-    "Sources",
 }
 
 

@@ -10,10 +10,7 @@ from nca_trader.config.agent import (
     MAX_NEIGHBOURS,
     AgentConfig,
     CheckpointConfig,
-    CurriculumConfig,
-    LearnerConfig,
     MeshConfig,
-    OptimizerConfig,
     PolicyConfig,
     PopulationConfig,
     PrecisionConfig,
@@ -25,6 +22,7 @@ from nca_trader.config.env import (
     capital_problems,
     limit_problems,
 )
+from nca_trader.config.learning import CurriculumConfig, LearnerConfig, OptimizerConfig
 
 __all__ = [
     "DEFAULT_FEATURES",

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.modules import (
     PACKAGE,
-    Sources,
+    OwnFiles,
     locate,
     of_package,
     of_python,
@@ -431,7 +431,7 @@ def _forget() -> None:
         jax.clear_caches()
 
 
-def sources_of(names: Iterable[str]) -> Sources:
+def sources_of(names: Iterable[str]) -> OwnFiles:
     """Return the files of the names of your own code, for a worker that does not have them.
 
     Built-in names and those of installed packages are left out: they must be installed there.
@@ -446,7 +446,7 @@ def sources_of(names: Iterable[str]) -> Sources:
     return read_sources(sorted(modules))
 
 
-def receive(sources: Sources) -> None:
+def receive(sources: OwnFiles) -> None:
     """Load names of own code from the files that the caller of this worker sent."""
     if write_sources(sources):
         _forget()

@@ -27,7 +27,7 @@ from nca_trader.errors import ConfigError
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 
 
-class Sources(NamedTuple):
+class OwnFiles(NamedTuple):
     """Own code as files, for a process that does not have them.
 
     Attributes:
@@ -44,13 +44,13 @@ class Sources(NamedTuple):
 class _Received:
     """What `write_sources` was given last, and where the files lie in this process."""
 
-    sources: Sources
+    sources: OwnFiles
     folders: Sequence[str]
     scripts: Mapping[str, pathlib.Path]
     place: tempfile.TemporaryDirectory[str] | None
 
 
-_received = _Received(Sources({}, {}), (), {}, None)
+_received = _Received(OwnFiles({}, {}), (), {}, None)
 
 
 def locate(module: str, within: Sequence[str] = ()) -> pathlib.Path:
@@ -150,13 +150,13 @@ def digest_of_imported(module: str) -> str | None:
     return digest_of_files(str(file))
 
 
-def read_sources(modules: Iterable[str]) -> Sources:
+def read_sources(modules: Iterable[str]) -> OwnFiles:
     """Read the files of modules and the user's own files that they import.
 
     Raises:
       ConfigError: as `digest_of_files`.
     """
-    found = Sources({}, {})
+    found = OwnFiles({}, {})
     for module in modules:
         file = locate(module)
         folder = root_of(module, file)
@@ -166,7 +166,7 @@ def read_sources(modules: Iterable[str]) -> Sources:
     return found
 
 
-def write_sources(sources: Sources) -> bool:
+def write_sources(sources: OwnFiles) -> bool:
     """Write the files of another process, and make them the first that are found by their names.
 
     Returns:

@@ -37,7 +37,7 @@ from nca_trader.machine import cores
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.progress import Progress
 from nca_trader.runs.consent import codes_of
-from nca_trader.runs.parts import Parts
+from nca_trader.runs.parts import WorkFolder
 from nca_trader.types import Bars, Costs
 
 STATE_BYTES = 200_000_000  # of one program
@@ -72,7 +72,7 @@ class Setting:
     tails: bool
     limits: dict[str, Any]
 
-    def parts(self, folder: str | os.PathLike[str] | None, width: int) -> Parts:
+    def parts(self, folder: str | os.PathLike[str] | None, width: int) -> WorkFolder:
         """Return the finished parts in a folder, of `width` combinations each.
 
         A folder that is there keeps its own width, so that a sweep also resumes on a machine of
@@ -82,7 +82,7 @@ class Setting:
           RunError: the parts of another sweep are there.
         """
         if folder is None:
-            return Parts(None, "", "sweep", {"width": width})
+            return WorkFolder(None, "", "sweep", {"width": width})
         settings = {
             # Parts of another version may differ in their last digits.
             "version": __version__,
@@ -98,7 +98,7 @@ class Setting:
             "tails": self.tails,
             "width": width,
         }
-        return Parts(folder, "sweep.json", "sweep", settings, adopted="width")
+        return WorkFolder(folder, "sweep.json", "sweep", settings, adopted="width")
 
 
 def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:

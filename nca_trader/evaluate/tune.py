@@ -43,7 +43,7 @@ from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.manifest import now
-from nca_trader.runs.parts import Parts
+from nca_trader.runs.parts import WorkFolder
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars
 
@@ -181,7 +181,7 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
-    Parts(path, SETTINGS, "search", decisive).begin()
+    WorkFolder(path, SETTINGS, "search", decisive).begin()
     study = _study(path)
     with Progress(trials * seeds, "tune", "agents") as shown:
         # The time left is estimated from what is still to be trained.

@@ -36,7 +36,7 @@ _spare = secrets.token_bytes(KEY_BYTES)  # the key of such a user, for this proc
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Code:
+class OwnCode:
     """What a run records of a name of your own code.
 
     Attributes:
@@ -50,7 +50,7 @@ class Code:
     package: str = ""
 
 
-def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
+def codes_of(named: Mapping[str, str]) -> dict[str, OwnCode] | None:
     """Return what a run records of the names that are not built in; None where all are.
 
     Args:
@@ -64,11 +64,11 @@ def codes_of(named: Mapping[str, str]) -> dict[str, Code] | None:
         if (origin := origin_of(kind, text)) is not None:
             (module, _, _), package = origin
             files = "" if module == "__main__" else digest_of_files(module)
-            found[text] = Code(kind=kind, package=package, files=files)
+            found[text] = OwnCode(kind=kind, package=package, files=files)
     return found or None
 
 
-def refuse_uninstalled(codes: Mapping[str, Code] | None, where: str) -> None:
+def refuse_uninstalled(codes: Mapping[str, OwnCode] | None, where: str) -> None:
     """Refuse a run that names an entry point of a package that is not installed.
 
     Raises:
@@ -82,7 +82,7 @@ def refuse_uninstalled(codes: Mapping[str, Code] | None, where: str) -> None:
             )
 
 
-def refuse_changed(codes: Mapping[str, Code] | None, where: str) -> None:
+def refuse_changed(codes: Mapping[str, OwnCode] | None, where: str) -> None:
     """Refuse a run whose own code is missing or is no longer the same.
 
     Args:
@@ -185,7 +185,7 @@ def _read_key(file: pathlib.Path) -> bytes:
 
 def admit(
     names: Mapping[str, str],
-    codes: Mapping[str, Code] | None,
+    codes: Mapping[str, OwnCode] | None,
     content: bytes,
     signature: bytes,
     allow: bool | Collection[str] | None,

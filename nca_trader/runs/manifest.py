@@ -51,7 +51,7 @@ from nca_trader.config.toml import from_toml_text
 from nca_trader.errors import RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.consent import SIGNATURE, Code, admit, own_code, refuse_uninstalled
+from nca_trader.runs.consent import SIGNATURE, OwnCode, admit, own_code, refuse_uninstalled
 from nca_trader.runs.deciding import deciding
 from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
@@ -83,7 +83,7 @@ class Manifest:
     versions: dict[str, str]
     commit: str
     device: str
-    code: dict[str, Code] | None = None
+    code: dict[str, OwnCode] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

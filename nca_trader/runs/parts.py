@@ -17,7 +17,7 @@ from nca_trader.errors import RunError, StateError
 from nca_trader.machine import make_directory, write_atomically
 
 
-class Parts:
+class WorkFolder:
     """The folder of one piece of work; without a folder nothing is kept.
 
     The same settings take the parts that are there, others are refused. The settings are written

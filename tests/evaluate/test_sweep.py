@@ -172,14 +172,14 @@ def test_an_interrupted_sweep_resumes(tmp_path, monkeypatch):
         written.append(number)
         return keep(self, number, outcome)
 
-    keep = module.Parts.write
-    monkeypatch.setattr(module.Parts, "write", broken)
+    keep = module.WorkFolder.write
+    monkeypatch.setattr(module.WorkFolder, "write", broken)
     with pytest.raises(KeyboardInterrupt):
         nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     assert len(list(tmp_path.glob("part-*.npz"))) == 2
     again = []
     monkeypatch.setattr(
-        module.Parts, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
+        module.WorkFolder, "write", lambda self, n, o: (again.append(n), keep(self, n, o))
     )
     table = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None, resume=tmp_path)
     np.testing.assert_array_equal(whole.to_numpy(), table.to_numpy())
@@ -201,14 +201,14 @@ def above(bars, n=5, scale=1.0):
 def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
     bars, grid = made(200), {"n": range(3, 30)}
     whole = nca.sweep(bars, above, grid, COSTS, trials=None)
-    kept = module.Parts.write
+    kept = module.WorkFolder.write
 
     def broken(self, number, arrays):
         if number == 3:
             raise KeyboardInterrupt
         kept(self, number, arrays)
 
-    monkeypatch.setattr(module.Parts, "write", broken)
+    monkeypatch.setattr(module.WorkFolder, "write", broken)
     with pytest.raises(KeyboardInterrupt):
         nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from nca_trader.config.records import plain, read_json
 from nca_trader.errors import StateError
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup
 from nca_trader.runs.consent import codes_of, own_names
-from nca_trader.runs.parts import Parts
+from nca_trader.runs.parts import WorkFolder
 
 FILE, CHECKED = "walkforward.json", "checked"
 
@@ -62,7 +62,7 @@ def arrays_of(fitted: Fitted) -> dict[str, Any]:
     return arrays
 
 
-def read_fold(parts: Parts, number: int) -> Fitted | None:
+def read_fold(parts: WorkFolder, number: int) -> Fitted | None:
     """Read one fold; None where it is not there yet.
 
     Raises:

@@ -71,7 +71,7 @@ from nca_trader.progress import Progress
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.consent import own_names
 from nca_trader.runs.manifest import now
-from nca_trader.runs.parts import Parts
+from nca_trader.runs.parts import WorkFolder
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
@@ -274,7 +274,7 @@ class _Walk:
         if self._agent:
             more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
         settings = {} if self._path is None else stored.settings(self.setup, more)
-        parts = Parts(self._path, stored.FILE, "walk-forward", settings, "fold")
+        parts = WorkFolder(self._path, stored.FILE, "walk-forward", settings, "fold")
         parts.begin()
         for fold in self.setup.folds:
             if (found := stored.read_fold(parts, fold.number)) is not None:
