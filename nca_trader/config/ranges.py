@@ -124,14 +124,9 @@ def switched(config: T, **changes: Any) -> T:
     """Return a copy of a config with `changes`; fields that they switch off get their defaults."""
     fields: Any = config
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(fields)}
-    return dataclasses.replace(fields, **at_rest(type(config), given | changes) | changes)
-
-
-def at_rest(cls: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the defaults of all fields without effect, where others have `values`."""
-    defaults = defaults_of(cls)
-    given = SimpleNamespace(**{**defaults, **values})
-    return {name: defaults[name] for name, _ in cls.idle(given)}
+    defaults = defaults_of(type(config))
+    idle = fields.idle(SimpleNamespace(**given | changes))
+    return dataclasses.replace(fields, **{name: defaults[name] for name, _ in idle} | changes)
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:

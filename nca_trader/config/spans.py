@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import itertools
@@ -243,11 +244,11 @@ def parse_grid(
 
 
 def _value(text: str) -> Any:
-    """Return a number, None for null, or the text itself."""
-    try:
-        return loads(text)
-    except ValueError:
-        return text
+    """Return a number, a truth value, None for null, or the text itself."""
+    for read in (loads, float):  # JSON has no ".5"
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return text
 
 
 class Range(NamedTuple):
@@ -285,7 +286,7 @@ def parse_space(texts: Sequence[str]) -> dict[str, Range]:
             raise ConfigError(f"{said}: {key} is given twice; give it once.")
         ends = values.split(":")
         if len(ends) == 1:
-            found[key] = Range(choices=tuple(_choice(part) for part in values.split(",")))
+            found[key] = Range(choices=tuple(_value(part) for part in values.split(",")))
             continue
         if len(ends) > 3 or (len(ends) == 3 and ends[2] != "log"):
             raise ConfigError(f"{said}: write LOW:HIGH or LOW:HIGH:log, e.g. {example}.")
@@ -296,15 +297,6 @@ def parse_space(texts: Sequence[str]) -> dict[str, Range]:
             raise ConfigError(f"{said}: the ends must be {least}; correct them.")
         found[key] = Range(low=low, high=high, log=log)
     return found
-
-
-def _choice(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text, text)
 
 
 def check_optuna() -> None:

@@ -17,7 +17,7 @@ import os
 import pathlib
 import secrets
 import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.extensions import origin_of, refuse_foreign
@@ -112,22 +112,15 @@ def refuse_changed(codes: Mapping[str, OwnCode] | None, where: str) -> None:
 
 
 def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
-    """Return the kind of each name in the configs that may be of your own code."""
-    return dict(_named(env, agent))
-
-
-def _named(env: EnvConfig, agent: AgentConfig) -> Iterator[tuple[str, str]]:
-    # A name of two kinds is yielded twice: it may be built in as one of them alone.
+    """Return the kind of each name in the configs that is not built in."""
+    found = {}
     for config in (env, env.costs, agent.policy, agent.learner):
         for field, kind in config.OWN.items():
             value = getattr(config, field)
-            for text in [value] if isinstance(value, str) else value or ():
-                yield text, kind
-
-
-def own_code(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
-    """Return the kind of each name in the configs that is not built in."""
-    return {text: kind for text, kind in _named(env, agent) if origin_of(kind, text) is not None}
+            names = [value] if isinstance(value, str) else value or ()
+            # By its kind: a name of two kinds may be built in as one of them alone.
+            found |= {text: kind for text in names if origin_of(kind, text) is not None}
+    return found
 
 
 def key_file() -> pathlib.Path:

@@ -36,7 +36,7 @@ from nca_trader.config.records import plain, read_json, record, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
-from nca_trader.runs.consent import admit, own_code, refuse_uninstalled, signature_of
+from nca_trader.runs.consent import admit, own_names, refuse_uninstalled, signature_of
 from nca_trader.runs.manifest import Manifest, Run, Selection
 from nca_trader.runs.reference import Reference
 from nca_trader.types import EnvSpec
@@ -232,7 +232,7 @@ def write_exported(path: pathlib.Path, run: Run, weights: Compact) -> int:
         # What its features are usually like, so that a session of the file is watched for drift.
         REFERENCE: json.dumps(plain(run.reference) if run.reference else {}),
     }
-    if own_code(run.env_config, run.agent_config):
+    if own_names(run.env_config, run.agent_config):
         about[SIGNED] = signature_of(_signed(weights.tensors, about), make=True)
     return write_tensors(path, weights.tensors, about, KIND, VERSION)
 

@@ -51,7 +51,7 @@ from nca_trader.config.toml import from_toml_text
 from nca_trader.errors import RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.consent import SIGNATURE, OwnCode, admit, own_code, refuse_uninstalled
+from nca_trader.runs.consent import SIGNATURE, OwnCode, admit, own_names, refuse_uninstalled
 from nca_trader.runs.deciding import deciding
 from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
@@ -209,7 +209,7 @@ class Run:
 
     def _own_code(self, allow: bool | Collection[str] | None) -> dict[str, str]:
         """Return the names of own code that need consent; with None none is ever loaded."""
-        names = own_code(self.env_config, self.agent_config)
+        names = own_names(self.env_config, self.agent_config)
         self._barred = next(iter(names), "") if allow is None else ""
         return {} if allow is None else names
 

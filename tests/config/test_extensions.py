@@ -276,7 +276,6 @@ def test_configs_take_names_of_own_code_and_refuse_other_words():
         learner=LearnerConfig(advantages="mine:a"),
     )
     assert own_names(env, agent) == {
-        "rsi": "features",
         "mine:f(n=2)": "features",
         "mine:paid": "rewards",
         "mine:fee": "costs",

@@ -355,7 +355,7 @@ def test_a_refusal_names_all_code_and_a_name_of_two_kinds_is_one(here, monkeypat
     monkeypatch.setattr(consent, "origin_of", lambda kind, text: named(kind, text) or None)
     env = nca.EnvConfig()
     object.__setattr__(env, "features", ("log_return",))
-    assert consent.own_code(env, nca.AgentConfig()) == {"log_return": "features"}
+    assert consent.own_names(env, nca.AgentConfig()) == {"log_return": "features"}
 
 
 def test_a_refused_resume_signs_nothing(here):
