@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.envs.account.effects import Fill
+from nca_trader.envs.account.effects import AccountFill
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.metrics import NO_WEIGHT
 
@@ -121,7 +121,7 @@ def is_position(weight: Array) -> Array:
     return jnp.abs(weight) >= DUST[weight.dtype.name]
 
 
-def add_fill(sums: AccountSums, fill: Fill) -> AccountSums:
+def add_fill(sums: AccountSums, fill: AccountFill) -> AccountSums:
     """Count what was traded at one moment of a bar; `sums` has `pnl` up to this moment.
 
     A trade is a round trip of one asset, from flat to flat or to the other side, as in `trades`.
@@ -150,7 +150,7 @@ def add_fill(sums: AccountSums, fill: Fill) -> AccountSums:
 def ended(sums: AccountSums, held: Array) -> AccountSums:
     """End the trades of positions that went without a fill; `held` `[A]` weights are left."""
     nothing = jnp.zeros_like(held)
-    return add_fill(sums, Fill(nothing, nothing, (), left=held))
+    return add_fill(sums, AccountFill(nothing, nothing, (), left=held))
 
 
 def add_gain(sums: AccountSums, gain: Array) -> AccountSums:

@@ -86,7 +86,7 @@ class Trace(NamedTuple):
 
     @property
     def left(self) -> Tensor | None:
-        """`[N, A]` why a position was closed inside the bar, see `Fill.reason`."""
+        """`[N, A]` why a position was closed inside the bar, see `AccountFill.reason`."""
         return None if self.effects.inside is None else self.effects.inside.reason
 
 

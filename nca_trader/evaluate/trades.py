@@ -26,7 +26,7 @@ from nca_trader.evaluate.simulate import Trace
 from nca_trader.types import Bars
 
 TRADING_COSTS = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
-# Why a fill happened. The first five are the codes of `Fill.reason`.
+# Why a fill happened. The first five are the codes of `AccountFill.reason`.
 REASONS = (
     "target",
     "stop",

@@ -16,7 +16,7 @@ from jax import Array
 
 from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
-from nca_trader.envs.account.effects import Fill
+from nca_trader.envs.account.effects import AccountFill
 from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.fills import capped
 from nca_trader.envs.account.risk import VolatilityState, before_bars, denied, next_size
@@ -51,7 +51,7 @@ class Programs(NamedTuple):
     on_bar: Callable[..., Account]
     of_book: Callable[..., tuple[Account, Book]]
     place: Callable[..., tuple[Account, Array]]
-    trade: Callable[..., tuple[Account, Fill]]
+    trade: Callable[..., tuple[Account, AccountFill]]
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,10 +71,10 @@ def programs(costs: Costs, rules: Rules) -> Programs:
         placed, _ = accounting.place(account, target, quote, costs, unfilled)
         return placed, capped(placed.ordered, unfilled)
 
-    def trade(account: Account, quote: Quote) -> tuple[Account, Fill]:
+    def trade(account: Account, quote: Quote) -> tuple[Account, AccountFill]:
         account, fill = accounting.trade(account, quote, costs, rules)
         effects: Any = (fill.traded, fill.cost, None)
-        return account, Fill(*effects)
+        return account, AccountFill(*effects)
 
     return Programs(*map(jax.jit, (on_bar, of_book, place, trade)))
 
@@ -298,7 +298,7 @@ class Core:
         if book is not None:
             with float64_on_cpu():
                 effects: Any = (seen.traded, np.float64(0.0), None)
-                book = _entered(book, account.held, Fill(*effects), seen.price)
+                book = _entered(book, account.held, AccountFill(*effects), seen.price)
                 book = _aged(book, account, bar, np.zeros(len(seen.weight), bool))
                 book = jax.tree.map(np.asarray, book)
         return View(account, book, owed)

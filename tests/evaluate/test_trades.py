@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from drawn import random_bars
 
-from nca_trader.envs.account.effects import Effects, Fill, Flows
+from nca_trader.envs.account.effects import AccountFill, Effects, Flows
 from nca_trader.envs.account.state import Rules
 from nca_trader.evaluate import trades
 from nca_trader.evaluate.simulate import Trace
@@ -25,7 +25,7 @@ def trace(bars, equity, at_open, held):
     effects = Effects(
         Flows(*np.zeros((len(Flows._fields) - 1, len(equity)))),
         broke=np.zeros(len(equity), np.int8),
-        at_open=Fill(value, free, (), left, growth),
+        at_open=AccountFill(value, free, (), left, growth),
     )
     return Trace(np.log(equity), None, None, effects)
 

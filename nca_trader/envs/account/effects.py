@@ -15,7 +15,7 @@ from jax import Array
 from nca_trader.envs.account.state import Account
 from nca_trader.types import Costs, Tensor
 
-# Why an account traded, values of `Fill.reason`: for an order, at a level, or in a margin call.
+# Why an account traded, values of `AccountFill.reason`: an order, a level, or a margin call.
 NONE, STOP_LOSS, TAKE_PROFIT, TRAILING_STOP, LIQUIDATED = range(5)
 # When an account went bankrupt, values of `Effects.broke`.
 NEVER, AT_OPEN, INSIDE, AT_CLOSE = range(4)
@@ -60,7 +60,7 @@ def add_flows(*flows: Flows) -> Flows:
     return whole._replace(own=tuple(sum(parts[1:], parts[0]) for parts in own))
 
 
-class Fill(NamedTuple):
+class AccountFill(NamedTuple):
     """What an account traded at one moment of a bar; `[A]` each, unless said otherwise.
 
     traded: signed notional at the bar's price, as a fraction of equity before it.
@@ -104,25 +104,25 @@ class Effects(NamedTuple):
     overnight: Any = None
     intraday: Any = None
     gone: Any = None
-    called_at_open: Fill | None = None
-    at_open: Fill | None = None
-    inside: Fill | None = None
-    called_at_close: Fill | None = None
-    at_close: Fill | None = None
+    called_at_open: AccountFill | None = None
+    at_open: AccountFill | None = None
+    inside: AccountFill | None = None
+    called_at_close: AccountFill | None = None
+    at_close: AccountFill | None = None
 
     @property
-    def fills(self) -> list[Fill]:
+    def fills(self) -> list[AccountFill]:
         """The fills in order."""
         return [fill for fill in self[6:] if fill is not None]
 
-    def having(self, **fills: Fill | None) -> Effects:
+    def having(self, **fills: AccountFill | None) -> Effects:
         """Add fills by their moment, and their flows."""
         given = {moment: fill for moment, fill in fills.items() if fill is not None}
         bare = {moment: fill._replace(flows=()) for moment, fill in given.items()}
         flows = add_flows(self.flows, *(fill.flows for fill in given.values()))
         return self._replace(flows=flows, **bare)
 
-    def closed(self, before: Account, after: Account, fill: Fill | None) -> Effects:
+    def closed(self, before: Account, after: Account, fill: AccountFill | None) -> Effects:
         """Add the fill of an order at the close, which took the account `before` to `after`."""
         if fill is None:
             return self

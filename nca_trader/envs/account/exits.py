@@ -21,8 +21,8 @@ from nca_trader.envs.account.effects import (
     STOP_LOSS,
     TAKE_PROFIT,
     TRAILING_STOP,
+    AccountFill,
     Effects,
-    Fill,
 )
 from nca_trader.envs.account.intrabar import Intrabar
 from nca_trader.envs.account.state import Account, Legs, Rules, equity
@@ -177,7 +177,7 @@ def on_bar(
 
 def place_order(
     account: Account, book: Book, order: Order, bar: Bar, legs: Legs, costs: Costs, rules: Rules
-) -> tuple[Account, Book, Fill | None, Array]:
+) -> tuple[Account, Book, AccountFill | None, Array]:
     """Order what a strategy asks for, with this bar's close seen.
 
     Returns:
@@ -203,7 +203,7 @@ def place_order(
     return account, book, fill, weights
 
 
-def entered(book: Book, held: Array, fill: Fill | None, price: Tensor) -> Book:
+def entered(book: Book, held: Array, fill: AccountFill | None, price: Tensor) -> Book:
     """Return the book after a fill.
 
     Args:

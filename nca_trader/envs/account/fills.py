@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.envs.account.effects import Fill
+from nca_trader.envs.account.effects import AccountFill
 from nca_trader.envs.account.intrabar import Intrabar, grown, of_each, recorded, without
 from nca_trader.envs.account.state import FILLED, REST, Quote, Rules, executable, worsening
 from nca_trader.types import Costs, Tensor
@@ -17,7 +17,9 @@ CUT_OF_ROUNDING = 1e-6
 TINY = 1e-30  # of equity, added to what buys need, so that 0 / 0 becomes infinite and not NaN
 
 
-def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
+def fill_pending(
+    now: Intrabar, quote: Quote, costs: Costs, rules: Rules
+) -> tuple[Intrabar, AccountFill]:
     """Fill pending orders at the prices of `quote`, in assets that are present.
 
     With `s` the fraction by which a fill is worse than the price, and `f` the commission, sells
@@ -68,7 +70,9 @@ def fill_pending(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tup
     return now, fill._replace(small=small)
 
 
-def liquidate(now: Intrabar, quote: Quote, costs: Costs, rules: Rules) -> tuple[Intrabar, Fill]:
+def liquidate(
+    now: Intrabar, quote: Quote, costs: Costs, rules: Rules
+) -> tuple[Intrabar, AccountFill]:
     """Close every position in a present asset where the maintenance margin is not met.
 
     It pays the costs of trading and `liquidation_fee`; lots and volume do not stop it. Orders are
@@ -89,7 +93,7 @@ def close_out(
     costs: Costs,
     rules: Rules,
     liquidation_fee: Tensor | float | None = None,
-) -> tuple[Intrabar, Fill]:
+) -> tuple[Intrabar, AccountFill]:
     """Close the whole positions in `closes` `[A]` at the prices of `quote`, at any size."""
     d = jnp.where(closes, -now.held, 0.0)
     worse = worsened(d, now, quote, costs, rules)
@@ -113,7 +117,7 @@ def _execute(
     costs: Costs,
     rules: Rules,
     liquidation_fee: Tensor | float | None = None,
-) -> tuple[Intrabar, Fill]:
+) -> tuple[Intrabar, AccountFill]:
     """Trade `d` `[A]` at prices that are `worse`, and pay the cost `c` from equity."""
     size, (s, spread, impacted, parts) = jnp.abs(d), worse
     listed, *own = parts or (s,)
@@ -147,7 +151,7 @@ def _execute(
     change = jnp.where(d != 0.0, 0.0, now.change) + whole * (cost / safe)
     after = after._replace(held=whole / of_each(safe, whole), base=base, change=change)
     flows = recorded(now, after, items, rules, charged)
-    return after, Fill(d, each, flows, left=whole, growth=now.growth)
+    return after, AccountFill(d, each, flows, left=whole, growth=now.growth)
 
 
 def is_held(held: Array) -> Array:

@@ -26,8 +26,8 @@ from nca_trader.envs.account.effects import (
     NONE,
     STOP_LOSS,
     TRAILING_STOP,
+    AccountFill,
     Effects,
-    Fill,
     add_flows,
 )
 from nca_trader.envs.account.fills import (
@@ -96,8 +96,8 @@ def to_open(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[I
 class Reached(NamedTuple):
     """Levels that a bar reaches, `[A]` each.
 
-    moved: return from the open to the level. price: the level. reason: a value of `Fill.reason`.
-    at_open: bool, the open has passed the level.
+    moved: return from the open to the level. price: the level. reason: of `AccountFill`. at_open:
+    bool, the open has passed the level.
     """
 
     moved: Tensor
@@ -253,7 +253,7 @@ def _called_inside(
 
 def place(
     account: Account, target: Tensor, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Account, Fill | None]:
+) -> tuple[Account, AccountFill | None]:
     """Order a target, with this bar's close seen.
 
     "on_change" orders where the target differs from the last one ordered; "rebalance" orders
@@ -328,7 +328,9 @@ def _is_order(account: Account, target: Tensor, rules: Rules) -> Array:
     return new
 
 
-def trade(account: Account, quote: Quote, costs: Costs, rules: Rules) -> tuple[Account, Fill]:
+def trade(
+    account: Account, quote: Quote, costs: Costs, rules: Rules
+) -> tuple[Account, AccountFill]:
     """Fill pending orders now, at the prices of `quote`; see `fill_pending`."""
     now, fill = fill_pending(begin(account, rules), quote, costs, rules)
     return settle(now, rules), fill
