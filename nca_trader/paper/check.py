@@ -13,7 +13,7 @@ from nca_trader.errors import CheckFailed
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import LiveFeed, Notice
 from nca_trader.paper.gate import Gate
-from nca_trader.paper.ledger import in_lots
+from nca_trader.paper.sizing import in_lots
 from nca_trader.paper.venue import MAX_CLIENT_ID, Outcome, Ticket, Venue
 from nca_trader.types import Bar
 

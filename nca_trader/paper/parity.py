@@ -15,11 +15,8 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.gate import bar_of
 from nca_trader.paper.journal import Event, read_events, verify
-from nca_trader.paper.ledger import Ledger
-from nca_trader.paper.venue import valued
+from nca_trader.paper.tally import Tally
 from nca_trader.runs.manifest import Run
 
 TABLE = "backtest.parquet"
@@ -148,12 +145,9 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
 def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float) -> pd.DataFrame:
     """Return the journal's decisions and equities by bar, columns named as the backtest's."""
     rows: dict[int, dict[str, Any]] = {}
-    ledger, close = Ledger(), np.full(len(symbols), np.nan)
+    tally = Tally(strict=True)
     for event in events:
-        ledger.apply(event.kind, event.key, event.body)
-        if event.kind == "bar":
-            bar = bar_of(event.body, tuple(symbols), event.ts_event // NANOSECONDS)
-            close = np.where(bar.present, bar.close, close)
+        tally.add(event)
         row = rows.setdefault(event.ts_event, {})
         if event.kind == "decision":
             for symbol, target, logits in zip(
@@ -163,9 +157,9 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float
                 for i, value in enumerate(logits):
                     row[f"logits:{symbol}:{i}"] = np.nan if value is None else value
         elif event.kind == "snapshot":
-            cash, units = ledger.books(symbols)
-            worth = (cash + float(valued(units, close).sum())) / capital
-            row |= {"equity": event.body["equity"], "ledger": worth}
+            held = {symbol: units for symbol, units in tally.units.items() if units}
+            worth = tally.cash + sum(tally.closes[symbol] * n for symbol, n in held.items())
+            row |= {"equity": event.body["equity"], "ledger": worth / capital}
     table = pd.DataFrame.from_dict({ts: r for ts, r in rows.items() if "equity" in r}, "index")
     return table.set_axis(pd.to_datetime(table.index, unit="ns", utc=True).as_unit("ns"), axis=0)
 

@@ -1,27 +1,35 @@
-"""The fold of a journal for people: one event in, sums and the newest rows out.
+"""The fold of a journal: one event in; orders, cash and units, sums and the newest rows out.
 
-Summary, page and metrics read it; `paper.ledger` folds what a session holds and has ordered. Bodies
-are read with care: a journal that was changed by hand, or that another version wrote, still has a
-page.
+A session reads its books from a `Ledger`. Summary, parity, page and metrics read a `Tally`, which
+is a ledger with the sums that people look at.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import ChainMap, Counter, deque
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from nca_trader.paper.journal import Event
+from nca_trader.paper.venue import BY_VENUE, MARGIN, Books, Fill, Holdings, Ticket
 
 NANOSECONDS = 1_000_000_000
 DAY = 86_400  # seconds
 GAPS = 256  # bars whose spacing tells when the next is due
-NEWEST = 200  # orders and decisions that are kept
+NEWEST = 200  # orders and decisions that are shown
 LATENCIES = 5000
 RECENT = 250  # bars that the mean turnover is of, as in `paper.drift`
-# Events that only change the state of an order, and that state.
-STATES = {"order_sent": "sent", "order_ack": "accepted", "order_ambiguous": "ambiguous"}
+KEPT = 4096  # orders and fills that ended; older ones are in the journal alone
+REFUSED = ("no-price", "not-shortable", "too-small")  # why no order is made of a target
+UNITS = 1e-9  # relative, of a position: what floats add up to
+CASH = 1e-6  # relative, of cash: venues round money to cents
+# What reading a body raises that has another shape than a session writes.
+SHAPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+WORDS = {"intent": "intended", "working": "accepted"}  # for people, of an order's states
 # Fields of a bar in the journal.
 OPEN, CLOSE = 0, 3
 
@@ -42,41 +50,210 @@ def numbers(value: Any) -> list[float]:
     return [number(item) for item in value] if isinstance(value, list) else []
 
 
-class Order:
-    """An order: what was sent, and what became of it."""
+def finite(value: Any) -> float:
+    """Return a number of a journal's body.
 
-    def __init__(self, name: str, ts: int, body: dict[str, Any]):
-        self.name, self.ts, self.body = name, ts, body
-        self.state, self.reason = "intended", ""
-        self.units = self.paid = self.slippage = 0.0
+    Raises:
+      ValueError: it is none, or is not finite.
+    """
+    found = number(value)
+    if not math.isfinite(found):
+        raise ValueError(f"{value!r} is not a finite number")
+    return found
+
+
+@dataclasses.dataclass
+class Sent:
+    """An order of ours. state: "intent", "sent", "ambiguous", "working" or "done"."""
+
+    ticket: Ticket
+    bar: int
+    state: str = "intent"
+    attempts: int = 0
+    filled: float = 0.0
+    reason: str = ""
+    paid: float = 0.0  # money of its fills
 
     @property
     def price(self) -> float:
         """Mean price paid per unit; NaN before a fill."""
-        return self.paid / self.units if self.units else math.nan
+        return self.paid / self.filled if self.filled else math.nan
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is left to fill."""
+        return abs(self.ticket.units - self.filled) <= UNITS * abs(self.ticket.units)
 
 
-class Paid(NamedTuple):
-    """A fill as money. fee: commission."""
+class Ledger:
+    """What a session's journal says about its account: orders, cash and units.
 
-    symbol: str
-    units: float
-    price: float
-    fee: float
+    The same events give the same books, in the session that wrote them and in the next one. A body
+    that it cannot read is an error.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()):
+        self.open: dict[str, Sent] = {}  # orders that have not ended, by client id
+        self._ended: dict[str, Sent] = {}
+        self.cash = 0.0
+        self.units: dict[str, float] = {}
+        self.since: int | None = None  # the venue's clock when its books were taken over
+        self.last = 0  # the newest fill or payment, on the venue's clock
+        self.moves = 0  # fills and payments since then
+        self.orders = self.count = 0  # orders and fills, of all time
+        self.fills: dict[str, list[Any]] = {}
+        self._traded: dict[str, list[float]] = {}  # units and money since the last `flush`
+        self.closed: list[Fill] = []  # by which the venue itself closed positions, since then
+        self.adopted: frozenset[str] = frozenset()  # fills and payments in the books taken over
+        self.recon = ""  # digest of the last finding, which is not written twice
+        for event in events:
+            self.apply(event.kind, event.key, event.body)
+
+    def apply(self, kind: str, key: str, body: Mapping[str, Any]) -> None:
+        """Take in one event."""
+        name = body.get("client_id", key.partition("#")[0])
+        order = self.order(name)
+        if kind == "order_intent":
+            # A replay orders weights, which are sized where they fill.
+            ticket = Ticket(name, body["symbol"], body.get("units", np.nan))
+            self.open[name], self.orders = Sent(ticket, body.get("bar", 0)), self.orders + 1
+        elif kind in ("order_sent", "order_ack", "order_ambiguous") and order:
+            order.state = {"order_sent": "sent", "order_ack": "working"}.get(kind, "ambiguous")
+            # Sendings and not answers: each one has a key of its own in the journal.
+            order.attempts += kind == "order_sent"
+        elif kind == "order_terminal" and order:
+            order.state, order.reason = "done", body["reason"]
+            self._end(name, self.open.pop(name))
+        elif kind == "risk" and body["code"] in REFUSED:
+            # A target that is neither ordered nor refused was not written: the process ended.
+            ticket = Ticket(name, body["symbol"], 0.0)
+            self._end(name, Sent(ticket, 0, "done", reason=body["code"]))
+        elif kind == "fill":
+            self._fill(Fill(**body), order)
+        elif kind == "cash":
+            self.cash += body["amount"]
+            self.last, self.moves = max(self.last, body.get("ts", 0)), self.moves + 1
+        # Other findings of a comparison change no books.
+        elif kind == "recon" and "cash" in body:
+            self.cash, self.units = body["cash"], dict(body["units"])
+            self.since = self.last = body["now"]
+            self.adopted = frozenset([*body.get("payments", ()), *body.get("fills", ())])
+            self.moves = 0
+        elif kind == "run_started" and "venue" not in body:
+            self.cash = body["capital"]  # a venue has its own
+        elif kind == "resume":
+            self.since = None  # a person has looked: the venue's books are taken over again
+        if kind == "recon":
+            self.recon = body.get("found", self.recon)
+
+    def flush(self, symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return `[A]` what happened since the last call.
+
+        Returns:
+          Units traded, their mean price, NaN for none, and whether the venue closed the position
+          and withdrew the orders; a margin call does so for every asset.
+        """
+        traded = np.array([self._traded.get(symbol, (0.0, 0.0)) for symbol in symbols])
+        units, money = traded.reshape(-1, 2).T
+        called = any(fill.client_id.startswith(MARGIN) for fill in self.closed)
+        gone = {fill.symbol for fill in self.closed}
+        closed = np.array([called or symbol in gone for symbol in symbols])
+        self._traded.clear()
+        self.closed.clear()
+        price = np.where(units == 0.0, np.nan, money / np.where(units == 0.0, 1.0, units))
+        return units, price, closed
+
+    def books(self, symbols: Sequence[str]) -> Books:
+        """Return cash and units `[A]`."""
+        return Books(self.cash, np.array([self.units.get(s, 0.0) for s in symbols], float))
+
+    def differences(self, held: Holdings, symbols: Sequence[str]) -> dict[str, Any]:
+        """Return what the venue has and the journal does not explain."""
+        off: dict[str, Any] = {}
+        for symbol in symbols:
+            there, here = held.units.get(symbol, 0.0), self.units.get(symbol, 0.0)
+            # Written with `not`, so that a NaN is a difference.
+            if not abs(there - here) <= UNITS * max(1.0, abs(there), abs(here)):
+                off[symbol] = {"venue": there, "journal": here}
+        # A venue rounds each payment to a cent.
+        near = CASH * max(abs(held.cash), abs(self.cash)) + 0.01 * (1 + self.moves)
+        if not abs(held.cash - self.cash) <= near:
+            off["cash"] = {"venue": held.cash, "journal": self.cash}
+        return off
+
+    def order(self, name: str) -> Sent | None:
+        """Return an order that is open, or ended not long ago."""
+        return self.open.get(name) or self._ended.get(name)
+
+    def _end(self, name: str, order: Sent) -> None:
+        self._ended[name] = order
+        if len(self._ended) > KEPT:
+            # The oldest, so that a session of months keeps a bounded memory.
+            self._ended.pop(next(iter(self._ended)))
+
+    def _fill(self, fill: Fill, order: Sent | None) -> None:
+        self.cash -= fill.units * fill.price + fill.commission
+        self.units[fill.symbol] = self.units.get(fill.symbol, 0.0) + fill.units
+        self.last, self.moves = max(self.last, fill.ts), self.moves + 1
+        self.fills[fill.execution_id] = list(fill)
+        self.count += 1
+        if fill.client_id.startswith(BY_VENUE):
+            self.closed.append(fill)
+        units, money = self._traded.get(fill.symbol, (0.0, 0.0))
+        self._traded[fill.symbol] = [units + fill.units, money + fill.units * fill.price]
+        if len(self.fills) > KEPT:
+            self.fills.pop(next(iter(self.fills)))
+        if order:
+            order.filled += fill.units
+            order.paid += fill.units * fill.price
 
 
-class Tally:
-    """The sums of a journal; `add` takes every event once, in order.
+@dataclasses.dataclass
+class OrderLine:
+    """An order for people. ts: of its decision. body: of its intent. order: what became of it.
+
+    slippage: of its last fill, as a fraction of the market's price. ambiguous: why the venue's
+    answer left it open whether it has the order.
+    """
+
+    ts: int
+    body: Mapping[str, Any]
+    order: Sent
+    slippage: float = math.nan
+    ambiguous: str = ""
+
+    @property
+    def state(self) -> str:
+        """The state in a word; of an order that ended without a fill the reason."""
+        if self.order.filled:  # it is over: that a later one replaced it says nothing
+            return "filled"
+        state = self.order.state
+        return self.order.reason if state == "done" else WORDS.get(state, state)
+
+    @property
+    def why(self) -> str:
+        """What else is known of the state."""
+        return self.ambiguous if self.state == "ambiguous" else ""
+
+
+class Tally(Ledger):
+    """A ledger, and the sums of a journal; `add` takes every event once, in order.
+
+    Args:
+      events: of the journal.
+      strict: whether a body that cannot be read is an error. Else its event is counted in `unread`
+        and left out: a journal that was changed by hand still has a page.
 
     Attributes:
-      counts: events by kind. rejected, notices, risks: by their code.
+      counts: events by kind. unread: those left out. rejected, notices, risks: by their code.
       started: the body of `run_started`. symbols: the assets.
       times, equity, hold, drawdown: at each snapshot; times in seconds. `hold` buys every asset
         with the same money when the session first may, and never trades again, at no cost.
       traded: at each snapshot, money moved at the market's prices since the one before, as a
         fraction of the account. costs: commissions, and how much worse fills were than the price
         of the bar at which a backtest fills them; in money.
-      snapshot, decision: the newest bodies. decisions: by time. orders: by client id.
+      snapshot, decision: the newest bodies. decisions: by time. lines: the newest orders,
+        by client id.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
       turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
       drifts: the newest warning of each kind and feature, `(ts_event, body)`.
@@ -86,7 +263,9 @@ class Tally:
         time of the newest bar, and of its receipt.
     """
 
-    def __init__(self, events: Iterable[Event] = ()):
+    def __init__(self, events: Iterable[Event] = (), strict: bool = False):
+        super().__init__()
+        self._strict, self.unread = strict, 0
         self.counts: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.notices: Counter[str] = Counter()
@@ -102,7 +281,7 @@ class Tally:
         self.decision: dict[str, Any] = {}
         self.decisions: dict[int, dict[str, Any]] = {}
         self.verdicts: dict[int, list[dict[str, Any]]] = {}
-        self.orders: dict[str, Order] = {}
+        self.lines: dict[str, OrderLine] = {}
         self.slippage: list[float] = []
         self.turnover: deque[float] = deque(maxlen=RECENT)
         self.drifts: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
@@ -113,8 +292,8 @@ class Tally:
         self.flows: dict[str, float] = {}
         self.commission = self.costs = self._moved = self._amount = 0.0
         self._fills_at: Mapping[str, float] = {}
-        self._waiting: list[Paid] = []  # fills of a venue whose bar has not come
-        self._unpriced: list[tuple[Order, str, float, float]] = []  # fills before their bar's open
+        self._waiting: list[Fill] = []  # fills of a venue whose bar has not come
+        self._unpriced: list[tuple[OrderLine, Fill]] = []  # fills before their bar's open
         self.live = self.stale = self.ended = self.stopped = False
         self.seq = 0
         self.bar_ts = self.seen = 0
@@ -142,8 +321,14 @@ class Tally:
         self.ended = event.kind == "run_ended"
         self.stopped = self.ended and event.body.get("stopped", False)
         take = getattr(self, f"_on_{event.kind}", None)
-        if take is not None:  # kinds of other versions are counted and no more
-            take(event)
+        try:
+            self.apply(event.kind, event.key, event.body)
+            if take is not None:  # kinds of other versions are counted and no more
+                take(event)
+        except SHAPES:
+            if self._strict:
+                raise
+            self.unread += 1
 
     @property
     def spacing(self) -> float:
@@ -213,8 +398,8 @@ class Tally:
             self._pay(fill, before if self.at_close else self._fills_at)
         self._waiting = []
         # Their open is known only now that the bar has come.
-        for order, symbol, units, price in self._unpriced:
-            self._slip(order, units, price, self.opens.get(symbol, math.nan))
+        for line, fill in self._unpriced:
+            self._slip(line, fill, self.opens)
         self._unpriced = []
         if self._bought == {}:  # it waits for this bar's open
             self._bought = {s: self.opens.get(s, p) for s, p in self.closes.items()}
@@ -256,70 +441,53 @@ class Tally:
         self.watched = event.body
 
     def _on_order_intent(self, event: Event) -> None:
-        name = str(event.body.get("client_id", event.key))
-        self.orders[name] = Order(name, event.ts_event, event.body)
+        name = event.body.get("client_id", event.key)
+        self.lines[name] = OrderLine(event.ts_event, event.body, self.open[name])
         self.sent_at.append(event.ts_recv)
-        _keep_newest(self.orders)
+        _keep_newest(self.lines)
 
-    def _on_order_terminal(self, event: Event) -> None:
-        order = self._order(event)
-        reason = str(event.body.get("reason", event.body.get("status", "ended")))
-        # A filled order is over: that a later one replaced it says nothing.
-        if order is not None and not order.units:
-            order.state, order.reason = reason, reason
+    def _on_order_ambiguous(self, event: Event) -> None:
+        if (line := self.lines.get(event.key.partition("#")[0])) is not None:
+            line.ambiguous = str(event.body.get("reason", ""))
 
     def _on_fill(self, event: Event) -> None:
-        body = event.body
-        units, price = number(body.get("units")), number(body.get("price"))
-        # A body that was changed by hand must not make every later sum NaN.
-        if not math.isfinite(units * price):
-            return
+        fill = Fill(**event.body)
         # Foreign fills are counted too: they move the account as much as its own.
-        self._moved += abs(units * price)
-        fee = number(body.get("commission"))
-        fee = fee if math.isfinite(fee) else 0.0
-        self.commission += fee
-        symbol = str(body.get("symbol", ""))
-        fill = Paid(symbol, units, price, fee)
-        if "venue" in self.started:
+        self._moved += abs(fill.units * fill.price)
+        self.commission += fill.commission
+        live = "venue" in self.started
+        if live:
             self._waiting.append(fill)
         else:
             self._pay(fill, self.closes if self.at_close else self._fills_at)
-        order = self.orders.get(str(body.get("client_id", "")))
-        if order is None:  # of a margin call or a delisting, or somebody else's
+        line = self.lines.get(fill.client_id)
+        if line is None:  # of a margin call or a delisting, or somebody else's
             return
-        order.state = "filled"
-        order.units, order.paid = order.units + units, order.paid + units * price
         # Orders fill at the open of the bar that reports it, or at the close that they saw.
-        if self.at_close:
-            self._slip(order, units, price, self.closes.get(symbol, math.nan))
-        elif "venue" in self.started:  # the journal has the fill before the bar
-            self._unpriced.append((order, symbol, units, price))
+        if live and not self.at_close:  # the journal has the fill before the bar
+            self._unpriced.append((line, fill))
         else:
-            market = self.opens if event.ts_event == self.bar_ts else self.closes
-            self._slip(order, units, price, market.get(symbol, math.nan))
+            now = event.ts_event == self.bar_ts and not self.at_close
+            self._slip(line, fill, self.opens if now else self.closes)
 
-    def _slip(self, order: Order, units: float, price: float, market: float) -> None:
+    def _slip(self, line: OrderLine, fill: Fill, market: Mapping[str, float]) -> None:
         """Note how much worse than the market's price a fill was."""
+        price = market.get(fill.symbol) or math.nan
         # A buy above the market's price and a sale below it are both losses.
-        order.slippage = math.copysign(1.0, units) * (price / market - 1.0) if market else math.nan
-        if math.isfinite(order.slippage):
-            self.slippage.append(order.slippage)
+        line.slippage = math.copysign(1.0, fill.units) * (fill.price / price - 1.0)
+        if math.isfinite(line.slippage):
+            self.slippage.append(line.slippage)
 
-    def _pay(self, fill: Paid, market: Mapping[str, float]) -> None:
+    def _pay(self, fill: Fill, market: Mapping[str, float]) -> None:
         paid, moved = _cost(fill, market)
         self.costs, self._amount = self.costs + paid, self._amount + moved
 
     def _on_cash(self, event: Event) -> None:
-        paid = number(event.body.get("amount"))
-        paid = paid if math.isfinite(paid) else 0.0
         kind = str(event.body.get("kind", "cash"))
-        self.flows[kind] = self.flows.get(kind, 0.0) + paid
+        self.flows[kind] = self.flows.get(kind, 0.0) + event.body["amount"]
 
     def _on_snapshot(self, event: Event) -> None:
-        equity = number(event.body.get("equity"))
-        if not math.isfinite(equity):
-            return
+        equity = finite(event.body["equity"])
         if not self.equity:
             # The session decided at this close for the first time; its order fills at the open.
             self._bought = dict(self.closes) if self.at_close else {}
@@ -359,22 +527,11 @@ class Tally:
         # The newest twenty, since a session at a venue writes more without end.
         self.recons = [*self.recons[-19:], event]
 
-    def _order(self, event: Event) -> Order | None:
-        return self.orders.get(str(event.body.get("client_id", event.key)))
 
-    def _on_state(self, event: Event) -> None:
-        order = self._order(event)
-        if order is not None and not order.units:
-            order.state = STATES[event.kind]
-            order.reason = str(event.body.get("reason", ""))
-
-    _on_order_sent = _on_order_ack = _on_order_ambiguous = _on_state
-
-
-def _cost(fill: Paid, market: Mapping[str, float]) -> tuple[float, float]:
+def _cost(fill: Fill, market: Mapping[str, float]) -> tuple[float, float]:
     """Return what a fill cost against the market's price, and the money that it moved."""
     price = market.get(fill.symbol, fill.price)
-    return fill.fee + fill.units * (fill.price - price), abs(fill.units) * price
+    return fill.commission + fill.units * (fill.price - price), abs(fill.units) * price
 
 
 def _keep_newest(found: dict[Any, Any]) -> None:

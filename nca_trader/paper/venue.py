@@ -11,12 +11,14 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from nca_trader.errors import NcaTraderError
-from nca_trader.types import Bar
+
+if TYPE_CHECKING:  # a dashboard reads fills, and starts without jax
+    from nca_trader.types import Bar
 
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
 MARGIN = "margin-"

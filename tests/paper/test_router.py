@@ -7,12 +7,13 @@ import pytest
 from livedesk import SECOND, Desk, Still
 
 from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.ledger import Books, tickets
 from nca_trader.paper.risk import Halt
 from nca_trader.paper.router import OVERLAP, VenueBroker
+from nca_trader.paper.sizing import tickets
 from nca_trader.paper.venue import (
     Activity,
     Answer,
+    Books,
     CashFlow,
     Instrument,
     Order,

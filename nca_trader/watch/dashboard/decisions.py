@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nca_trader.paper.tally import Order, Tally, number, numbers
+from nca_trader.paper.tally import OrderLine, Tally, number, numbers
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
     amount,
@@ -101,7 +101,7 @@ def decision(tally: Tally) -> dict[str, Any]:
 
 def orders(tally: Tally) -> dict[str, Any]:
     """Return the newest orders, the last one first."""
-    newest = list(tally.orders.values())[: -ORDERS - 1 : -1]
+    newest = list(tally.lines.values())[: -ORDERS - 1 : -1]
     headers = ["Time", "Asset", "Order", "Why", "State", "Filled", "Price", "Slippage"]
     slipped, note = tally.slippage, ""
     if slipped:
@@ -110,25 +110,25 @@ def orders(tally: Tally) -> dict[str, Any]:
             f"{points(mean(slipped))}, worst {points(max(slipped))}; modelled "
             f"{points(modelled(tally, 'slippage'))}."
         )
-    return table(headers, [_order_row(tally, order) for order in newest], note, "No order yet.")
+    return table(headers, [_order_row(tally, line) for line in newest], note, "No order yet.")
 
 
-def _order_row(tally: Tally, order: Order) -> list[Any]:
-    symbol = str(order.body.get("symbol", ""))
-    weight, units = number(order.body.get("weight")), number(order.body.get("units"))
+def _order_row(tally: Tally, line: OrderLine) -> list[Any]:
+    symbol, order = str(line.body.get("symbol", "")), line.order
+    weight, units = number(line.body.get("weight")), number(line.body.get("units"))
     # A replay orders weights, and a session at a venue units.
     wanted = f"to {percent(weight, 2, True)}" if math.isfinite(weight) else _signed(units)
     if math.isfinite(weight) and math.isfinite(units):
         wanted += f" ({_signed(units)})"
     return [
-        moment(order.ts),
+        moment(line.ts),
         symbol,
         wanted,
-        _because(tally, order, symbol),
-        cell(order.state, TONES.get(order.state, "idle")),
-        _signed(order.units) if order.units else NOTHING,
+        _because(tally, line, symbol),
+        cell(line.state, TONES.get(line.state, "idle")),
+        _signed(order.filled) if order.filled else NOTHING,
         short(order.price),
-        points(order.slippage) if order.units else NOTHING,
+        points(line.slippage),
     ]
 
 
@@ -136,13 +136,13 @@ def _signed(units: float) -> str:
     return f"{'buy' if units > 0 else 'sell'} {short(abs(units))}" if units == units else NOTHING
 
 
-def _because(tally: Tally, order: Order, symbol: str) -> str:
+def _because(tally: Tally, line: OrderLine, symbol: str) -> str:
     """Say why an order was sent: the decision, its probability, and what the limits made of it."""
-    if order.body.get("buy_only"):
+    if line.body.get("buy_only"):
         return "the rest of an earlier buy"
-    said = [f"stop at {short(stop)}"] if (stop := number(order.body.get("stop"))) == stop else []
+    said = [f"stop at {short(stop)}"] if (stop := number(line.body.get("stop"))) == stop else []
     # An order carries the time of the decision that it came from.
-    body = tally.decisions.get(order.ts)
+    body = tally.decisions.get(line.ts)
     if body is not None and symbol in tally.symbols:
         shares, (actions, targets) = _shares(tally, body, symbol), _actions(tally)
         if shares and actions != "weights":
@@ -152,11 +152,11 @@ def _because(tally: Tally, order: Order, symbol: str) -> str:
         else:
             weight = by_symbol(tally, body.get("target")).get(symbol, math.nan)
             said.append(f"target {percent(weight, 1, True)}")
-    for verdict in tally.verdicts.get(order.ts, []):
+    for verdict in tally.verdicts.get(line.ts, []):
         if verdict.get("symbol", symbol) == symbol:
             said.append(f"limit: {reason_of(verdict)}")
-    if order.reason and order.reason != order.state:
-        said.append(order.reason)
+    if line.why:
+        said.append(line.why)
     return "; ".join(said) or NOTHING
 
 

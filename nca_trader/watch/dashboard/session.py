@@ -194,7 +194,7 @@ def gauges(tally: Tally) -> dict[str, float]:
     weights = [w for w in weights if math.isfinite(w)] or [math.nan]
     decided = [by_symbol(tally, body.get("target")) for body in [*tally.decisions.values()][-2:]]
     moved = math.nan
-    if tally.orders and len(decided) == 2:
+    if tally.lines and len(decided) == 2:
         before, after = ({k: v for k, v in d.items() if math.isfinite(v)} for d in decided)
         moved = max((abs(v - before.get(k, 0.0)) for k, v in after.items()), default=math.nan)
     # Of the last order's minute, so that a replay shows one too.
@@ -298,6 +298,7 @@ def _quality(tally: Tally, vitals: Vitals) -> dict[str, Any]:
         ["Bars rejected", cell(f"{rejected:,}", "warn" if rejected else "good")],
         *[[f"· {code}", f"{n:,}"] for code, n in tally.rejected.most_common(6)],
         ["Assets without a bar", f"{tally.missing:,}"],
+        *[["Events not readable", cell(f"{n:,}", "bad")] for n in [tally.unread] if n],
         *[[f"Feed: {code}", cell(f"{n:,}", "warn")] for code, n in tally.notices.most_common(6)],
         *[[f"Risk: {code}", cell(f"{n:,}", "warn")] for code, n in tally.risks.most_common(8)],
         *[[f"Paid: {kind}", amount(paid)] for kind, paid in list(tally.flows.items())[:6]],
