@@ -19,7 +19,7 @@ from nca_trader.cli import main
 from nca_trader.config.extensions import load
 from nca_trader.learner.ppo import gae
 from nca_trader.learner.update import ALGORITHMS
-from nca_trader.watch.alerts import Notice, read_rules
+from nca_trader.watch.alerts import Notification, read_rules
 from nca_trader.watch.sinks import sink_of
 
 GUIDE = ROOT / "docs/guides/extend.md"
@@ -169,7 +169,7 @@ def test_a_data_source_gives_bars_by_name(folder):
 def test_an_alert_goes_to_a_function_by_name(folder):
     (rule,) = read_rules("rules.toml")
     sink = sink_of(rule.sinks[1])
-    sink(Notice("firing", rule, 0.1, 0.0, 1.0, "runs/mine"))
+    sink(Notification("firing", rule, 0.1, 0.0, 1.0, "runs/mine"))
     assert "runs/mine: kl firing" in (folder / "alerts.txt").read_text()
 
 

@@ -164,7 +164,7 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
       StateError: the port is taken.
     """
     from nca_trader.errors import ConfigError
-    from nca_trader.watch.dashboard.sources import Sources
+    from nca_trader.watch.dashboard.sources import FollowedSessions
 
     try:
         from nca_trader.watch.dashboard.server import access, listen, make_app, read_token, serve
@@ -176,7 +176,7 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
     token = read_token(args.token_file) if args.token_file else ""
     names = tuple(args.expose)
     access(args.host, args.port, names, token)  # refused before anything is opened
-    sources = Sources(args.journal, args.root or (None if args.journal else "."))
+    sources = FollowedSessions(args.journal, args.root or (None if args.journal else "."))
     with contextlib.closing(sources), listen(args.host, args.port) as listener:
         # Read back, because port 0 lets the system choose.
         port = listener.getsockname()[1]

@@ -17,7 +17,7 @@ from nca_trader.types import bars_per_year
 DAY = np.timedelta64(1, "D")
 
 
-class Row(NamedTuple):
+class Column(NamedTuple):
     """One column of the table: returns as fractions; turnover in equities per year; costs in money.
 
     Sharpe ratio and turnover are per year, and NaN for a session shorter than a day. Source of the
@@ -38,8 +38,8 @@ class Summary(NamedTuple):
     decided at.
     """
 
-    session: Row
-    hold: Row
+    session: Column
+    hold: Column
     bars: int
     orders: int
     fills: int
@@ -89,7 +89,7 @@ def summarise(journal: str | Path) -> Summary | None:
     return Summary(session, held, bars, orders, fills, rejected, risks)
 
 
-def _row(equity: Sequence[float], per_year: float, turnover: float, costs: float) -> Row:
+def _row(equity: Sequence[float], per_year: float, turnover: float, costs: float) -> Column:
     returns = metrics.simple_returns(np.array(equity))
     found = (metrics.total_return(returns), metrics.sharpe(returns, per_year))
-    return Row(*found, metrics.max_drawdown(returns), turnover, costs)
+    return Column(*found, metrics.max_drawdown(returns), turnover, costs)

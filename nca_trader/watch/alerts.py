@@ -132,7 +132,7 @@ class Rule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Notice:
+class Notification:
     """What a sink receives.
 
     Attributes:
@@ -218,7 +218,7 @@ class Alerts:
 
     def update(
         self, samples: Mapping[str, float], now: float, why: Mapping[str, str] | None = None
-    ) -> list[Notice]:
+    ) -> list[Notification]:
         """Take the metrics at `now`, and return the notices to send.
 
         Args:
@@ -247,7 +247,9 @@ class Alerts:
                 if status:
                     shown = value if math.isfinite(value) else None  # JSON has no NaN
                     said = (why or {}).get(series, "")
-                    notice = Notice(status, rule, shown, since, now, self._source, series, said)
+                    notice = Notification(
+                        status, rule, shown, since, now, self._source, series, said
+                    )
                     notices.append(notice)
         return notices
 

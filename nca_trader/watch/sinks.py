@@ -16,12 +16,12 @@ from nca_trader.config.extensions import load
 from nca_trader.config.ranges import described, refuse
 from nca_trader.errors import ConfigError, printable
 from nca_trader.machine import Worker
-from nca_trader.watch.alerts import FIRING, Notice
+from nca_trader.watch.alerts import FIRING, Notification
 
 WAITS = (1.0, 5.0, 15.0)  # seconds before each new try
 CLOSING = 20.0  # seconds that the end waits for what is under way
 log = logging.getLogger(__name__)
-Sink = Callable[[Notice], object]  # what it returns is ignored
+Sink = Callable[[Notification], object]  # what it returns is ignored
 
 
 def sink_of(text: str) -> Sink:
@@ -107,7 +107,7 @@ class Service:
                     "mailtos://USER:PASSWORD@HOST?to=ADDRESS, or set the variable to one."
                 )
 
-    def __call__(self, notice: Notice) -> None:
+    def __call__(self, notice: Notification) -> None:
         """Send the notice.
 
         Raises:
@@ -139,7 +139,7 @@ class Sinks:
             for name, sink in opened.items()
         }
 
-    def tell(self, notices: Iterable[Notice]) -> None:
+    def tell(self, notices: Iterable[Notification]) -> None:
         """Hand each notice to the sinks of its rule, and return at once."""
         for notice in notices:
             for name in notice.rule.sinks:
@@ -152,5 +152,5 @@ class Sinks:
                 log.error("sink %s: not done in %g s; what waited is lost", named(name), CLOSING)
 
 
-def _loss(name: str) -> Callable[[Notice, object], None]:
+def _loss(name: str) -> Callable[[Notification, object], None]:
     return lambda notice, why: log.error("sink %s: failed (%s); lost: %s", name, why, notice)

@@ -20,7 +20,7 @@ from nca_trader.errors import ConfigError
 from nca_trader.paper.chain import writer_of
 from nca_trader.paper.halting import request_halt
 from nca_trader.paper.journal import Journal
-from nca_trader.watch.dashboard.sources import Sources
+from nca_trader.watch.dashboard.sources import FollowedSessions
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -51,7 +51,7 @@ def journal(tmp_path):
 
 @pytest.fixture
 def app(journal):
-    sources = Sources(root=str(journal.parent))
+    sources = FollowedSessions(root=str(journal.parent))
     yield make_app(sources, access(HOST, PORT))
     sources.close()
 
@@ -253,7 +253,7 @@ def test_a_stream_sends_a_part_again_only_if_it_changed(app, journal):
 
 def test_the_page_waits_for_a_journal_that_is_yet_to_come(tmp_path):
     path = tmp_path / "later" / "mine.sqlite"
-    sources = Sources(journals=[str(path)])
+    sources = FollowedSessions(journals=[str(path)])
     (source,) = sources.all()
     assert source.view()["state"]["word"] == "Waiting"
     path.parent.mkdir()
@@ -265,7 +265,7 @@ def test_the_page_waits_for_a_journal_that_is_yet_to_come(tmp_path):
 
 
 def test_a_token_is_asked_for_and_kept_in_a_strict_cookie(journal):
-    sources = Sources(root=str(journal.parent))
+    sources = FollowedSessions(root=str(journal.parent))
     app = make_app(sources, access("0.0.0.0", PORT, ("box.lan",), TOKEN))
     home = {"host": f"box.lan:{PORT}", "origin": f"http://box.lan:{PORT}"}
     assert ask(app, "/", host=home["host"])[1]["location"] == "/login"
@@ -303,15 +303,17 @@ def test_links_and_paths_outside_the_root_are_refused(journal, tmp_path):
     link = journal.parent / "link.sqlite"
     link.symlink_to(outside)
     (journal.parent / "folder").symlink_to(tmp_path)
-    sources = Sources(root=str(journal.parent))
+    sources = FollowedSessions(root=str(journal.parent))
     assert [source.name for source in sources.all()] == ["mine.sqlite"]
     sources.close()
     with pytest.raises(ConfigError, match="outside the root"):
-        Sources(journals=[str(outside)], root=str(journal.parent))
+        FollowedSessions(journals=[str(outside)], root=str(journal.parent))
     with pytest.raises(ConfigError, match="outside the root"):
-        Sources(journals=[str(journal.parent / "folder/other.sqlite")], root=str(journal.parent))
+        FollowedSessions(
+            journals=[str(journal.parent / "folder/other.sqlite")], root=str(journal.parent)
+        )
     with pytest.raises(ConfigError, match="is a link"):
-        Sources(journals=[str(link)])
+        FollowedSessions(journals=[str(link)])
 
 
 def test_a_halt_file_is_no_way_out_of_the_folder(journal, tmp_path):

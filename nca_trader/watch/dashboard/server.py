@@ -37,7 +37,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nca_trader.config.records import finite
 from nca_trader.errors import ConfigError, StateError, argument
-from nca_trader.watch.dashboard.sources import Source, Sources
+from nca_trader.watch.dashboard.sources import FollowedSession, FollowedSessions
 
 FOLDER = pathlib.Path(__file__).parent
 # Each file that is served, and its type: no name of a request reaches the disk.
@@ -209,7 +209,7 @@ class Guard:
         return PlainTextResponse("Log in first.", 403)
 
 
-def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
+def make_app(sources: FollowedSessions, allowed: Access, every: float = 1.0) -> Guard:
     """Return the ASGI application of a dashboard.
 
     Args:
@@ -238,7 +238,7 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
             return functools.partial(overview_of, sources)
         return functools.partial(model_of, source_of(request), sources)
 
-    def source_of(request: Request) -> Source:
+    def source_of(request: Request) -> FollowedSession:
         found = sources.get(request.path_params["name"])
         if found is None:
             raise HTTPException(404, "There is no such session.")
@@ -320,13 +320,13 @@ def make_app(sources: Sources, allowed: Access, every: float = 1.0) -> Guard:
     return Guard(app, allowed, cookie)
 
 
-def model_of(source: Source, sources: Sources) -> dict[str, Any]:
+def model_of(source: FollowedSession, sources: FollowedSessions) -> dict[str, Any]:
     """Return the view model of the page of one session: its own, and the list of all."""
     about = {"name": source.name, "label": source.label}
     return {**about, **source.view(), "nav": overview_of(sources)["nav"]}
 
 
-def overview_of(sources: Sources) -> dict[str, Any]:
+def overview_of(sources: FollowedSessions) -> dict[str, Any]:
     """Return the view model of the page of all sessions: a card of each, and the list of all."""
     cards, nav = [], []
     for source in sources.all():

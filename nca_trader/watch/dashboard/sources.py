@@ -34,7 +34,7 @@ VERIFY_EVERY = 60.0  # seconds, and at least this many times what a verification
 VERIFY_SHARE = 20.0
 
 
-class Source:
+class FollowedSession:
     """A paper session. `view` is for one thread at a time of many.
 
     Args:
@@ -134,7 +134,7 @@ def _written(path: pathlib.Path) -> float:
     return max(times)
 
 
-class Sources:
+class FollowedSessions:
     """All sessions that a dashboard shows, by name.
 
     Args:
@@ -149,7 +149,7 @@ class Sources:
     def __init__(self, journals: Sequence[str] = (), root: str | None = None):
         self._pool = ThreadPoolExecutor(2, "dashboard")
         self._lock = threading.Lock()
-        self._found: dict[str, Source] = {}
+        self._found: dict[str, FollowedSession] = {}
         self._paths: set[pathlib.Path] = set()
         self._root = None if root is None else local(root, "a dashboard").absolute()
         self._scanned = -math.inf
@@ -163,7 +163,7 @@ class Sources:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def all(self) -> list[Source]:
+    def all(self) -> list[FollowedSession]:
         """Return every session, by label."""
         with self._lock:
             if self._root is not None and time.monotonic() - self._scanned > SCAN_EVERY:
@@ -172,7 +172,7 @@ class Sources:
             found = list(self._found.values())
         return sorted(found, key=lambda source: source.label)
 
-    def get(self, name: str) -> Source | None:
+    def get(self, name: str) -> FollowedSession | None:
         """Return the session of a name, or None."""
         if name not in self._found:
             self.all()  # an address that was kept, before anyone looked at the list
@@ -196,7 +196,7 @@ class Sources:
     def _add(self, path: pathlib.Path, label: str) -> None:
         if path in self._paths or len(self._found) >= MOST:
             return
-        source = Source(path, printable(label), self._pool)
+        source = FollowedSession(path, printable(label), self._pool)
         # A name in a URL has few characters, whatever folders are called.
         base = re.sub(r"[^a-z0-9._-]+", "-", source.label.lower()).strip("-._")[:48] or "session"
         name, number = base, 2
