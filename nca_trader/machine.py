@@ -15,6 +15,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import sys
 import tempfile
 import threading
@@ -167,6 +168,21 @@ def write_once(path: pathlib.Path, content: str) -> bool:
     finally:
         os.unlink(part)
     return True
+
+
+def read_private(path: str | os.PathLike[str], what: str) -> str:
+    """Return the text of a small file that its owner alone may read. what: it holds, for errors.
+
+    Raises:
+      ConfigError: others may read it.
+      OSError: it cannot be read.
+    """
+    with open(path, encoding="utf-8") as file:
+        # Of the open file: the name could point to another one by the next line.
+        status = os.fstat(file.fileno())
+        if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.getuid():
+            raise ConfigError(f"{path}: others may read {what}; run chmod 600 on it.")
+        return file.read(100_000)
 
 
 def run_file(folder: Place) -> Place:

@@ -24,6 +24,7 @@ import numpy as np
 from nca_trader.config.records import loads
 from nca_trader.envs.account.state import Legs, Quote, Rules, executable, next_legs, worsening
 from nca_trader.errors import ConfigError, StateError
+from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.gate import bar_body, bar_of, completed
 from nca_trader.paper.venue import (
     Activity,
@@ -41,7 +42,6 @@ from nca_trader.paper.venue import (
 )
 from nca_trader.types import Bar, Costs, Tensor
 
-SECOND = 1_000_000_000  # in nanoseconds
 DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and makes no fill
 
 SCHEMA = """
@@ -295,7 +295,7 @@ class Exchange:
                 units, symbol = -self._units.item(i), self._symbols[i]
                 value = self._close.item(i) * haircut
                 self._cash -= units * value
-                name = f"delisted-{symbol}@{self._clock // SECOND}"
+                name = f"delisted-{symbol}@{self._clock // NANOSECONDS}"
                 fills.append(Fill("delisted", name, symbol, units, value, 0.0, self._clock))
             self._units[gone] = 0.0
         # As in `account.step.on_bar`: a margin call comes before the fills, and withdraws orders.
@@ -472,7 +472,7 @@ class Exchange:
         self._units[index] += units
         symbol = self._symbols[index]
         # The bar is part of the id: an order may fill in parts, over several bars.
-        execution = f"{client}@{ts // SECOND}"
+        execution = f"{client}@{ts // NANOSECONDS}"
         return Fill(client, execution, symbol, units, paid, commission, ts)
 
     def _refusal(self, ticket: Ticket) -> str:

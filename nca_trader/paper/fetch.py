@@ -15,7 +15,15 @@ from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError, StateError, argument
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import DAY_SECONDS, Grid, Row, Source, bars_of, pause_after
+from nca_trader.paper.venue_feed import (
+    DAY_SECONDS,
+    Grid,
+    Row,
+    Source,
+    bars_of,
+    open_vendor,
+    pause_after,
+)
 from nca_trader.progress import Progress
 from nca_trader.types import Bars
 
@@ -219,17 +227,7 @@ def fetch(
     if not str(out).endswith(suffixes):
         known = ", ".join(suffixes)
         raise ConfigError(f"{argument('out', str(out))}: bars are written as {known}.")
-    kind, _, exchange = venue.partition(":")
-    if kind == "alpaca":
-        from nca_trader.paper import alpaca_feed  # imports alpaca-py, an extra
-
-        feed = alpaca_feed.open_feed(symbols, every, **options)
-    elif kind == "ccxt" and exchange:
-        from nca_trader.paper import ccxt_feed  # imports ccxt, an extra
-
-        feed = ccxt_feed.open_feed(exchange, symbols, every, **options)
-    else:
-        raise ConfigError(f"{venue!r} has no history; give alpaca or ccxt:EXCHANGE.")
+    feed = open_vendor(venue, symbols, every, **options)
     about = {"venue": venue, "symbols": list(symbols), "every": every}
     begin, end = (
         None if text is None else int(moment(text, name).timestamp())

@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import pathlib
-import stat
 from collections.abc import Iterable
 from typing import Any
 
@@ -25,6 +24,7 @@ from urllib3.util import Url, parse_url
 
 from nca_trader.config.records import loads
 from nca_trader.errors import ConfigError, NcaTraderError
+from nca_trader.machine import read_private
 from nca_trader.paper.clock import Caller
 
 TIMEOUT = 10.0  # seconds of a call, from its first byte out to its last byte in
@@ -84,12 +84,7 @@ def read_keys(key: str, secret: str) -> Keys:
 
 def _of_file(path: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
     try:
-        with path.open() as file:
-            # Of the open file: the name could point to another one by the next line.
-            mode = os.fstat(file.fileno())
-            if stat.S_IMODE(mode.st_mode) & 0o077 or mode.st_uid != os.getuid():
-                raise ConfigError(f"{path}: others may read your keys; run chmod 600 on it.")
-            lines = file.read().splitlines()
+        lines = read_private(path, "your keys").splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: can't be read ({error.strerror}); see {KEY_FILE}.") from None
     values: dict[str, str] = {}

@@ -25,7 +25,6 @@ from nca_trader.paper.venue import (
     BY_VENUE,
     Answer,
     Books,
-    CashFlow,
     Fill,
     Holdings,
     Instrument,
@@ -161,15 +160,16 @@ class VenueBroker:
         since = max(begun, self.ledger.last - OVERLAP) if since is None else since
         found = self.venue.activity(since)
         adopted = self.ledger.adopted
-        fills = [f for f in found.fills if f.ts >= begun and f.execution_id not in adopted]
-        fills = [fill for fill in fills if self._is_new(fill)]
+        after = (f for f in found.fills if f.ts >= begun and f.execution_id not in adopted)
+        fills = [fill for fill in after if self._is_new(fill)]
         flows = [f for f in found.flows if f.ts >= begun - LATE and f.id not in adopted]
         # Venues list fills in any order, and the books must not depend on it.
         fills.sort(key=lambda fill: (fill.ts, fill.execution_id))
         with self._journal.transaction():
             # All or none: with half of them the books would be ones that never were.
             for flow in flows:
-                self._pay(flow)
+                body = flow._asdict()
+                self.write("cash", body.pop("id"), body, flow.ts)
             for fill in fills:
                 self._fill(fill, ts)
         self.news += fills
@@ -265,8 +265,7 @@ class VenueBroker:
 
     def _deliver(self, order: Sent, ts: int) -> None:
         """Send an order, as often as the venue is busy or has not got it."""
-        ticket = order.ticket
-        wait = self._patience.first
+        ticket, wait = order.ticket, self._patience.first
         while order.state != "done":
             if ticket.symbol in self.held:
                 return self._end(order, "symbol-held", ts)
@@ -293,10 +292,9 @@ class VenueBroker:
                 wait = min(2.0 * wait, self._patience.last)
                 continue
             if answer.outcome is Outcome.AMBIGUOUS:
-                body = {"reason": answer.reason}
                 # Of the sending that it answers, which has been counted already.
                 key = f"{ticket.client_id}#{order.attempts - 1}"
-                self.write("order_ambiguous", key, body, ts)
+                self.write("order_ambiguous", key, {"reason": answer.reason}, ts)
             if not self._resolve(order, ts, answer):
                 return None
 
@@ -434,10 +432,6 @@ class VenueBroker:
                 raise Halt(
                     "overfilled", client_id=fill.client_id, ordered=wanted, filled=order.filled
                 )
-
-    def _pay(self, flow: CashFlow) -> None:
-        body = {"amount": flow.amount, "kind": flow.kind, "symbol": flow.symbol, "ts": flow.ts}
-        self.write("cash", flow.id, body, flow.ts)
 
     def _list_foreign(self, working: Sequence[OrderState], held: Holdings, ts: int) -> None:
         """Journal orders and positions that are not ours where they changed; touch none of them."""

@@ -23,6 +23,7 @@ from nca_trader.paper.journal import Journal
 from nca_trader.paper.loop import WARMUP, Session
 from nca_trader.paper.subjects import Subject, Terms, refuse_subject, subject_on
 from nca_trader.paper.venue import Venue
+from nca_trader.paper.venue_feed import open_vendor
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.universe import trained_symbols
 from nca_trader.types import Costs
@@ -216,14 +217,8 @@ def open_feed(text: str, every: str | None) -> LiveFeed:
         return _made(text, "feed", ("symbols", "period", "history", "now", "close"))
     if every is None or parse_step(every) is None:
         raise ConfigError(f"{argument('every')} is missing; give the length of a bar, e.g. 1min.")
-    if kind == "alpaca":
-        from nca_trader.paper import alpaca_feed  # imports alpaca-py, an extra
-
-        return alpaca_feed.open_feed(_symbols(rest), every)
-    from nca_trader.paper import ccxt_feed  # imports ccxt, an extra
-
-    exchange, _, symbols = rest.partition(":")
-    return ccxt_feed.open_feed(exchange, _symbols(symbols), every)
+    exchange, _, symbols = rest.partition(":") if kind == "ccxt" else ("", "", rest)
+    return open_vendor(f"{kind}:{exchange}", _symbols(symbols), every)
 
 
 def open_venue(

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.journal import Event
 from nca_trader.paper.venue import BY_VENUE, MARGIN, Books, Fill, Holdings, Ticket
 
-NANOSECONDS = 1_000_000_000
 DAY = 86_400  # seconds
 GAPS = 256  # bars whose spacing tells when the next is due
 NEWEST = 200  # orders and decisions that are shown

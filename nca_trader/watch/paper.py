@@ -10,7 +10,8 @@ from typing import Any
 
 from nca_trader.errors import printable
 from nca_trader.paper.chain import as_state_error, connect_reader, events_of, has_tables, writer_of
-from nca_trader.paper.tally import NANOSECONDS, Tally
+from nca_trader.paper.clock import NANOSECONDS
+from nca_trader.paper.tally import Tally
 
 
 class Paper:

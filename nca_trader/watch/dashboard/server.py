@@ -14,7 +14,6 @@ import os
 import pathlib
 import secrets
 import socket
-import stat
 import urllib.parse
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar, NamedTuple
@@ -37,6 +36,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nca_trader.config.records import finite
 from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.machine import read_private, write_once
 from nca_trader.watch.dashboard.sources import FollowedSession, FollowedSessions
 
 FOLDER = pathlib.Path(__file__).parent
@@ -125,21 +125,10 @@ def read_token(path: str | os.PathLike[str]) -> str:
       StateError: it cannot be read or made.
     """
     try:
-        try:
-            # Made with its mode in one call: between two, others could open it.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            pass
-        else:
-            with open(descriptor, "w") as file:
-                file.write(secrets.token_urlsafe(32) + "\n")
-        with open(path, encoding="utf-8") as file:
-            # Of the open file: a path could be exchanged between the check and the reading.
-            mode, token = os.fstat(file.fileno()).st_mode, file.read(1000).strip()
+        write_once(pathlib.Path(path), secrets.token_urlsafe(32) + "\n")
+        token = read_private(path, "this token").strip()
     except OSError as error:
         raise StateError(f"{path}: the token cannot be read ({error.strerror}).") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"{path}: others may read this token; chmod 600 it.")
     if len(token) < LEAST_TOKEN:
         raise ConfigError(f"{path}: the token has fewer than {LEAST_TOKEN} characters; delete it.")
     return token
