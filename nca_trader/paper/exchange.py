@@ -320,6 +320,8 @@ class Exchange:
 
     def _fill_targets(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
         """Fill the orders in weights, each a fraction of equity before any of these fills."""
+        if not self._targets:
+            return []
         # An asset without a bar has no price to fill at, so its order waits.
         active = np.array([s in self._targets for s in self._symbols]) & quote.present
         if not active.any():
