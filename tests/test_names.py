@@ -9,15 +9,11 @@ from sources import parsed
 ROOT = pathlib.Path(__file__).parents[1] / "nca_trader"
 # Names that still have two meanings; to be removed as they are renamed, and never added to.
 DOUBLE = {
-    "Activity",
     "Fill",
     "Layout",
     "Market",
-    "Notice",
     "Order",
     "Outcome",
-    "Row",
-    "Source",
 }
 
 
