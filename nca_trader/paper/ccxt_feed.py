@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nca_trader.errors import ConfigError
@@ -24,17 +24,6 @@ HOUR = 3600
 PAGE = 1000  # bars of one answer
 SKIPPED = 100  # bars to go on by after an empty answer
 FAULTS = (ccxt.BaseError, RequestException, ValueError, KeyError, TypeError, AttributeError)
-
-
-def check_symbols(exchange: str, markets: dict[str, Any], symbols: Iterable[str]) -> None:
-    """Check that every symbol names a spot market.
-
-    Raises:
-      ConfigError: one is not.
-    """
-    for symbol in symbols:
-        if symbol not in markets or not markets[symbol].get("spot"):
-            raise ConfigError(f"{symbol}: no spot market of {exchange}; write e.g. BTC/USDT.")
 
 
 def hosts_of(urls: Any, hostname: str | None) -> frozenset[str]:
@@ -136,7 +125,10 @@ def open_source(
     fits = [step for step in steps if step <= period and period % step == 0]
     if not fits:
         raise ConfigError(f"bars of {every}: {exchange} has none that fit in; give 1h or 1d.")
-    check_symbols(exchange, loaded(client.load_markets, session), symbols)
+    markets = loaded(client.load_markets, session)
+    for symbol in symbols:
+        if symbol not in markets or not markets[symbol].get("spot"):
+            raise ConfigError(f"{symbol}: no spot market of {exchange}; write e.g. BTC/USDT.")
     for step in sorted(map(int, fits), reverse=True):
         source = CcxtSource(tuple(symbols), step, steps[step], client, session)
         if step <= HOUR or source.is_on_grid():

@@ -6,7 +6,7 @@ import json
 import os
 import pathlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nca_trader.config.ranges import moment
@@ -20,8 +20,8 @@ from nca_trader.paper.venue_feed import (
     Grid,
     Row,
     Source,
+    VenueFeed,
     bars_of,
-    open_vendor,
     pause_after,
 )
 from nca_trader.progress import Progress
@@ -198,6 +198,31 @@ def _replace(bars: Bars, path: pathlib.Path) -> None:
         os.replace(whole, path)
     finally:
         whole.unlink(missing_ok=True)
+
+
+def open_vendor(venue: str, symbols: Sequence[str], every: str, **options: Any) -> VenueFeed:
+    """Return the live bars of a venue that this package knows.
+
+    Args:
+      venue: "alpaca", or "ccxt:EXCHANGE", e.g. "ccxt:binance".
+      symbols: what it calls them.
+      every: length of a bar, e.g. "1d", "1h", "1min".
+      **options: of the venue's `open_feed`.
+
+    Raises:
+      ConfigError: there is no such venue, or it cannot be opened.
+    """
+    # Here, as each needs a client that may not be installed.
+    kind, _, exchange = venue.partition(":")
+    if kind == "alpaca":
+        from nca_trader.paper import alpaca_feed
+
+        return alpaca_feed.open_feed(symbols, every, **options)
+    if kind == "ccxt" and exchange:
+        from nca_trader.paper import ccxt_feed
+
+        return ccxt_feed.open_feed(exchange, symbols, every, **options)
+    raise ConfigError(f"{venue!r} has no bars; give alpaca or ccxt:EXCHANGE.")
 
 
 def fetch(

@@ -19,11 +19,11 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import LiveFeed, ReplayFeed, parse_feed
+from nca_trader.paper.fetch import open_vendor
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.loop import WARMUP, Session
 from nca_trader.paper.subjects import Subject, Terms, refuse_subject, subject_on
 from nca_trader.paper.venue import Venue
-from nca_trader.paper.venue_feed import open_vendor
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.universe import trained_symbols
 from nca_trader.types import Costs

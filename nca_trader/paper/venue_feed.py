@@ -18,7 +18,6 @@ import numpy as np
 from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import EVERY_DAY, Sessions
 from nca_trader.data.resampling import aggregate
-from nca_trader.errors import ConfigError
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
@@ -238,31 +237,6 @@ class VenueFeed:
         # The rows may begin within a bar of a session that began before them.
         first, last = np.searchsorted(bars.seconds, [start, stop - self.period + 1])
         return bars[int(first) : int(last)]
-
-
-def open_vendor(venue: str, symbols: Sequence[str], every: str, **options: Any) -> VenueFeed:
-    """Return the live bars of a venue that this package knows.
-
-    Args:
-      venue: "alpaca", or "ccxt:EXCHANGE", e.g. "ccxt:binance".
-      symbols: what it calls them.
-      every: length of a bar, e.g. "1d", "1h", "1min".
-      **options: of the venue's `open_feed`.
-
-    Raises:
-      ConfigError: there is no such venue, or it cannot be opened.
-    """
-    # Here, as each needs a client that may not be installed.
-    kind, _, exchange = venue.partition(":")
-    if kind == "alpaca":
-        from nca_trader.paper import alpaca_feed
-
-        return alpaca_feed.open_feed(symbols, every, **options)
-    if kind == "ccxt" and exchange:
-        from nca_trader.paper import ccxt_feed
-
-        return ccxt_feed.open_feed(exchange, symbols, every, **options)
-    raise ConfigError(f"{venue!r} has no bars; give alpaca or ccxt:EXCHANGE.")
 
 
 def pause_after(failures: int, jitter: random.Random) -> float:
