@@ -208,6 +208,18 @@ def test_a_live_bar_that_is_overdue_makes_the_session_stale(tmp_path):
         assert view["state"]["word"] == word
 
 
+def test_a_body_that_cannot_be_read_is_left_out_and_counted(tmp_path):
+    fill = next(body for kind, _, body, _ in STORY if kind == "fill")
+    wrong = [("fill", "b@4", {**fill, "units": "two"}, 4), ("snapshot", "5", {"equity": None}, 5)]
+    book = told([*STORY, *wrong], tmp_path / "j.sqlite")
+    assert (book.unread, book.equity, book.units) == (2, [1.0, 1.08, 0.81], {"X": 2.0})
+    assert book.cash == pytest.approx(1000.0 - 2.0 * 200.5 - 0.5)
+    rows = dict(texts(session_view(book, Vitals("j", 0.0)), "quality"))
+    assert rows["Events not readable"] == "2"
+    with pytest.raises(TypeError):
+        Tally(read_events(tmp_path / "j.sqlite"), strict=True)
+
+
 def test_bodies_of_any_shape_have_a_view():
     book = Tally()
     shapes = [{}, {"target": "x", "logits": 3, "equity": "y", "weight": None, "units": [[]]}]
