@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import RunError, StateError
-from nca_trader.paper.journal import Event, read_events, verify
+from nca_trader.paper.journal import read_events, verify
 from nca_trader.paper.tally import Tally
 from nca_trader.runs.manifest import Run
 
@@ -91,15 +91,10 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
       StateError: the journal is damaged, or holds no decision.
     """
     verify(journal)  # numbers of a damaged journal would agree or differ for no reason
-    events = list(read_events(journal))
-    started = [e for e in events if e.kind == "run_started"]
-    if not any(e.kind == "decision" for e in events):
-        raise StateError(f"{journal}: holds no decision; replay more bars into it.")
-    symbols = started[0].body["symbols"]
     # From the disk on both sides: two values in memory could be one object.
-    table = _read_table(Path(run_dir) / TABLE, symbols)
-    paper = _paper_table(events, symbols, started[0].body["capital"])
-    names = [f"target:{s}" for s in symbols]
+    paper, tally = _paper_table(journal)
+    table = _read_table(Path(run_dir) / TABLE, tally.symbols)
+    names = [f"target:{s}" for s in tally.symbols]
     # Before paper's first decision, rows without a decision in the backtest either are not missing.
     idle = table[names].isna().all(axis=1)
     table = table.loc[~idle | (table.index >= paper.index[0])]
@@ -116,8 +111,8 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
     equity = table.loc[both, "equity"]
     return Parity(
         bars=len(both),
-        orders=sum(e.kind == "order_intent" for e in events),
-        fills=sum(e.kind == "fill" for e in events),
+        orders=tally.counts["order_intent"],
+        fills=tally.counts["fill"],
         missing=len(table.index.symmetric_difference(paper.index)),
         decisions_differ=int(differs.sum()),
         first_difference=str(both[int(differs.argmax())]) if differs.any() else "",
@@ -142,16 +137,16 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
     return table.set_axis(index.as_unit("ns"), axis=0)
 
 
-def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float) -> pd.DataFrame:
+def _paper_table(journal: str | Path) -> tuple[pd.DataFrame, Tally]:
     """Return the journal's decisions and equities by bar, columns named as the backtest's."""
     rows: dict[int, dict[str, Any]] = {}
     tally = Tally(strict=True)
-    for event in events:
+    for event in read_events(journal):
         tally.add(event)
         row = rows.setdefault(event.ts_event, {})
         if event.kind == "decision":
             for symbol, target, logits in zip(
-                symbols, event.body["target"], event.body["logits"], strict=True
+                tally.symbols, event.body["target"], event.body["logits"], strict=True
             ):
                 row[f"target:{symbol}"] = np.nan if target is None else target
                 for i, value in enumerate(logits):
@@ -159,9 +154,12 @@ def _paper_table(events: Sequence[Event], symbols: Sequence[str], capital: float
         elif event.kind == "snapshot":
             held = {symbol: units for symbol, units in tally.units.items() if units}
             worth = tally.cash + sum(tally.closes[symbol] * n for symbol, n in held.items())
-            row |= {"equity": event.body["equity"], "ledger": worth / capital}
+            row |= {"equity": event.body["equity"], "ledger": worth / tally.started["capital"]}
+    if not tally.decision:
+        raise StateError(f"{journal}: holds no decision; replay more bars into it.")
     table = pd.DataFrame.from_dict({ts: r for ts, r in rows.items() if "equity" in r}, "index")
-    return table.set_axis(pd.to_datetime(table.index, unit="ns", utc=True).as_unit("ns"), axis=0)
+    time = pd.to_datetime(table.index, unit="ns", utc=True).as_unit("ns")
+    return table.set_axis(time, axis=0), tally
 
 
 def _greatest(off: Any) -> float:
