@@ -28,6 +28,7 @@ from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import Feed, LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, bar_of, completed, in_json
 from nca_trader.paper.journal import Event, Journal, canonical
+from nca_trader.paper.ledger import Ledger
 from nca_trader.paper.risk import (
     Halt,
     KillSwitch,
@@ -41,7 +42,6 @@ from nca_trader.paper.risk import (
 )
 from nca_trader.paper.router import VenueBroker
 from nca_trader.paper.subjects import refuse_other_session, started_body
-from nca_trader.paper.tally import Ledger
 from nca_trader.paper.venue import Awaited, Venue
 from nca_trader.progress import Progress, duration
 from nca_trader.types import Bar

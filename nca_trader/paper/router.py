@@ -18,9 +18,9 @@ import numpy as np
 
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
 from nca_trader.paper.journal import Journal, canonical
+from nca_trader.paper.ledger import UNITS, Ledger, Sent
 from nca_trader.paper.risk import Halt
 from nca_trader.paper.sizing import tickets
-from nca_trader.paper.tally import UNITS, Ledger, Sent
 from nca_trader.paper.venue import (
     BY_VENUE,
     Answer,

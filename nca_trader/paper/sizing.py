@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nca_trader.envs.account.state import ROUNDING
-from nca_trader.paper.tally import UNITS
+from nca_trader.paper.ledger import UNITS
 from nca_trader.paper.venue import Books, Instrument, Order, Ticket, valued
 from nca_trader.types import Costs
 

@@ -43,7 +43,7 @@ def journal(tmp_path):
     path = tmp_path / "root" / "mine.sqlite"
     path.parent.mkdir()
     with Journal(path, lambda: 0) as opened:
-        opened.record("r", "run_started", "", {"symbols": ["<b>X</b>"]}, 0)
+        opened.record("r", "run_started", "", {"symbols": ["<b>X</b>"], "capital": 1.0}, 0)
         opened.record("r", "decision", "1", {"target": [0.5]}, 10**9)
         opened.record("r", "bar", "1", {"<b>X</b>": [1.0, 1.0, 1.0, 1.0, 1.0]}, 10**9)
     return path
@@ -258,7 +258,7 @@ def test_the_page_waits_for_a_journal_that_is_yet_to_come(tmp_path):
     assert source.view()["state"]["word"] == "Waiting"
     path.parent.mkdir()
     with Journal(path, lambda: 0) as opened:
-        opened.record("r", "run_started", "", {"symbols": ["X"]}, 0)
+        opened.record("r", "run_started", "", {"symbols": ["X"], "capital": 1.0}, 0)
         source._at = -math.inf
         assert source.view()["state"]["word"] == "Running"
     sources.close()
