@@ -11,7 +11,7 @@ from nca_trader.paper.drift import Usual, usual_turnover
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.journal import read_events
 from nca_trader.runs.reference import WINDOW, reference_of
-from nca_trader.watch.dashboard.sources import Sources
+from nca_trader.watch.dashboard.sources import FollowedSessions
 
 BARS = 20 + WINDOW + 20  # history, the window that is compared, and some
 FEWER = {"schema": 60, "slippage": 110}  # which do not need the window
@@ -72,7 +72,7 @@ def session(stage, tmp_path, usual, plant):
     room.desk = Exchange(tmp_path / "books", 1e5, costs, agent.symbols, agent.rules)
     room.trade()
     room.desk.close()
-    sources = Sources(journals=[str(room.path)])
+    sources = FollowedSessions(journals=[str(room.path)])
     (shown,) = sources.all()
     table = shown.view()["tables"]["drift"]
     sources.close()

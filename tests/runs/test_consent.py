@@ -27,7 +27,7 @@ from nca_trader.runs import consent, exported, trials
 from nca_trader.runs.consent import codes_of, key_file
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
 from nca_trader.runs.listing import compare_runs, runs_in
-from nca_trader.watch.dashboard.sources import Source
+from nca_trader.watch.dashboard.sources import FollowedSession
 
 # A module that leaves a marker when it is imported, and again when one of its members is called.
 EVIL = """
@@ -462,7 +462,7 @@ def test_a_forged_journal_runs_no_code(here):
         paper.replace("good", "evil"),
     ):
         main(words.split())
-    source = Source(here / "evil.db", "evil", Now())
+    source = FollowedSession(here / "evil.db", "evil", Now())
     with contextlib.suppress(nca.NcaTraderError):
         source.view()
     assert not (here / "marker").exists() and "evil" not in sys.modules
