@@ -7,14 +7,6 @@ import pathlib
 from sources import parsed
 
 ROOT = pathlib.Path(__file__).parents[1] / "nca_trader"
-# Names that still have two meanings; to be removed as they are renamed, and never added to.
-DOUBLE = {
-    "Fill",
-    "Layout",
-    "Market",
-    "Order",
-    "Outcome",
-}
 
 
 def test_every_public_class_has_a_name_of_its_own():
@@ -24,4 +16,4 @@ def test_every_public_class_has_a_name_of_its_own():
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(str(path.relative_to(ROOT)))
     assert len(homes) > 300
-    assert {name: at for name, at in homes.items() if len(at) > 1 and name not in DOUBLE} == {}
+    assert {name: at for name, at in homes.items() if len(at) > 1} == {}

@@ -15,7 +15,7 @@ import numpy as np
 
 from nca_trader.envs.account.state import Account, Legs
 from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.core import Core, Observed, Outcome, State, View
+from nca_trader.paper.core import Core, Observed, Response, State, View
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.gate import Gate, in_json
 from nca_trader.paper.journal import Journal
@@ -100,7 +100,7 @@ class Modelled:
         if seen.cash:
             self._write("cash", str(ts // NANOSECONDS), {"amount": seen.cash}, ts)
 
-    def intend(self, outcome: Outcome, close: np.ndarray, ts: int, given: float) -> None:
+    def intend(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
         """Journal the orders of a decision, in its transaction."""
         self._moved = 0.0
         for name, reason in outcome.closed:
@@ -109,7 +109,7 @@ class Modelled:
             self.orders += 1
             self._write("order_intent", order.client_id, order._asdict(), ts)
 
-    def send(self, outcome: Outcome, state: State, ts: int, given: float) -> Seen | None:
+    def send(self, outcome: Response, state: State, ts: int, given: float) -> Seen | None:
         """Send the orders of a decision; return what they did at this close."""
         if outcome.decision is None:
             return None
@@ -210,7 +210,7 @@ class Reported:
         """Fills of all time."""
         return self.router.ledger.count
 
-    def start(self, ts: int, state: State, last: Outcome) -> None:
+    def start(self, ts: int, state: State, last: Response) -> None:
         """Take over the venue's positions and cash, or compare them with the journal's.
 
         Args:
@@ -295,7 +295,7 @@ class Reported:
     def record(self, seen: Seen, ts: int) -> None:
         """Do nothing: fills and payments are in the journal before their bar."""
 
-    def intend(self, outcome: Outcome, close: np.ndarray, ts: int, given: float) -> None:
+    def intend(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
         """Journal the orders of a decision, in its transaction; none is sent before.
 
         A size is of what is held. So what an order replaces has to end first, and the new one is
@@ -304,7 +304,7 @@ class Reported:
         if not outcome.closed:
             self._size(outcome, close, ts, given)
 
-    def send(self, outcome: Outcome, state: State, ts: int, given: float) -> None:
+    def send(self, outcome: Response, state: State, ts: int, given: float) -> None:
         """Send the orders of a decision, and read what the venue says at once."""
         self._write_orders(outcome, state, ts, given)
         self.router.deliver(ts)
@@ -362,7 +362,7 @@ class Reported:
         with contextlib.suppress(Unreachable):
             self.router.take(self._now())
 
-    def _write_orders(self, outcome: Outcome, state: State, ts: int, given: float) -> None:
+    def _write_orders(self, outcome: Response, state: State, ts: int, given: float) -> None:
         """Withdraw what a decision replaces, and journal the orders that it lacks."""
         if outcome.closed:
             self.router.withdraw([name for name, _ in outcome.closed], ts)
@@ -370,7 +370,7 @@ class Reported:
             with self.router.transaction():
                 self._size(outcome, state.close, ts, given)
 
-    def _size(self, outcome: Outcome, close: np.ndarray, ts: int, given: float) -> None:
+    def _size(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
         """Journal target weights as orders in units, and those that cannot be sent."""
         agent, known = self._core.agent, self.router.ledger.order
         orders = {o.client_id: o for o in outcome.sent if known(o.client_id) is None}

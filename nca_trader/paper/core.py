@@ -32,7 +32,7 @@ from nca_trader.envs.account.state import (
 )
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.drift import Usual
-from nca_trader.paper.venue import Order, client_id
+from nca_trader.paper.venue import TargetOrder, client_id
 from nca_trader.types import Bar, Costs
 
 _entered = jax.jit(exits.entered)
@@ -158,7 +158,7 @@ class State(NamedTuple):
     memory: Any
     account: Account | None
     book: Book | None
-    working: dict[str, Order]
+    working: dict[str, TargetOrder]
     sizes: VolatilityState
 
 
@@ -193,7 +193,7 @@ class Observed(NamedTuple):
     closed: np.ndarray
 
 
-class Outcome(NamedTuple):
+class Response(NamedTuple):
     """What follows from a bar. decision: None before trading starts.
 
     working: every order that should be at the broker now. sent: those among them that are new.
@@ -201,8 +201,8 @@ class Outcome(NamedTuple):
     """
 
     decision: Decision | None = None
-    working: tuple[Order, ...] = ()
-    sent: tuple[Order, ...] = ()
+    working: tuple[TargetOrder, ...] = ()
+    sent: tuple[TargetOrder, ...] = ()
     closed: tuple[tuple[str, str], ...] = ()
 
 
@@ -315,7 +315,7 @@ class Core:
                 book = jax.tree.map(np.asarray, opened)
         return View(account, book)
 
-    def step(self, state: State, bar: Bar, legs: Legs, view: View) -> tuple[State, Outcome]:
+    def step(self, state: State, bar: Bar, legs: Legs, view: View) -> tuple[State, Response]:
         """Let the agent see `bar` (fields `[A]`, usable), and decide at its close.
 
         Args:
@@ -342,7 +342,7 @@ class Core:
             sizes=self._sizes(state, bar)[0],
         )
         if decision is None or account is None:
-            return after, Outcome()
+            return after, Response()
         quote = legs.at_close
         if quote.size is not None:  # multiplied here and not by `place`: the journal has weights
             decision = decision._replace(target=decision.target * quote.size)
@@ -353,7 +353,7 @@ class Core:
 
     def _place(
         self, state: State, account: Account, decision: Decision, quote: Quote
-    ) -> tuple[State, Outcome]:
+    ) -> tuple[State, Response]:
         """Order the decision, and fill it in the account where orders fill at this close."""
         rules = self.agent.rules
         # Ordered first and filled last, also where orders fill at this close: what is pending in
@@ -375,7 +375,7 @@ class Core:
             else:
                 name = state.working[symbol].client_id
             rest = bool(placed.pending[i] == REST)
-            working[symbol] = Order(name, symbol, float(weights[i]), rest)
+            working[symbol] = TargetOrder(name, symbol, float(weights[i]), rest)
         sent = tuple(working[self.agent.symbols[i]] for i in np.flatnonzero(new))
         kept = {order.client_id for order in working.values()}
         closed = tuple(
@@ -390,7 +390,7 @@ class Core:
                 with float64_on_cpu():
                     book = jax.tree.map(np.asarray, _entered(book, placed.held, fill, state.close))
         state = state._replace(account=placed, book=book, working=working)
-        return state, Outcome(decision, tuple(working.values()), sent, closed)
+        return state, Response(decision, tuple(working.values()), sent, closed)
 
     def _run_account(self, function: Callable, account: Account, *args) -> Any:
         """Call a compiled account function in float64 on the CPU; numpy arrays come back."""

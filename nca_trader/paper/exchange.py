@@ -34,9 +34,9 @@ from nca_trader.paper.venue import (
     Fill,
     Holdings,
     Instrument,
-    Order,
     OrderState,
     Outcome,
+    TargetOrder,
     Ticket,
     valued,
 )
@@ -81,7 +81,7 @@ class Exchange:
       StateError: the file cannot be used.
 
     >>> exchange = Exchange(None, 1000.0, Costs(commission=0.01), ["X"])
-    >>> exchange.work([Order("a", "X", 0.5)])
+    >>> exchange.work([TargetOrder("a", "X", 0.5)])
     (['a'], [])
     >>> quote = Quote(present=np.array([True]))
     >>> fill, = exchange.advance(np.array([10.0]), quote, ts=0)
@@ -104,7 +104,7 @@ class Exchange:
         self.path = None if path is None else Path(path)
         self._symbols, self._costs, self._rules = tuple(symbols), costs, rules
         self._about = {"symbols": list(self._symbols), "capital": float(capital)}
-        self._targets: dict[str, Order] = {}  # the orders in weights, by symbol
+        self._targets: dict[str, TargetOrder] = {}  # the orders in weights, by symbol
         self._cash, self._units = float(capital), np.zeros(len(self._symbols))
         self._bar: Bar | None = None  # the last one
         self._close = np.full(len(self._symbols), np.nan)
@@ -162,7 +162,7 @@ class Exchange:
             self._missing, self._bar, self._at_close = missing, bar, legs.at_close
         return Activity(fills + more, flows)
 
-    def work(self, orders: Sequence[Order]) -> tuple[list[str], list[Fill]]:
+    def work(self, orders: Sequence[TargetOrder]) -> tuple[list[str], list[Fill]]:
         """Make target weights the whole set of such orders, one per symbol.
 
         Each is sized where it fills.

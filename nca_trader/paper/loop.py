@@ -23,7 +23,7 @@ from nca_trader.envs.account.state import Legs
 from nca_trader.errors import HaltError
 from nca_trader.paper.account import MAX_IN_A_ROW, Modelled, Reported, Seen, equity_of
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, TICK, Clock, Patience, Waits
-from nca_trader.paper.core import Agent, Core, Decision, Outcome, State, View
+from nca_trader.paper.core import Agent, Core, Decision, Response, State, View
 from nca_trader.paper.drift import DriftWatch
 from nca_trader.paper.feed import Feed, LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, bar_of, completed, in_json
@@ -115,7 +115,7 @@ class Session:
         self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
         self._watched = False  # whether this process has said what is watched
         self._failures = 0
-        self._last = Outcome()  # of the newest bar that was repeated
+        self._last = Response()  # of the newest bar that was repeated
         self._counts = {"bars": 0, "rejected": 0, "decisions": 0}
         if self._live:
             self._gate = Gate(
@@ -283,7 +283,7 @@ class Session:
         if ts in self._lifts.refused:
             self._begin_again()
 
-    def _decided(self, bar: Bar, legs: Legs, seen: Seen | None) -> Outcome:
+    def _decided(self, bar: Bar, legs: Legs, seen: Seen | None) -> Response:
         view = View() if seen is None else seen.view
         try:
             self._state, outcome = self._core.step(self._state, bar, legs, view)
@@ -383,14 +383,14 @@ class Session:
             key = ":".join([str(ts // NANOSECONDS), *(part for part in parts if part)])
             self._record("risk", key, body, ts)
 
-    def _limited(self, outcome: Outcome) -> list[dict[str, Any]]:
+    def _limited(self, outcome: Response) -> list[dict[str, Any]]:
         """Return what the limits made of a decision."""
         if outcome.decision is None or self._state.account is None:
             return []
         return said(self._state.account, outcome.decision.target, self._agent.symbols)
 
     def _drifts(
-        self, before: State, bar: Bar, legs: Legs, seen: Seen | None, outcome: Outcome
+        self, before: State, bar: Bar, legs: Legs, seen: Seen | None, outcome: Response
     ) -> list[dict[str, Any]]:
         """Return what drifts at a bar. An order fills at the open after the close that it saw."""
         if outcome.decision is None or seen is None:
@@ -409,7 +409,7 @@ class Session:
             found += self._drift.filled(asset, units, price, quote, seen.value)
         return found
 
-    def _settle(self, outcome: Outcome, seen: Seen | None, ts: int) -> Halt | None:
+    def _settle(self, outcome: Response, seen: Seen | None, ts: int) -> Halt | None:
         """Record the account; return the halt where it must not trade on, which is recorded."""
         decision, key = outcome.decision, str(ts // NANOSECONDS)
         if decision is not None and seen is not None:

@@ -28,9 +28,9 @@ from nca_trader.paper.venue import (
     Fill,
     Holdings,
     Instrument,
-    Order,
     OrderState,
     Outcome,
+    TargetOrder,
     Ticket,
     Unreachable,
     Venue,
@@ -183,7 +183,12 @@ class VenueBroker:
         return {"payments": sorted(flow.id for flow in found.flows), "fills": fills}
 
     def size(
-        self, orders: Sequence[Order], books: Books, close: np.ndarray, costs: Costs, borrow: bool
+        self,
+        orders: Sequence[TargetOrder],
+        books: Books,
+        close: np.ndarray,
+        costs: Costs,
+        borrow: bool,
     ) -> tuple[list[Ticket], list[tuple[str, str]]]:
         """Turn target weights into units, by the books and the last close `[A]`.
 

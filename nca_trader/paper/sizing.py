@@ -9,12 +9,12 @@ import numpy as np
 
 from nca_trader.envs.account.state import ROUNDING
 from nca_trader.paper.ledger import UNITS
-from nca_trader.paper.venue import Books, Instrument, Order, Ticket, valued
+from nca_trader.paper.venue import Books, Instrument, TargetOrder, Ticket, valued
 from nca_trader.types import Costs
 
 
 def tickets(
-    orders: Sequence[Order],
+    orders: Sequence[TargetOrder],
     books: Books,
     close: np.ndarray,
     symbols: Sequence[str],
@@ -37,12 +37,12 @@ def tickets(
       Tickets, sales first, and `(client_id, code)` of orders that cannot be sent.
 
     >>> here = Books(1000.0, np.array([0.0]))
-    >>> order, stock = Order("a", "X", 0.5), {"X": Instrument("X", lot=1.0)}
+    >>> order, stock = TargetOrder("a", "X", 0.5), {"X": Instrument("X", lot=1.0)}
     >>> tickets([order], here, np.array([70.0]), ["X"], stock, Costs(), borrow=False)
     ([Ticket(client_id='a', symbol='X', units=7.0, stop=None)], [])
     """
     worth = books.cash + float(valued(books.units, close).sum())
-    wanted: list[tuple[Order, float, float]] = []
+    wanted: list[tuple[TargetOrder, float, float]] = []
     refused = []
     for order in orders:
         i, instrument = list(symbols).index(order.symbol), instruments[order.symbol]

@@ -62,7 +62,7 @@ class Ticket(NamedTuple):
     stop: float | None = None
 
 
-class Order(NamedTuple):
+class TargetOrder(NamedTuple):
     """A target weight for one symbol, working until the session withdraws it.
 
     client_id: ours, the same at every resend. weight: signed fraction of equity at the fill.

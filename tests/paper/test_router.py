@@ -16,9 +16,9 @@ from nca_trader.paper.venue import (
     Books,
     CashFlow,
     Instrument,
-    Order,
     OrderState,
     Outcome,
+    TargetOrder,
     Ticket,
     Unreachable,
 )
@@ -624,7 +624,7 @@ def test_waits_are_not_all_alike(path):
 
 
 def sized(weights, cash, units, close=(10.0, 20.0), borrow=False, costs=Costs(), **instrument):
-    orders = [Order(f"id{i}", "AB"[i], w) for i, w in enumerate(weights) if w is not None]
+    orders = [TargetOrder(f"id{i}", "AB"[i], w) for i, w in enumerate(weights) if w is not None]
     stocks = {s: Instrument(s, **instrument) for s in "AB"}
     books = Books(cash, np.array(units, float))
     return tickets(orders, books, np.array(close), "AB", stocks, costs, borrow)

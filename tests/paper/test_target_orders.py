@@ -8,7 +8,7 @@ import pytest
 from nca_trader.envs.account.state import Quote, Rules
 from nca_trader.errors import ConfigError
 from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.venue import Order, client_id
+from nca_trader.paper.venue import TargetOrder, client_id
 from nca_trader.types import Bar, Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
@@ -16,7 +16,7 @@ HERE = Quote(np.array([True, True]))
 
 
 def order(symbol, weight, buy_only=False):
-    return Order(f"id-{symbol}-{weight}", symbol, weight, buy_only)
+    return TargetOrder(f"id-{symbol}-{weight}", symbol, weight, buy_only)
 
 
 def broker_of(capital=1000.0, costs=COSTS, symbols=("A", "B"), **options):
