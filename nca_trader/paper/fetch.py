@@ -215,11 +215,11 @@ def open_vendor(venue: str, symbols: Sequence[str], every: str, **options: Any) 
     # Here, as each needs a client that may not be installed.
     kind, _, exchange = venue.partition(":")
     if kind == "alpaca":
-        from nca_trader.paper import alpaca_feed
+        from nca_trader.paper import alpaca_feed  # imports alpaca-py, an extra
 
         return alpaca_feed.open_feed(symbols, every, **options)
     if kind == "ccxt" and exchange:
-        from nca_trader.paper import ccxt_feed
+        from nca_trader.paper import ccxt_feed  # imports ccxt, an extra
 
         return ccxt_feed.open_feed(exchange, symbols, every, **options)
     raise ConfigError(f"{venue!r} has no bars; give alpaca or ccxt:EXCHANGE.")
