@@ -171,7 +171,11 @@ def write_once(path: pathlib.Path, content: str) -> bool:
 
 
 def read_private(path: str | os.PathLike[str], what: str) -> str:
-    """Return the text of a small file that its owner alone may read. what: it holds, for errors.
+    """Return the text of a small file that its owner alone may read.
+
+    Args:
+      path: the file.
+      what: the file holds, for the message.
 
     Raises:
       ConfigError: others may read it.
