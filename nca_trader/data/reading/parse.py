@@ -320,18 +320,11 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
             times[key].append(kept(raw[key]))
         begin += len(raw)
         if not isinstance(source, pd.DataFrame):  # whose owner holds it in memory already
-            size = max(request.kept(begin / chunk.share), begin * ROW_BYTES)
-            # The rows so far show how many come, but not well: the first lines may be shorter.
-            if max(begin * ROW_BYTES, 0.8 * size) > request.memory_gb * GIB:
-                what = f"about {size / ROW_BYTES:,.0f} bars of an asset"
-                refuse_large(chunk.name, what, size, request.memory_gb)
+            _check_size(chunk.name, begin, begin / chunk.share, request)
     if chunk is None or arranged is None:
         name = "DataFrame" if isinstance(source, pd.DataFrame) else place(source)
         raise refusal(name, Kind.D002, "there are no rows")
-    for each in request.symbols:  # only the whole file shows that it lacks one
-        if each not in names and not ("part-reuse" in request.repairs and _base(each) in names):
-            remedy = f"Choose from {', '.join(name for name in names if name)}"
-            raise refusal(chunk.name, Kind.D024, f"no symbol {each!r}", remedy)
+    _check_symbols(chunk.name, names, request)  # only the whole file shows that it lacks one
     if not begin:
         raise refusal(chunk.name, Kind.D002, "there are no rows")
     time = whole(times.pop("time"))
@@ -369,6 +362,23 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         close_name=str(given.get("close") or next(closes, "close")),
         vendor="cash_dividend" not in given and any(map(_is_vendors, header)),
     )
+
+
+def _check_size(name: str, rows: int, expected: float, request: Request) -> None:
+    """Refuse a file whose rows so far, or as many as are expected, take too much memory."""
+    size = max(request.kept(expected), rows * ROW_BYTES)
+    # The rows so far show how many come, but not well: the first lines may be shorter.
+    if max(rows * ROW_BYTES, 0.8 * size) > request.memory_gb * GIB:
+        what = f"about {size / ROW_BYTES:,.0f} bars of an asset"
+        refuse_large(name, what, size, request.memory_gb)
+
+
+def _check_symbols(name: str, names: dict[str, int], request: Request) -> None:
+    """Refuse a file that lacks a symbol which was asked for."""
+    for each in request.symbols:
+        if each not in names and not ("part-reuse" in request.repairs and _base(each) in names):
+            remedy = f"Choose from {', '.join(name for name in names if name)}"
+            raise refusal(name, Kind.D024, f"no symbol {each!r}", remedy)
 
 
 def spread_columns(names: Container[str]) -> list[str]:
