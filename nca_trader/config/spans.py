@@ -73,6 +73,10 @@ class Training:
       deploy: a run that `WalkForward.deploy` will be asked about; refused before the first fold
         where it would be refused there.
       name: for reports; None is that of the preset, the file or the strategy.
+
+    Example:
+      >>> Training(env="index_daily", seeds=5, steps=500_000).seeds
+      5
     """
 
     env: Any = None
