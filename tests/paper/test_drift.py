@@ -176,7 +176,7 @@ def test_a_run_keeps_its_reference_and_a_session_warns(stage, tmp_path, quick_di
     before = (tmp_path / "other.db").read_bytes()
     paper_trade(run.path, f"replay:{tmp_path}/other.csv", tmp_path / "other.db")
     assert (tmp_path / "other.db").read_bytes() == before
-    # An exported file carries the distribution; an older one says what to do.
+    # An exported file carries the distribution, where the run had one.
     file, coded = tmp_path / "agent.nca", compact(run, run.params(), Coding(bits=16), *[None] * 2)
     write_exported(file, run, coded)
     assert Exported(file).reference == reference
@@ -184,7 +184,7 @@ def test_a_run_keeps_its_reference_and_a_session_warns(stage, tmp_path, quick_di
     codes = [e.body["code"] for e in read_events(tmp_path / "file.db", "risk")]
     assert codes.count("drift-feature") == 1
     tensors, about = read_tensors(file, KIND, VERSION)
-    write_tensors(file, tensors, {k: v for k, v in about.items() if k != "features"}, KIND, VERSION)
+    write_tensors(file, tensors, about | {"features": "null"}, KIND, VERSION)
     paper_trade(file, f"replay:{tmp_path}/same.csv", tmp_path / "old.db")
     (watched,) = read_events(tmp_path / "old.db", "watched")
     assert watched.body == {

@@ -1,5 +1,6 @@
 """A session killed at any call goes on to the very journal of one that was not."""
 
+import os
 import pathlib
 import signal
 import subprocess
@@ -42,7 +43,8 @@ stage.replay(sys.argv[2], stage.make_bars(missing=0.2), stage.make_agent())
 def run(path, fatal):
     stage = pathlib.Path(__file__).with_name("conftest.py")
     command = [sys.executable, "-c", CHILD, str(stage), str(path), str(fatal)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=500)
+    environment = {**os.environ, "PYTHONPATH": str(stage.parents[1])}
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
 
 
 def killed_then_finished(stage, digest, tmp_path, moments):

@@ -23,7 +23,7 @@ from nca_trader.data.reading import files
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
 from nca_trader.data.reading.files import Bytes, Chunk, EndlessRow, slices, tables, titled
 from nca_trader.data.reading.times import joined, read_times
-from nca_trader.errors import BarError, argument
+from nca_trader.errors import BarError, ConfigError, StoreError, argument
 from nca_trader.progress import Progress
 
 MISSING = (
@@ -100,6 +100,8 @@ def load(
     except BarError as error:
         # The file is a copy where the user gave a URL; messages give the URL.
         raise BarError(*(line.replace(str(copy), str(path)) for line in error.args)) from error
+    except (ConfigError, StoreError):  # of a store: no such bucket, or it cannot be reached
+        raise
     except MemoryError as error:
         raise refusal(path, Kind.D001, "takes more memory than there is") from error
     except Exception as error:
