@@ -168,15 +168,18 @@ class Tally(Ledger):
         # Only while it is the last event: a session that is continued writes more after it.
         self.ended = event.kind == "run_ended"
         self.stopped = self.ended and event.body.get("stopped", False)
-        take = getattr(self, f"_on_{event.kind}", None)
-        try:
-            self.apply(event.kind, event.key, event.body)
-            if take is not None:  # kinds of other versions are counted and no more
-                take(event)
-        except SHAPES:
-            if self._strict:
-                raise
-            self.unread += 1
+        # Kinds of other versions are counted and no more.
+        take = getattr(self, f"_on_{event.kind}", lambda _: None)
+        unread = False
+        # What the books cannot read of an event does not hide the rest of it.
+        for part in (lambda: self.apply(event.kind, event.key, event.body), lambda: take(event)):
+            try:
+                part()
+            except SHAPES:
+                if self._strict:
+                    raise
+                unread = True
+        self.unread += unread
 
     @property
     def spacing(self) -> float:

@@ -239,3 +239,9 @@ def test_ten_thousand_events_make_a_view_at_once():
     # Thirty times what it takes: a view that reads all events for each row takes minutes.
     assert time.process_time() - began < 10.0
     assert len(text) < 200_000
+
+
+def test_what_the_books_cannot_read_of_an_event_does_not_hide_the_rest(tmp_path):
+    started = {"symbols": ["X"], "rules": {}}  # without the capital that the books begin with
+    book = told([("run_started", "", started, 0)], tmp_path / "j.sqlite")
+    assert (book.unread, book.symbols) == (1, ["X"])
