@@ -6,8 +6,9 @@ import numpy as np
 
 from nca_trader.types import Costs
 
-# Both engines have a smallest quantity, and the cash makes it small beside every order. vectorbt
-# takes amounts of money or units below 1e-12 for zero; backtesting.py trades whole units only.
+# Both engines have a smallest quantity, and the cash makes it small relative to every order.
+# vectorbt takes amounts of money or units below 1e-12 for zero; backtesting.py trades whole units
+# only.
 VECTORBT_CASH = 1e6
 BACKTESTING_CASH = 1e14
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import ChainMap, Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nca_trader.paper.clock import NANOSECONDS
@@ -170,16 +170,20 @@ class Tally(Ledger):
         self.stopped = self.ended and event.body.get("stopped", False)
         # Kinds of other versions are counted and no more.
         take = getattr(self, f"_on_{event.kind}", lambda _: None)
-        unread = False
         # What the books cannot read of an event does not hide the rest of it.
-        for part in (lambda: self.apply(event.kind, event.key, event.body), lambda: take(event)):
-            try:
-                part()
-            except SHAPES:
-                if self._strict:
-                    raise
-                unread = True
-        self.unread += unread
+        booked = self._took(self.apply, event.kind, event.key, event.body)
+        shown = self._took(take, event)
+        self.unread += not (booked and shown)
+
+    def _took(self, take: Callable[..., object], *event: Any) -> bool:
+        """Hand an event over; return whether it could be read."""
+        try:
+            take(*event)
+        except SHAPES:
+            if self._strict:
+                raise
+            return False
+        return True
 
     @property
     def spacing(self) -> float:

@@ -1,11 +1,14 @@
 """The gate: a bar file's own checks, and a price that is far from the last waits for the next."""
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import BarError
+from nca_trader.paper import gate as gates
 from nca_trader.paper.feed import NANOSECONDS, ReplayFeed
 from nca_trader.paper.gate import Gate, bar_body
 
@@ -217,3 +220,23 @@ def test_the_same_bars_give_the_same_verdicts_and_a_learnt_history_too(bars):
         learnt.learn(each.bar)
     two, codes = passed(learnt, stream[65:])
     assert list(map(repr, one[65:])) == list(map(repr, two)) and codes == [("D026", True)]
+
+
+def test_what_the_quick_comparison_passes_the_whole_check_passes_too(bars, monkeypatch):
+    """Every row of odd numbers gets the verdict that it gets without the comparison."""
+    numbers = (np.nan, np.inf, -1.0, 0.0, 99.0, 100.0)
+    rows = list(itertools.product(numbers, repeat=5))
+
+    def verdicts():
+        found = []
+        for row in rows:
+            fields = dict(zip(("open", "high", "low", "close", "volume"), row, strict=True))
+            bar = bars[0]._replace(**{name: np.full(2, x) for name, x in fields.items()})
+            refusal = Gate(("AAA", "BBB")).admit(bar)[1]
+            found.append(None if refusal is None else refusal.code)
+        return found
+
+    quick = verdicts()
+    monkeypatch.setattr(gates, "_is_plain", lambda bar: False)
+    assert quick == verdicts()
+    assert 0 < quick.count(None) < len(rows) / 10

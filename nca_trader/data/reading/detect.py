@@ -162,8 +162,10 @@ def _price_faults(table: Table) -> list[Fault]:
     bar = "open {open}, high {high}, low {low}, close {close}"
     # Exact comparisons would refuse prices that a vendor has adjusted.
     slack = SLACK * np.abs(c)
-    checks.fail(Kind.D010, h < low - slack, f"high below low: {bar}")
-    outside = (np.maximum(o, c) > h + slack) | (np.minimum(o, c) < low - slack)
+    with np.errstate(invalid="ignore"):  # rows with an infinite price have failed already
+        below = h < low - slack
+        outside = (np.maximum(o, c) > h + slack) | (np.minimum(o, c) < low - slack)
+    checks.fail(Kind.D010, below, f"high below low: {bar}")
     checks.fail(Kind.D011, outside, f"open or close outside low to high: {bar}")
     return sorted(checks.faults, key=_column_rank)
 
