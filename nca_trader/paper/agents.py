@@ -136,8 +136,8 @@ def policy_agent(
       begin: `() -> memory`, before the first bar.
       see: `(memory, bar) -> memory, features [A, F] float32`, one new bar; called within
         `float64_on_cpu`, as `think` is.
-      think: `(memory, bar, account) -> memory, features [A, F], logits [A, S n], target [A]`, the
-        same where something is decided.
+      think: `(memory, bar, account) -> memory, features [A, F], logits [A, S n], target [A]`, in
+        place of `see` at a bar that is decided at.
       receptive_field: RF bars, after which a stream has forgotten one.
       identity: hashes and versions that make a session this one.
       num_agents: S, whose orders become one, see `mean_policy`.

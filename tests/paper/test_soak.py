@@ -72,6 +72,6 @@ def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path, qui
     sent = [name for (name,) in venue._db.execute("SELECT client_id FROM orders")]
     assert len(sent) == len(set(sent)) > 0
     assert verify(path).seq == result["events"]
-    # Two thirds of the bars add a tenth of a kilobyte each, which is what a day of seconds may.
+    # After the first third the memory grows by at most 100 bytes for each bar.
     assert memory[-1] - memory[0] < 20 + 1e-4 * BARS
     assert np.isfinite(result["equity"])
