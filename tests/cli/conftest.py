@@ -1,4 +1,5 @@
 import json
+import signal
 from typing import NamedTuple
 
 import pytest
@@ -37,3 +38,11 @@ def command(capsys, tmp_path, monkeypatch):
         return Said(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def heard():
+    """Ctrl-C raises, also where what started the tests ignores it, e.g. a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -40,14 +40,6 @@ def needed(name):
     return words
 
 
-@pytest.fixture
-def heard():
-    """Ctrl-C raises, also where what started the tests ignores it, e.g. a shell's background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", COMMANDS)
