@@ -110,10 +110,10 @@ class Broken(Exchange):
         ]
         update = "UPDATE orders SET units = ?, status = ? WHERE client_id = ?"
         for order in halved:
-            self._db.execute(update, (order.units / 2.0, "working", order.client_id))
+            self._file._db.execute(update, (order.units / 2.0, "working", order.client_id))
         fills = super().match(price, quote, ts)
         for order in halved:
             now = self.look_up(order.client_id)
             status = "working" if now.status == "filled" else now.status
-            self._db.execute(update, (order.units, status, order.client_id))
+            self._file._db.execute(update, (order.units, status, order.client_id))
         return fills

@@ -52,8 +52,8 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
 def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     """Run the session to the end of its feed, or until it is asked to stop."""
     from nca_trader.evaluate.wording import in_sample_sentence
+    from nca_trader.paper.parity import summarise
     from nca_trader.paper.session import paper_trade
-    from nca_trader.paper.summary import summarise
 
     what, options = _subject_and_options(args)
     # A bar is finished first, with its events in the journal.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 NANOSECONDS = 1_000_000_000
@@ -164,5 +165,19 @@ class Patience(NamedTuple):
     last: float = 30.0
     recounts: int = 4
 
+    def looks_for(self, clock: Clock, what: str) -> Iterator[float]:
+        """Yield the seconds waited so far, after longer and longer waits, without an end."""
+        begun, wait = clock.monotonic(), self.first
+        while True:
+            yield clock.monotonic() - begun
+            clock.sleep(jittered(wait, what))
+            wait = min(2.0 * wait, self.last)
+
 
 PATIENCE = Patience()
+
+
+def jittered(wait: float, what: str) -> float:
+    """Return half to all of `wait`: sessions that failed together must not return together."""
+    text = f"{what}{wait}"
+    return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)

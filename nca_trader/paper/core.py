@@ -105,9 +105,10 @@ class Decision(NamedTuple):
         return found
 
     @property
-    def unfit(self) -> list[str]:
-        """The parts of a blend that could not decide."""
-        return [name for name, row in (self.parts or {}).items() if np.isinf(row).any()]
+    def fault(self) -> dict[str, Any]:
+        """The body of the event of a decision that is not a number; names the blend's parts."""
+        unfit = [name for name, row in (self.parts or {}).items() if np.isinf(row).any()]
+        return {"code": "policy-not-finite"} | ({"parts": unfit} if unfit else {})
 
 
 class Agent(NamedTuple):

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from nca_trader.envs.account.state import Quote, Rules, worsening
 from nca_trader.runs.reference import BINS, WINDOW, Reference, psi, schema_of
-from nca_trader.types import Costs
+from nca_trader.types import Bar, Costs
+
+if TYPE_CHECKING:
+    from nca_trader.paper.account import Seen
 
 BACK = 0.8  # of a feature's limit: below it the warning is over
 FILLS = 50  # the last ones, whose cost is compared
@@ -78,6 +81,34 @@ class DriftWatch:
     def _same(self) -> bool:
         reference: Any = self._usual.features
         return list(self._names) == reference.names and self._schema == reference.schema
+
+    def passed(
+        self, bar: Bar, quote: Quote, close: np.ndarray, seen: Seen, features: np.ndarray | None
+    ) -> list[dict[str, Any]]:
+        """Take a bar at which the agent decided.
+
+        Args:
+          bar: the bar.
+          quote: of its open, at which the orders filled.
+          close: `[A]` closes before it, the prices of assets that are not in it.
+          seen: the account at its close.
+          features: as in `decided`.
+
+        Returns:
+          The warnings that begin here.
+        """
+        found, present = [], np.asarray(bar.present)
+        if seen.trades:
+            found = self.traded(seen, quote._replace(price=np.where(present, bar.open, close)))
+        found += self.decided(features, present)
+        return found + self.turned(seen.moved / seen.value)
+
+    def traded(self, seen: Seen, quote: Quote) -> list[dict[str, Any]]:
+        """Take the account's own trades since the decision before, as in `filled`."""
+        found = []
+        for asset, units, price in seen.trades:
+            found += self.filled(asset, units, price, quote, seen.value)
+        return found
 
     def decided(self, features: np.ndarray | None, present: np.ndarray) -> list[dict[str, Any]]:
         """Take what a decision saw: features `[A, F]` of the assets that are `present` `[A]`.

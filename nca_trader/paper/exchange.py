@@ -11,10 +11,7 @@ every bar, so that each checks the other's arithmetic.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +22,7 @@ from nca_trader.config.records import loads
 from nca_trader.envs.account.state import Legs, Quote, Rules, executable, next_legs, worsening
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.clock import NANOSECONDS
+from nca_trader.paper.exchange_file import ExchangeFile
 from nca_trader.paper.gate import bar_body, bar_of, completed
 from nca_trader.paper.venue import (
     Activity,
@@ -43,22 +41,6 @@ from nca_trader.paper.venue import (
 from nca_trader.types import Bar, Costs, Tensor
 
 DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and makes no fill
-
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS state(name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS orders(
-  seq INTEGER PRIMARY KEY, client_id TEXT UNIQUE NOT NULL, symbol TEXT NOT NULL,
-  units REAL NOT NULL, filled REAL NOT NULL, status TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS fills(
-  seq INTEGER PRIMARY KEY, client_id TEXT NOT NULL, execution_id TEXT UNIQUE NOT NULL,
-  symbol TEXT NOT NULL, units REAL NOT NULL, price REAL NOT NULL, commission REAL NOT NULL,
-  ts INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS flows(
-  seq INTEGER PRIMARY KEY, id TEXT UNIQUE NOT NULL, kind TEXT NOT NULL, amount REAL NOT NULL,
-  ts INTEGER NOT NULL, symbol TEXT NOT NULL) STRICT;
-CREATE INDEX IF NOT EXISTS fill_times ON fills(ts);
-CREATE INDEX IF NOT EXISTS order_status ON orders(status);
-"""
 
 
 class Exchange:
@@ -113,19 +95,12 @@ class Exchange:
         self._missing = np.zeros(len(self._symbols), int)
         # A replay may begin before 1970.
         self._clock = -(2**62) if path is None else 0
-        try:
-            self._db = self._connected()
-            found = self._db.execute("SELECT value FROM state WHERE name = 'books'").fetchone()
-        except (sqlite3.Error, OSError) as error:
-            raise StateError(
-                f"{self.path}: the exchange's books cannot be used ({error}); restore the file, or "
-                "name another journal."
-            ) from error
-        if found:
-            self._restore(found[0])
+        self._file = ExchangeFile(self.path)
+        if (kept := self._file.books()) is not None:
+            self._restore(kept)
         # Whether an order in units was ever sent here.
-        self.used = self._db.execute("SELECT 1 FROM orders LIMIT 1").fetchone() is not None
-        with self._transaction():
+        self.used = self._file.has_orders()
+        with self._file.transaction(self._books):
             pass
 
     def instrument(self, symbol: str) -> Instrument:
@@ -149,7 +124,7 @@ class Exchange:
         missing = np.where(gone, self._missing + 1, 0)
         # The account's own returns and charges, so that both sides charge alike.
         legs = next_legs(self._close, bar, time - last, missing, self._costs, self._rules)
-        with self._transaction():
+        with self._file.transaction(self._books):
             fills, at_open = self._fill_open(bar.open, legs)
             more, at_close = self._fill_close(bar.close, legs)
             flows = [
@@ -157,7 +132,7 @@ class Exchange:
                 for moment, paid in (("open", at_open), ("close", at_close))
                 if paid
             ]
-            self._list(fills + more, flows)
+            self._file.add(fills + more, flows)
             # An order at this close comes after the bar, and fills by what is kept here.
             self._missing, self._bar, self._at_close = missing, bar, legs.at_close
         return Activity(fills + more, flows)
@@ -182,9 +157,9 @@ class Exchange:
         known = {order.client_id for order in self._targets.values()}
         self._targets, fills = wanted, []
         if self._rules.fill == "close" and self._at_close is not None:
-            with self._transaction():
+            with self._file.transaction(self._books):
                 fills = self.advance(self._close, self._at_close, self._clock)
-                self._list(fills)
+                self._file.add(fills)
         return [order.client_id for order in orders if order.client_id not in known], fills
 
     def submit(self, ticket: Ticket) -> Answer:
@@ -194,42 +169,31 @@ class Exchange:
         if why := self._refusal(ticket):
             return Answer(Outcome.REJECTED, why, final=True)
         self.used = True
-        with self._transaction():
-            self._db.execute(
-                "INSERT INTO orders(client_id, symbol, units, filled, status) "
-                "VALUES (?, ?, ?, 0.0, 'working')",
-                (ticket.client_id, ticket.symbol, ticket.units),
-            )
+        with self._file.transaction(self._books):
+            self._file.accept(ticket)
             if self._rules.fill == "close" and self._at_close is not None:
-                self._list(self.match(self._close, self._at_close, self._clock))
+                self._file.add(self.match(self._close, self._at_close, self._clock))
         return Answer(Outcome.ACCEPTED)
 
     def cancel(self, client_id: str) -> Answer:
         """Withdraw an order, if it still works."""
         if self.look_up(client_id) is None:
             return Answer(Outcome.REJECTED, "unknown-order")
-        with self._transaction():
-            self._db.execute(
-                "UPDATE orders SET status = 'cancelled' WHERE client_id = ? AND status = 'working'",
-                (client_id,),
-            )
+        with self._file.transaction(self._books):
+            self._file.cancel(client_id)
         return Answer(Outcome.ACCEPTED)
 
     def look_up(self, client_id: str) -> OrderState | None:
         """Return an order; None if it was never accepted."""
-        return next(iter(self._orders("client_id = ?", client_id)), None)
+        return self._file.order(client_id)
 
     def working(self) -> list[OrderState]:
         """Return every open order."""
-        return self._orders("status = ?", "working")
+        return self._file.working()
 
     def activity(self, since: int) -> Activity:
         """Return fills and payments at or after `since`."""
-        names = "client_id, execution_id, symbol, units, price, commission, ts"
-        rows = self._db.execute(f"SELECT {names} FROM fills WHERE ts >= ? ORDER BY seq", (since,))
-        fills = [Fill(*row) for row in rows]
-        query = "SELECT id, kind, amount, ts, symbol FROM flows WHERE ts >= ? ORDER BY seq"
-        return Activity(fills, [CashFlow(*row) for row in self._db.execute(query, (since,))])
+        return self._file.activity(since)
 
     def holdings(self) -> Holdings:
         """Return cash and units."""
@@ -246,7 +210,7 @@ class Exchange:
 
     def close(self) -> None:
         """Close the file."""
-        self._db.close()
+        self._file.close()
 
     def advance(self, price: np.ndarray, quote: Quote, ts: int) -> list[Fill]:
         """Fill the working orders of assets that are present, at `price` `[A]`."""
@@ -372,10 +336,7 @@ class Exchange:
         # What a used-up volume held back is filled later.
         waits = self._rules.max_participation is not None
         status = "filled" if rest == 0.0 else "working" if waits else "cancelled"
-        self._db.execute(
-            "UPDATE orders SET filled = ?, status = ? WHERE client_id = ?",
-            (order.units - rest, status, order.client_id),
-        )
+        self._file.update(order.client_id, order.units - rest, status)
 
     def _pay(self, amount: float) -> float:
         """Add money paid in, or out below 0, to the cash; return it."""
@@ -453,7 +414,7 @@ class Exchange:
             for i in np.flatnonzero(closing).tolist()
         ]
         if fills:
-            self._db.execute("UPDATE orders SET status = 'cancelled' WHERE status = 'working'")
+            self._file.cancel_all()
         return fills
 
     def _book(
@@ -484,58 +445,8 @@ class Exchange:
             return "bad-size"
         return "" if ticket.stop is None else "stop-orders-are-not-supported"
 
-    def _list(self, fills: Sequence[Fill], flows: Sequence[CashFlow] = ()) -> None:
-        if self.path is None or not (fills or flows):
-            return  # of books in memory: a long replay would keep all of them
-        self._db.executemany(
-            "INSERT INTO fills(client_id, execution_id, symbol, units, price, commission, ts) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?)",
-            fills,
-        )
-        self._db.executemany(
-            "INSERT INTO flows(id, kind, amount, ts, symbol) VALUES (?, ?, ?, ?, ?)", flows
-        )
-
-    def _orders(self, where: str, value: str) -> list[OrderState]:
-        rows = self._db.execute(
-            "SELECT client_id, symbol, units, filled, status, seq FROM orders "
-            f"WHERE {where} ORDER BY seq",
-            (value,),
-        )
-        return [OrderState(*row[:5], venue_id=str(row[5])) for row in rows]
-
-    @contextlib.contextmanager
-    def _transaction(self):
-        """Write what happens inside, and the books after it, at once or not at all."""
-        if self.path is None:  # books in memory have nothing to recover
-            yield
-            return
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._save()
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-
-    def _connected(self) -> sqlite3.Connection:
-        """Open the file, which is made where it does not exist."""
-        if self.path is not None:
-            # Made here, because SQLite would give it the mode of the user's umask.
-            with contextlib.suppress(FileExistsError):
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        db = sqlite3.connect(self.path or ":memory:", isolation_level=None)
-        # A dashboard may read the books while they are written.
-        db.execute("PRAGMA journal_mode = WAL")
-        # As at a real venue, what was accepted is still there after a power cut.
-        db.execute("PRAGMA synchronous = FULL")
-        db.executescript(SCHEMA)
-        return db
-
     def _restore(self, text: str) -> None:
-        """Take over the books of a file, as `_save` wrote them."""
+        """Take over the books of a file, as `_books` gave them."""
         try:
             kept = loads(text)
             cash, units = float(kept["cash"]), np.array(kept["units"], float)
@@ -563,7 +474,8 @@ class Exchange:
             legs = next_legs(close, self._bar, 0, none, self._costs, self._rules)
             self._at_close = legs.at_close
 
-    def _save(self) -> None:
+    def _books(self) -> str:
+        """Return all that the exchange knows besides its orders, as JSON."""
         bar = self._bar
         books = {
             **self._about,
@@ -575,4 +487,4 @@ class Exchange:
             "close": [None if np.isnan(x) else x for x in self._close.tolist()],
             "rows": None if bar is None else bar_body(bar, self._symbols),
         }
-        self._db.execute("INSERT OR REPLACE INTO state VALUES ('books', ?)", (json.dumps(books),))
+        return json.dumps(books)

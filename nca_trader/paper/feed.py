@@ -69,6 +69,21 @@ class LiveFeed(Protocol):
         ...
 
 
+class Timetable:
+    """Says when a live feed can give its bars, which open at times in seconds since 1970 UTC."""
+
+    def __init__(self, feed: LiveFeed):
+        self._feed, self._due = feed, getattr(feed, "due", None)
+
+    def due(self, opened: int) -> float:
+        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
+        return opened + 2.0 * self._feed.period if self._due is None else self._due(opened)
+
+    def newest_for(self, opened: int) -> float:
+        """Return the seconds for which no later bar than one is due; below 0 if one is."""
+        return self.due(opened) - self._feed.now() / NANOSECONDS
+
+
 class ReplayFeed:
     """Replays the bars of a file.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,19 +25,20 @@ from nca_trader.paper.account import MAX_IN_A_ROW, Modelled, Reported, Seen, equ
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, TICK, Clock, Patience, Waits
 from nca_trader.paper.core import Agent, Core, Decision, Response, State, View
 from nca_trader.paper.drift import DriftWatch
-from nca_trader.paper.feed import Feed, LiveFeed, Notice, Pump, ReplayFeed
-from nca_trader.paper.gate import Gate, Passed, Refusal, bar_body, bar_of, completed, in_json
+from nca_trader.paper.feed import Feed, LiveFeed, Notice, Pump, ReplayFeed, Timetable
+from nca_trader.paper.gate import Gate, Passed, Refusal, bar_of, completed
 from nca_trader.paper.journal import Event, Journal, canonical
 from nca_trader.paper.ledger import Ledger
+from nca_trader.paper.record import Record, digest
 from nca_trader.paper.risk import (
     Halt,
     KillSwitch,
     Lifts,
     after_resume,
     broken,
+    halted,
     lifts_of,
     refuse_halted,
-    remedy,
     said,
 )
 from nca_trader.paper.router import VenueBroker
@@ -98,9 +99,9 @@ class Session:
             opened = self._feed.now() if known is None else known
             names = {"venue": venue.name, "period": self._feed.period, "opened": opened}
         # All that makes a session this one and no other: a journal belongs to one session.
-        self._started = started_body(agent, capital, start, names)
-        self.run = hashlib.sha256(canonical(self._started).encode()).hexdigest()[:16]
-        refuse_other_session(journal, self._started)
+        started = started_body(agent, capital, start, names)
+        self.run = hashlib.sha256(canonical(started).encode()).hexdigest()[:16]
+        refuse_other_session(journal, started)
         if lifts is None:
             refuse_halted(journal)
         # A replay that resumes comes to these again, and goes on.
@@ -113,14 +114,13 @@ class Session:
         self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
         self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
-        self._watched = False  # whether this process has said what is watched
+        self._record = Record(journal, self.run, agent.symbols, started, self._drift.status)
+        self._times = Timetable(self._feed)
         self._failures = 0
         self._last = Response()  # of the newest bar that was repeated
-        self._counts = {"bars": 0, "rejected": 0, "decisions": 0}
         if self._live:
-            self._gate = Gate(
-                agent.symbols, True, self._feed.period, self._feed.now, self._body_of_passed
-            )
+            now, passed = self._feed.now, self._record.passed
+            self._gate = Gate(agent.symbols, True, self._feed.period, now, passed)
             self._account: Any = self._reported(venue, patience)
         else:
             self._gate = Gate(agent.symbols)
@@ -134,14 +134,14 @@ class Session:
             self._journal,
             self.run,
             self._agent.symbols,
-            self._newest_for,
+            self._times.newest_for,
             self._clock,
             patience,
             self._refuse,
             Ledger(),  # which the journal's events fill
         )
         now, monotonic = self._feed.now, self._clock.monotonic
-        return Reported(self._core, router, self._gate, now, self._newest_for, monotonic)
+        return Reported(self._core, router, self._gate, now, self._times.newest_for, monotonic)
 
     def trade(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """Trade until the feed ends or `stop()` is true; return `result()`.
@@ -179,14 +179,14 @@ class Session:
                     ending, body = f"{ending}:stopped", body | {"stopped": True}
                 if self._live:  # may end several times at one bar, with more fills each time
                     ending = f"{ending}:{self._journal.head.seq}"
-                self._record("run_ended", ending, body, self._state.last * NANOSECONDS)
+                self._record.event("run_ended", ending, body, self._state.last * NANOSECONDS)
         except Halt as halt:
             raise self._halted(halt) from None
 
     @property
     def counts(self) -> dict[str, int]:
         """Bars, refused bars, decisions, orders and fills so far."""
-        return self._counts | {"orders": self._account.orders, "fills": self._account.fills}
+        return self._record.counts | {"orders": self._account.orders, "fills": self._account.fills}
 
     def result(self) -> dict[str, Any]:
         """Return counts so far, `equity` in units of the capital, `value` in money, the head."""
@@ -217,8 +217,8 @@ class Session:
     def on_notice(self, notice: Notice) -> None:
         """Journal what the feed says. While it is stale no bar comes, and so no order goes."""
         now = self._feed.now()
-        digest = hashlib.sha256(notice.detail.encode()).hexdigest()[:8]
-        self._record("feed", f"{now}:{notice.code}:{digest}", notice._asdict(), now)
+        key = f"{now}:{notice.code}:{digest(notice.detail)}"
+        self._record.event("feed", key, notice._asdict(), now)
 
     def _follow_feed(self) -> None:
         """Process bars and notices until the feed ends or the session is stopped."""
@@ -227,8 +227,8 @@ class Session:
         with contextlib.closing(Pump(self._feed, self._live)) as pump, self._progress() as shown:
             while True:
                 if self._live:
-                    shown.note(self._line(), news=seen != self._counts["bars"])
-                    seen = self._counts["bars"]
+                    shown.note(self._line(), news=seen != self._record.counts["bars"])
+                    seen = self._record.counts["bars"]
                 item = pump.get(TICK)
                 if item is pump.END:
                     break
@@ -259,13 +259,15 @@ class Session:
         halt, late = None, self._account.settles_late
         # Without a decision nothing is ordered, and a resumed session repeats the bar.
         with self._journal.transaction(durable=outcome.decision is not None):
-            self._record_bar(bar, seen, ts)
+            self._record.bar(bar, ts)
+            if seen is not None:
+                self._account.record(seen, ts)
             if outcome.decision is not None:
-                self._record_decision(outcome.decision, ts)
+                self._record.decision(outcome.decision, ts)
                 self._account.intend(outcome, self._state.close, ts, given)
             drifts = self._drifts(before, bar, legs, seen, outcome)
             gated = passed.said(self._agent.symbols)
-            self._record_risks(gated + drifts + self._limited(outcome), ts)
+            self._record.risks(gated + drifts + self._limited(outcome), ts)
             if not late:
                 # With its bar: after a kill in between, the next session would trade on.
                 halt = self._settle(outcome, seen, ts)
@@ -277,7 +279,7 @@ class Session:
         if late and filled is not None:
             quote = legs.at_close._replace(price=self._state.close)
             with self._journal.transaction(durable=False):
-                self._record_risks(self._filled(filled, quote), ts)
+                self._record.risks(self._drift.traded(filled, quote), ts)
                 halt = self._settle(outcome, filled, ts)
             self._stop_or_go_on(halt)
         if ts in self._lifts.refused:
@@ -330,7 +332,7 @@ class Session:
                 if event.kind == "bar":
                     self._repeat_bar(event, event.key in decided)
                 self._account.router.ledger.apply(event.kind, event.key, event.body)
-                self._counts["rejected"] += event.kind == "bar_rejected"
+                self._record.counts["rejected"] += event.kind == "bar_rejected"
                 if event.kind == "resume":
                     self._failures = 0
 
@@ -345,43 +347,13 @@ class Session:
         # It passed once, and may only pass again by the same rules.
         self._gate.learn(bar)
         self._drifts(before, bar, legs, seen, outcome)  # in the journal already
-        self._counts["bars"] += 1
+        self._record.counts["bars"] += 1
         if outcome.decision is not None:
-            self._record_decision(outcome.decision, event.ts_event)
+            self._record.decision(outcome.decision, event.ts_event)
             self._failures = 0 if outcome.decision.usable else self._failures + 1
         account = self._state.account
         if account is not None and broken(account):  # trading goes on only after `resume`
             self._begin_again()
-
-    def _record(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
-        self._journal.record(self.run, kind, key, body, ts)
-
-    def _record_bar(self, bar: Bar, seen: Seen | None, ts: int) -> None:
-        """Record a bar, and what the session is at its first one."""
-        if self._counts["bars"] == 0:
-            self._record("run_started", "", self._started, ts)
-        if not self._watched:
-            self._watched, status = True, self._drift.status
-            before = list(self._journal.events("watched"))
-            # Again only where it changed, e.g. after somebody saved a backtest in the run folder.
-            if not before or before[-1].body != status:
-                self._record("watched", f"{ts // NANOSECONDS}:{len(before)}", status, ts)
-        self._counts["bars"] += 1
-        self._record("bar", str(ts // NANOSECONDS), bar_body(bar, self._agent.symbols), ts)
-        if seen is not None:
-            self._account.record(seen, ts)
-
-    def _record_decision(self, decision: Decision, ts: int) -> None:
-        self._counts["decisions"] += 1
-        body = {name: in_json(value) for name, value in decision.body.items()}
-        self._record("decision", str(ts // NANOSECONDS), body, ts)
-
-    def _record_risks(self, found: Sequence[dict[str, Any]], ts: int) -> None:
-        """Record what the gate, the limits or the drift watch say of a bar, one event each."""
-        for body in found:
-            parts = (body["code"], body.get("feature"))
-            key = ":".join([str(ts // NANOSECONDS), *(part for part in parts if part)])
-            self._record("risk", key, body, ts)
 
     def _limited(self, outcome: Response) -> list[dict[str, Any]]:
         """Return what the limits made of a decision."""
@@ -392,30 +364,17 @@ class Session:
     def _drifts(
         self, before: State, bar: Bar, legs: Legs, seen: Seen | None, outcome: Response
     ) -> list[dict[str, Any]]:
-        """Return what drifts at a bar. An order fills at the open after the close that it saw."""
         if outcome.decision is None or seen is None:
             return []
-        found, present = [], np.asarray(bar.present)
-        if seen.trades:
-            quote = legs.at_open._replace(price=np.where(present, bar.open, before.close))
-            found = self._filled(seen, quote)
-        found += self._drift.decided(outcome.decision.features, present)
-        return found + self._drift.turned(seen.moved / seen.value)
-
-    def _filled(self, seen: Seen, quote: Any) -> list[dict[str, Any]]:
-        """Return what drifts in fills, against the market's price in `quote`."""
-        found = []
-        for asset, units, price in seen.trades:
-            found += self._drift.filled(asset, units, price, quote, seen.value)
-        return found
+        return self._drift.passed(bar, legs.at_open, before.close, seen, outcome.decision.features)
 
     def _settle(self, outcome: Response, seen: Seen | None, ts: int) -> Halt | None:
         """Record the account; return the halt where it must not trade on, which is recorded."""
         decision, key = outcome.decision, str(ts // NANOSECONDS)
         if decision is not None and seen is not None:
-            self._record("snapshot", key, self._account.snapshot(self._state, seen), ts)
+            self._record.event("snapshot", key, self._account.snapshot(self._state, seen), ts)
             if not decision.usable:
-                self._record("risk", key, not_finite(decision), ts)
+                self._record.event("risk", key, decision.fault, ts)
         halt = self._verdict(decision, seen)
         if halt is not None:
             self._record_halt(halt)
@@ -436,23 +395,13 @@ class Session:
         return broken(account)
 
     def _reject(self, bar: Bar, refusal: Refusal, ts: int) -> None:
-        self._counts["rejected"] += 1
-        body = {
-            "reason": refusal.code,
-            "say": refusal.say,
-            "held": refusal.held,
-            "bar": bar_body(bar, self._agent.symbols),
-        }
-        digest = hashlib.sha256(canonical(body).encode()).hexdigest()[:8]
         halt = None
         with self._journal.transaction():
-            # A feed may send several bad bars of one time; the digest keeps their keys apart.
-            key = f"{ts // NANOSECONDS}:{digest}"
-            self._record("bar_rejected", key, body, ts)
+            key = self._record.rejected(bar, refusal, ts)
             if refusal.bad and self._gate.in_a_row >= MAX_IN_A_ROW:
                 halt = Halt("bad-bars", in_a_row=self._gate.in_a_row, last=refusal.code)
                 halt.key = key
-                self._record("halt", key, halt.body, ts)
+                self._record.event("halt", key, halt.body, ts)
         self._stop_or_go_on(halt)
 
     def _record_halt(self, halt: Halt) -> None:
@@ -460,7 +409,7 @@ class Session:
         # Of a replay the bar's time: a session that resumes comes to it again.
         at = str(now) if self._live else str(now // NANOSECONDS)
         halt.key = f"{at}:{halt.code}"
-        self._record("halt", halt.key, halt.body, now)
+        self._record.event("halt", halt.key, halt.body, now)
 
     def _stop_or_go_on(self, halt: Halt | None) -> None:
         """Stop at a halt, or go on where it was lifted after an earlier session stopped at it."""
@@ -468,7 +417,7 @@ class Session:
             return
         if halt.key not in self._lifts.halts:
             self._journal.commit()  # a deferred halt could be lost, and trading would resume
-            raise self._halt_error(halt)
+            raise halted(self._journal, halt, self._state.last)
         self._begin_again()
 
     def _begin_again(self) -> None:
@@ -510,18 +459,9 @@ class Session:
         """Record a halt between two bars; return its error."""
         # Another one at the same bar is another halt.
         key, now = f"{self._now()}:{halt.code}:{self._journal.head.seq}", self._now()
-        self._record("halt", key, halt.body, now)
+        self._record.event("halt", key, halt.body, now)
         self._journal.commit()
-        return self._halt_error(halt)
-
-    def _halt_error(self, halt: Halt) -> HaltError:
-        last = self._state.last
-        when = "before the first bar" if last is None else f"at {np.datetime64(last, 's')}"
-        detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
-        return HaltError(
-            f"{self._journal.path}: halted {when}, {halt.code} ({detail}); the last events of "
-            f"the journal show why. Correct the cause, then {remedy(self._journal.path)}."
-        )
+        return halted(self._journal, halt, self._state.last)
 
     def _now(self) -> int:
         """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
@@ -537,25 +477,12 @@ class Session:
         """Return cash and positions in money at the last closes."""
         return self._account.value(self._state.close)
 
-    def _body_of_passed(self, seconds: int) -> dict[str, Any] | None:
-        """Return the body of the bar that passed at a time, of any session on the journal."""
-        return self._journal.body(self.run, "bar", str(seconds))
-
     def _note_gap(self, opened: int) -> None:
         """Journal that the feed left out bars before this one, which it did not say itself."""
         last = self._state.last
-        if last is not None and self._due(last) - self._feed.period < opened:
+        if last is not None and self._times.due(last) - self._feed.period < opened:
             between = f"{np.datetime64(last, 's')} and {np.datetime64(opened, 's')}"
             self.on_notice(Notice("gap", f"the feed has no bar between {between}"))
-
-    def _due(self, opened: int) -> float:
-        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
-        due = getattr(self._feed, "due", None)
-        return opened + 2.0 * self._feed.period if due is None else due(opened)
-
-    def _newest_for(self, opened: int) -> float:
-        """Return the seconds for which no later bar than one is due; below 0 if one is."""
-        return self._due(opened) - self._feed.now() / NANOSECONDS
 
     def _progress(self) -> Progress:
         if self._live:
@@ -565,14 +492,8 @@ class Session:
     def _line(self) -> str:
         """Return the line of progress: bars, equity, and the time until the next bar."""
         last, base = self._state.last, self._account.base
-        left = float("nan") if last is None else self._newest_for(last)
+        left = float("nan") if last is None else self._times.newest_for(last)
         # Below 0 while a bar is overdue, NaN where it is not known.
         waits = f"next bar in {duration(left)}" if left > 0.0 else "waiting for the next bar"
         grown = 1.0 if base is None else self._value() / base
-        return f"{self._counts['bars']:,} bars  equity {grown:.4f}  {waits}"
-
-
-def not_finite(decision: Decision) -> dict[str, Any]:
-    """Return the body of the event of a decision that is not a number; names the blend's parts."""
-    found: dict[str, Any] = {"code": "policy-not-finite"}
-    return found | ({"parts": decision.unfit} if decision.unfit else {})
+        return f"{self._record.counts['bars']:,} bars  equity {grown:.4f}  {waits}"

@@ -165,6 +165,16 @@ def refuse_halted(journal: Journal) -> None:
         )
 
 
+def halted(journal: Journal, halt: Halt, last: int | None) -> HaltError:
+    """Return the error of a halt in a journal, after the bar at `last`, seconds since 1970 UTC."""
+    when = "before the first bar" if last is None else f"at {np.datetime64(last, 's')}"
+    detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
+    return HaltError(
+        f"{journal.path}: halted {when}, {halt.code} ({detail}); the last events of the journal "
+        f"show why. Correct the cause, then {remedy(journal.path)}."
+    )
+
+
 def remedy(journal: Path) -> str:
     """Return what lifts a halt, for a message."""
     with options_named():  # a command is typed into a shell, also by a caller in Python

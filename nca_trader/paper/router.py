@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience, jittered
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.ledger import UNITS, Ledger, Sent
 from nca_trader.paper.risk import Halt
@@ -291,7 +291,7 @@ class VenueBroker:
             if answer.outcome is Outcome.BUSY:
                 # A venue may say "nan" or "inf", which says no time.
                 asked = answer.retry_after if np.isfinite(answer.retry_after) else 0.0
-                ours = self._jittered(wait, f"{ticket.client_id}{order.attempts}")
+                ours = jittered(wait, f"{self.prefix}{ticket.client_id}{order.attempts}")
                 pause = max(asked, min(ours, self._left(order)))
                 self._busy = self._clock.monotonic() + pause
                 wait = min(2.0 * wait, self._patience.last)
@@ -471,6 +471,10 @@ class VenueBroker:
         body = {"code": "symbol-held", "symbol": symbol, "client_id": name, "reason": reason}
         self.write("risk", f"{ts // NANOSECONDS}:{name}:held", body, ts)
 
+    def _looks(self, what: str) -> Iterator[float]:
+        """Yield the seconds waited so far, see `Patience.looks_for`."""
+        return self._patience.looks_for(self._clock, f"{self.prefix}{what}")
+
     def _left(self, order: Sent) -> float:
         """Return the seconds for which an order may still be sent; below 0 where it may not.
 
@@ -480,19 +484,6 @@ class VenueBroker:
         # Of an earlier process only the bar is known.
         age = now - self._given.setdefault(order.ticket.client_id, now)
         return min(self._patience.age - age, self._newest_for(order.bar))
-
-    def _looks(self, what: str) -> Iterator[float]:
-        """Yield the seconds waited so far, after longer and longer waits, without an end."""
-        begun, wait = self._clock.monotonic(), self._patience.first
-        while True:
-            yield self._clock.monotonic() - begun
-            self._clock.sleep(self._jittered(wait, what))
-            wait = min(2.0 * wait, self._patience.last)
-
-    def _jittered(self, wait: float, what: str) -> float:
-        """Return half to all of `wait`: sessions that failed together must not return together."""
-        text = f"{self.prefix}{what}{wait}"
-        return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)
 
     def key(self, ts: int, code: str) -> str:
         """Return a key of its own for what may happen again at a bar that is seen again."""

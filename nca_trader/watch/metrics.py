@@ -14,9 +14,9 @@ from typing import Any
 
 from nca_trader.cloud import Place
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
+from nca_trader.paper.tally import Paper
 from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.watch.alerts import LABEL
-from nca_trader.watch.paper import Paper
 
 TAIL = 256  # bytes before the position that was read to; they must not have changed
 PREFIX = "nca_trader_"

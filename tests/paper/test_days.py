@@ -107,7 +107,7 @@ def test_the_newest_bar_is_traded_on_and_no_older_one(
             session = Session(agent, feed, books, journal, 1e5, warmup=12, clock=Still())
 
             def enough():
-                if session._counts["decisions"]:
+                if session.counts["decisions"]:
                     given.setdefault(session._state.last, clock.time)
                 return len(given) > count or clock.time > begin + 20 * feed.period + 5 * DAY
 

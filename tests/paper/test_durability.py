@@ -64,7 +64,7 @@ def test_what_a_download_counts_as_done_is_on_disk(tmp_path, order):
 
 def test_the_exchanges_books_wait_for_the_disk_as_the_journal_does(tmp_path):
     with contextlib.closing(Exchange(tmp_path / "books", 1.0, Costs(), ("A",))) as exchange:
-        assert exchange._db.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert exchange._file._db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 ROUTER, JOURNAL = "paper/test_router.py", "paper/test_journal.py"
@@ -98,10 +98,10 @@ REMOVED = [
      KILL, "a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it"),
     ("paper/loop.py", "halt.body, now)\n        self._journal.commit()", "halt.body, now)", KILL,
      "a_request_in_a_batch_is_on_disk_before_anybody_hears_of_it"),
-    ("paper/exchange.py", 'self._db.execute("COMMIT")', "pass", "paper/test_exchange.py",
+    ("paper/exchange_file.py", 'self._db.execute("COMMIT")', "pass", "paper/test_exchange.py",
      "books_outlive_the_object"),
-    ("paper/exchange.py", 'db.execute("PRAGMA synchronous = FULL")',
-     'db.execute("PRAGMA synchronous = NORMAL")', HERE,
+    ("paper/exchange_file.py", '_db.execute("PRAGMA synchronous = FULL")',
+     '_db.execute("PRAGMA synchronous = NORMAL")', HERE,
      "the_exchanges_books_wait_for_the_disk_as_the_journal_does"),
     ("paper/exchange.py", "if self.look_up(ticket.client_id) is not None:", "if False:",
      "paper/test_exchange.py", "the_same_id_twice_is_one_order"),

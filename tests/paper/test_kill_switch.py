@@ -16,8 +16,8 @@ from nca_trader.paper.feed import ReplayFeed
 from nca_trader.paper.halting import checked_reason, halt_file, read_halt, request_halt
 from nca_trader.paper.journal import Journal, read_events, verify
 from nca_trader.paper.loop import Session
+from nca_trader.paper.parity import summarise
 from nca_trader.paper.risk import KillSwitch, refuse_no_journal, resume
-from nca_trader.paper.summary import summarise
 
 
 @pytest.fixture

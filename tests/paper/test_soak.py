@@ -69,7 +69,7 @@ def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path, qui
     assert ledger.cash == pytest.approx(held.cash, rel=1e-9)
     for symbol in agent.symbols:
         assert ledger.units.get(symbol, 0.0) == pytest.approx(held.units.get(symbol, 0.0), abs=1e-9)
-    sent = [name for (name,) in venue._db.execute("SELECT client_id FROM orders")]
+    sent = [name for (name,) in venue._file._db.execute("SELECT client_id FROM orders")]
     assert len(sent) == len(set(sent)) > 0
     assert verify(path).seq == result["events"]
     # After the first third the memory grows by at most 100 bytes for each bar.

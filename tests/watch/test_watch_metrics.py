@@ -14,10 +14,9 @@ from nca_trader.config.records import sealed
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import write_atomically
 from nca_trader.paper.journal import Journal
-from nca_trader.paper.tally import Tally
+from nca_trader.paper.tally import Paper, Tally
 from nca_trader.runs.folder import Lines
 from nca_trader.watch.metrics import Collector, Rows, Watched, exporter, flat
-from nca_trader.watch.paper import Paper
 
 
 def test_a_row_is_flattened_and_what_is_no_number_left_out():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nca_trader.paper.tally import OrderLine, Tally, number, numbers
+from nca_trader.paper.tally import OrderLine, Tally, number, numbers, reason_of
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
     amount,
@@ -18,7 +18,6 @@ from nca_trader.watch.dashboard.parts import (
     short,
     table,
 )
-from nca_trader.watch.paper import reason_of
 
 ASSETS = 24  # rows of a table of assets
 ORDERS = 60  # rows of the table of orders

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.errors import printable
 from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.tally import Tally, number
+from nca_trader.paper.tally import Tally, number, reason_of
 from nca_trader.watch.dashboard import decisions
 from nca_trader.watch.dashboard.decisions import FLAT, by_symbol, modelled
 from nca_trader.watch.dashboard.parts import (
@@ -28,7 +28,6 @@ from nca_trader.watch.dashboard.parts import (
     table,
     tile,
 )
-from nca_trader.watch.paper import reason_of
 
 EDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # seconds, of the latencies
 CLOSE_TO = 0.8  # of a limit: worth a look

@@ -22,9 +22,8 @@ from nca_trader.errors import ConfigError, NcaTraderError, StateError, printable
 from nca_trader.paper.chain import sibling, writer_of
 from nca_trader.paper.halting import read_halt, request_halt
 from nca_trader.paper.journal import read_events, verify
-from nca_trader.paper.tally import Tally
+from nca_trader.paper.tally import Paper, Tally
 from nca_trader.watch.dashboard.session import Vitals, session_view
-from nca_trader.watch.paper import Paper
 
 JOURNALS = (".sqlite", ".sqlite3", ".db")
 MOST = 200  # sessions
