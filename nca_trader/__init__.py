@@ -9,6 +9,7 @@ from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
     from nca_trader.agents import load_agent, rules
+    from nca_trader.agents.base import with_base
     from nca_trader.agents.blend import blend
     from nca_trader.agents.check import check_policy
     from nca_trader.agents.policy import make_policy
@@ -118,6 +119,7 @@ __all__ = [
     "trials",
     "tune",
     "walk_forward",
+    "with_base",
     "write_bars",
 ]
 
@@ -183,6 +185,7 @@ _HOME = {
     "trials": "runs.trials",
     "tune": "evaluate.tune",
     "walk_forward": "evaluate.walkforward.walk",
+    "with_base": "agents.base",
     "write_bars": "data.bars",
 }
 

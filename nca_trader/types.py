@@ -316,6 +316,8 @@ class EnvSpec:
       decay: of the moving moments of "differential_sharpe".
       choices, limits: of actions of your own: their number for each asset, 0 where they are
         numbers, and the bounds of these numbers. None with other actions.
+      base, tilt_limit, tilt_penalty: of the policy, see `PolicyConfig`. With a base an action is a
+        tilt in [-1, 1].
 
     Example:
       >>> import nca_trader as nca
@@ -336,6 +338,9 @@ class EnvSpec:
     decay: float = 0.0
     choices: int | None = None
     limits: tuple[float, float] | None = None
+    base: str = "none"
+    tilt_limit: float = 0.0
+    tilt_penalty: float = 0.0
 
     @property
     def num_assets(self) -> int:
@@ -357,6 +362,8 @@ class EnvSpec:
     @property
     def action_bounds(self) -> tuple[float, float]:
         """The lowest and highest action, where actions are numbers."""
+        if self.base != "none":
+            return -1.0, 1.0
         return self.bounds if self.limits is None else self.limits
 
     @property

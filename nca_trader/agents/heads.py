@@ -20,7 +20,7 @@ from nca_trader.types import EnvSpec
 
 def num_account_features(spec: EnvSpec) -> int:
     """Return the number of account features per asset."""
-    return 3 + rewards.num_shown(spec)
+    return 3 + (spec.base != "none") + rewards.num_shown(spec)
 
 
 def account_features(spec: EnvSpec, account: Account) -> Array:
@@ -29,8 +29,8 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     For each asset the weight held and the weight last ordered, both in units of a full position,
     and the account's cash as a fraction of equity. Where positions have constant size, the weight
     held is the one ordered and cash is 0: an asset's features then depend on its last order alone.
-    The M numbers that the reward remembers follow, see `nca_trader.envs.rewards.shown`; most
-    rewards remember none.
+    The target of the base rule follows where there is one, in the same unit, then the M numbers
+    that the reward remembers, see `nca_trader.envs.rewards.shown`; most rewards remember none.
     """
     # In units of the largest weight, so the head sees numbers of order one in any environment.
     full: Any = spec.size
@@ -43,7 +43,9 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     else:
         cash = jnp.broadcast_to(1.0 - account.held.sum(), account.held.shape)
         held = account.held / full
-    kept = (jnp.broadcast_to(number, held.shape) for number in rewards.shown(spec, account))
+    kept = [jnp.broadcast_to(number, held.shape) for number in rewards.shown(spec, account)]
+    if spec.base != "none":  # not multiplied by sizes, unlike what is ordered
+        kept = [account.base / spec.size, *kept]
     return jnp.stack([held, ordered, cash, *kept], axis=-1).astype(jnp.float32)
 
 
@@ -58,7 +60,8 @@ def _rows(w: Array, x: Array) -> Array:
 class PolicyHead(nnx.Module):
     """The policy head in float32: one hidden layer, action logits per asset, one value.
 
-    The last layers start near zero, so that the first policy is uniform and the first value 0.
+    The last layers start near zero, so that the first policy is uniform and the first value 0. On a
+    base rule the logits start at exactly 0: the first policy is that rule.
     """
 
     HIDDEN: ClassVar = {"cell": 1, "account": 1, "bias": 0, "logits": 0, "value": 0}
@@ -71,7 +74,8 @@ class PolicyHead(nnx.Module):
         self.cell = nnx.Param(normal(rngs.params(), (channels, hidden)))
         self.account = nnx.Param(normal(rngs.params(), (num_account_features(spec), hidden)))
         self.bias = nnx.Param(jnp.zeros(hidden))
-        self.logits = nnx.Param(small(rngs.params(), (hidden, distribution(spec).outputs(spec))))
+        logits = small(rngs.params(), (hidden, distribution(spec).outputs(spec)))
+        self.logits = nnx.Param(logits if spec.base == "none" else jnp.zeros_like(logits))
         self.value = nnx.Param(small(rngs.params(), (hidden,)))
         self.value_bias = nnx.Param(jnp.zeros(()))
 
@@ -253,14 +257,15 @@ def mean_order(targets: Sequence[Any], ensemble: str) -> Any:
     return mean * (mean**2 / (squares + (squares == 0.0)))
 
 
-def best_target(spec: EnvSpec, logits: Array, ordered: Array, ensemble: str = "mean") -> Array:
+def best_target(spec: EnvSpec, logits: Array, account: Account, ensemble: str = "mean") -> Array:
     """Return the target weights of the most probable action, or of several agents together.
 
     Args:
       spec: of the environment.
       logits: `[A, n]` of an agent; `[A, S n]` of S agents, one after the other, see `mean_policy`.
-      ordered: `[A]` last ordered targets of the account that they share.
-      ensemble: how the orders of several agents become one, see `mean_order`.
+      account: that they share, at the close of the decision.
+      ensemble: how the orders, or on a base rule the tilts, of several agents become one, see
+        `mean_order`.
 
     Returns:
       `[A]` target weights.
@@ -268,5 +273,9 @@ def best_target(spec: EnvSpec, logits: Array, ordered: Array, ensemble: str = "m
     chosen = distribution(spec)
     width = chosen.outputs(spec)
     parts = [logits[..., i : i + width] for i in range(0, logits.shape[-1], width)]
-    targets = [to_target(spec, chosen.order(spec, chosen.mode(part)), ordered) for part in parts]
+    orders = [chosen.order(spec, chosen.mode(part)) for part in parts]
+    if spec.base != "none":
+        # Of the tilts and not of the targets: agents that disagree trade the base.
+        return to_target(spec, mean_order(orders, ensemble), account.ordered, account.base)
+    targets = [to_target(spec, order, account.ordered) for order in orders]
     return mean_order(targets, ensemble)

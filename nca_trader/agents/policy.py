@@ -17,6 +17,7 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.agents import load_agent
+from nca_trader.agents.base import spec_on_base
 from nca_trader.agents.encoder import ENCODERS, check_cells, check_parameters
 from nca_trader.agents.heads import Distribution, account_features, distribution
 from nca_trader.agents.nca import Fire
@@ -86,8 +87,8 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
       The policy.
 
     Raises:
-      ConfigError: `agent` cannot be loaded, or it needs each asset's nearest ones and `spec` does
-        not rank them.
+      ConfigError: `agent` cannot be loaded, it needs each asset's nearest ones and `spec` does not
+        rank them, or it stands on a base rule in an environment whose actions are no weights.
 
     Example:
       >>> import nca_trader as nca
@@ -97,6 +98,7 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
     """
     expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
     agent = load_agent(agent)
+    spec = spec_on_base(spec, agent.policy)
     if agent.policy.neighbours != "nearest":
         spec = dataclasses.replace(spec, nearest=())  # they describe bars, not the policy
     elif spec.num_assets > 1 and len(spec.nearest) != spec.num_assets:
@@ -227,7 +229,8 @@ def mean_policy(policy: Policy, num_agents: int, ensemble: str = "mean") -> Poli
         init=lambda key: stacked([policy.init(one) for one in jax.random.split(key, num_agents)]),
         encode=encode,
         act=act,
-        begin=lambda: stacked([policy.begin()] * num_agents),
+        # In jax: a blend begins inside a compiled scan.
+        begin=lambda: jax.tree.map(lambda x: jnp.stack([x] * num_agents), policy.begin()),
         stream=stream,
         ensemble=ensemble,
     )

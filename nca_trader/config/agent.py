@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from nca_trader.config.extensions import known
+from nca_trader.config.extensions import known, origin_of
 from nca_trader.config.learning import CurriculumConfig, LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import (
     between,
@@ -29,6 +30,12 @@ KINDS_WITH = {
     **dict.fromkeys(("neighbours", "num_neighbours"), ("nca",)),
 }
 NEIGHBOURS = ("none", "ring", "nearest", "all")
+# The rules of `nca_trader.agents.rules`, by name.
+RULES = (
+    *("always_flat", "breakout", "buy_and_hold", "cross_sectional_momentum", "equal_weight"),
+    *("forecaster", "half_and_half", "mean_reversion", "momentum", "random", "sma_cross"),
+    *("time_series_momentum", "tuned_sma", "volatility_hold"),
+)
 # Far above what trains: a mistyped or damaged number would take all memory or never end.
 MAX_STEPS, MAX_WIDTH = 1024, 1 << 16
 MAX_AGENTS = 4096  # of a run, whose file may hold any number
@@ -64,9 +71,15 @@ class PolicyConfig:
         between blocks of n steps; "dots", all but the results of matrix products.
       feature_clip: features are clipped to plus or minus this before the first layer.
       head_hidden: width of the policy head's hidden layer.
+      base: "none", or the rule that the policy stands on: a rule's name, also with values as in
+        "half_and_half(lookback=500)", or "module:name", your own strategy. What is ordered is the
+        rule's target and a tilt, see `nca_trader.agents.base`. Needs `actions = "weights"`.
+      tilt_limit: of a tilt, in full positions.
+      tilt_penalty: price of a tilt in each bar, in units of the reward: `tilt_penalty` times the
+        size of a full position times the sum of the squared tilts, each in [-1, 1].
     """
 
-    OWN: ClassVar = {"kind": "policies"}  # may name your own code
+    OWN: ClassVar = {"kind": "policies", "base": "strategies"}  # may name your own code
 
     kind: str = "nca"
     channels: int = 16
@@ -81,8 +94,14 @@ class PolicyConfig:
     remat: str = "none"
     feature_clip: float = 5.0
     head_hidden: int = 32
+    base: str = "none"
+    tilt_limit: float = 0.5
+    tilt_penalty: float = 0.0
 
     def __post_init__(self):
+        # Of a rule's name with values, the name is checked here, and the values where it is called.
+        bare = types.SimpleNamespace(base=str(self.base).partition("(")[0])
+        own = origin_of("strategies", str(self.base)) is not None
         counts = ("channels", "window", "num_neighbours", "head_hidden")
         problems = [
             *known(self, "kind", "policies", KINDS),
@@ -92,6 +111,9 @@ class PolicyConfig:
             *one_of(self, "neighbours", NEIGHBOURS),
             *between(self, "(0, 1]", "leak", "fire_rate"),
             *between(self, "(0, inf)", "feature_clip"),
+            *(() if own else known(bare, "base", "strategies", ("none", *RULES))),
+            *between(self, "(0, 2]", "tilt_limit"),
+            *between(self, "[0, inf)", "tilt_penalty"),
             *without_effect(self),
         ]
         # A comparison with a text would raise a TypeError, so only where the types are right.
@@ -119,6 +141,8 @@ class PolicyConfig:
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
         """Yield each field without effect given the values `given`, and what it needs."""
+        if given.base == "none":
+            yield from ((name, "base=a rule") for name in ("tilt_limit", "tilt_penalty"))
         if given.kind not in KINDS:
             return  # your own kind may read any field; an unknown one is reported by itself
         for name, kinds in KINDS_WITH.items():

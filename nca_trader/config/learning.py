@@ -37,6 +37,9 @@ class LearnerConfig:
         many states; "pathwise": derivatives of what weights earn, no critic and no sampling. See
         `nca_trader.learner.ppo`, `.exact` and `.pathwise`. "module:name" is your own function in
         the place of `ppo.gae`, with its arguments.
+      objective: of "pathwise": "reward", the mean reward; or "sharpe", the Sharpe ratio of the
+        accounts' simple returns, pooled over all bars and accounts of an update, less the price of
+        tilts. The environment's reward is then not used. Needs one epoch and one minibatch.
       shard_updates: updates on one shard, where data are shards larger than memory, before the
         next takes its place; None continues until as many bars were drawn as the longest shard has.
       replay_slots: earlier rollouts that are kept on the device; each update learns from one of
@@ -66,6 +69,7 @@ class LearnerConfig:
     envs_per_segment: int = 4
     logical_shards: int = 8
     advantages: str = "gae"
+    objective: str = "reward"
     shard_updates: int | None = None
     replay_slots: int = 0
     num_epochs: int = 4
@@ -87,6 +91,7 @@ class LearnerConfig:
             whole(self, 1, "shard_updates"),
             between(self, "(0, inf)", "memory_gb", "target_kl"),
             known(self, "advantages", "advantages", ADVANTAGES),
+            one_of(self, "objective", ("reward", "sharpe")),
             whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),
             between(self, "[0, 1]", "gae_lambda"),
@@ -101,6 +106,12 @@ class LearnerConfig:
         refuse(divides("num_minibatches", self.num_minibatches, of, each))
         if self.replay_slots == 1:
             refuse("replay_slots=1: a slot is read while another is written; give 2 or more.")
+        # Its gradient is that of a sum at the pooled moments, which the first step moves.
+        if self.objective == "sharpe" and (self.num_epochs, self.num_minibatches) != (1, 1):
+            refuse(
+                f"objective='sharpe' is exact for one pass over all accounts, but num_epochs="
+                f"{self.num_epochs} and num_minibatches={self.num_minibatches}; set both to 1."
+            )
         # V-trace corrects the ratios of sampled actions, which the others do not have.
         if self.replay_slots and self.advantages != "gae":
             refuse(
@@ -124,6 +135,8 @@ class LearnerConfig:
         if given.advantages == "pathwise":  # draws no actions: no ratio, no entropy
             for name in ("clip_epsilon", "entropy_coef", "target_kl"):
                 yield name, "advantages='gae', 'group' or 'exact'"
+        else:
+            yield "objective", "advantages='pathwise'"
 
 
 @strict

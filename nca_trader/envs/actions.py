@@ -93,7 +93,27 @@ SCHEMES: Registry[ActionScheme] = Registry(
 )
 
 
-def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
+def tilted(spec: EnvSpec, tilt: Tensor, base: Array) -> Array:
+    """Return `base` moved by `tilt` times `tilt_limit` full positions, clipped to `spec.bounds`.
+
+    A base beyond the bounds is not clipped, but where the environment does not short it is at
+    least 0. So a tilt of 0 is exactly the base.
+    """
+    low, high = spec.bounds
+    tilt = jnp.clip(jnp.asarray(tilt, base.dtype), *spec.action_bounds)
+    target = base + spec.tilt_limit * spec.size * tilt
+    return jnp.clip(target, jnp.minimum(low, base) if low < 0.0 else 0.0, jnp.maximum(high, base))
+
+
+def tilt_price(spec: EnvSpec, action: Tensor) -> Any:
+    """Return `[...]` the price of tilts `[..., A]` in a bar, see `PolicyConfig.tilt_penalty`."""
+    if not spec.tilt_penalty:
+        return 0.0
+    tilt = jnp.clip(jnp.asarray(action), *spec.action_bounds)
+    return spec.tilt_penalty * spec.size * (tilt**2).sum(-1)
+
+
+def to_target(spec: EnvSpec, action: Tensor, ordered: Array, base: Any = ()) -> Array:
     """Return the target weights `[A]` that `action` orders.
 
     Args:
@@ -101,7 +121,10 @@ def to_target(spec: EnvSpec, action: Tensor, ordered: Array) -> Array:
       action: `[A]` int32; where they are numbers (`spec.num_actions` is 0) floating, and clipped to
         `spec.action_bounds`.
       ordered: `[A]` last ordered targets.
+      base: `[A]` target of the base rule, where `spec` has one.
     """
+    if spec.base != "none":
+        return tilted(spec, action, base)
     scheme = SCHEMES[spec.actions]
     if spec.actions in SCHEMES.builtin:
         return scheme.target(spec, action, ordered)

@@ -102,9 +102,16 @@ def usual_variance(spec: EnvSpec) -> float:
 
 
 def begun(spec: EnvSpec, account: Account) -> Account:
-    """Return the account with the memory of an episode that begins at this close."""
-    if not spec.memory:
-        return account
+    """Return the account as of an episode that begins at this close: its reward's memory begins.
+
+    With a base rule its target is 0 until the account sees a bar.
+    """
+    if spec.base != "none":
+        account = account._replace(base=jnp.zeros_like(account.weight))
+    return _remembering(spec, account) if spec.memory else account
+
+
+def _remembering(spec: EnvSpec, account: Account) -> Account:
     zero = jnp.zeros_like(account.log_equity)
     kept = _memory(spec).begin(spec, zero)
     return account._replace(memory=RewardMemory(account.log_equity, account.log_equity_low, kept))
@@ -128,7 +135,7 @@ def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Acc
     grown = grown + (account.log_equity_low - before.log_equity_low)
     kept = before.kept.after(spec, grown)
     now = account._replace(memory=RewardMemory(account.log_equity, account.log_equity_low, kept))
-    return jax.tree.map(lambda a, b: jnp.where(first, a, b), begun(spec, account), now)
+    return jax.tree.map(lambda a, b: jnp.where(first, a, b), _remembering(spec, account), now)
 
 
 def up_to_first(ready: Array) -> Array:

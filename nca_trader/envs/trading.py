@@ -7,8 +7,10 @@ binds these functions to one market.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +46,7 @@ from nca_trader.envs.market import (
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import BarError, StateError
 from nca_trader.numerics import hash_uniform
-from nca_trader.types import Bars, Costs, EnvSpec, Tensor
+from nca_trader.types import Bars, Costs, EnvSpec
 
 
 class Observation(NamedTuple):
@@ -143,7 +145,7 @@ def transition(
         scale = episode.cost_scale
         costs, now, following = costs.scaled(scale), now.at_cost(scale), following.at_cost(scale)
     # From the weights last ordered and not from those held, which drift with prices.
-    target = actions.to_target(spec, action, before.ordered)
+    target = actions.to_target(spec, action, before.ordered, before.base)
     placed, _ = place_order(before, target, now.at_close, costs, rules)
     after, _ = on_bar(placed, following, costs, rules)
     step = rewards.Step(
@@ -156,11 +158,11 @@ def transition(
         before.memory.kept if spec.memory else None,
     )
     # The reward reads the memory of before the step; only then is it updated.
-    reward = rewards.reward_of(config, spec, step)
+    reward = rewards.reward_of(config, spec, step) - actions.tilt_price(spec, action)
     return episode._replace(account=remembered(spec, after)), reward
 
 
-def begin(dynamics: Dynamics, key: Array, size: Tensor | None = None) -> Episode:
+def begin(dynamics: Dynamics, key: Array, first: Legs | None = None) -> Episode:
     """Open an account, flat or at a random position that an order could have reached.
 
     Costs are drawn where the config says so.
@@ -168,10 +170,11 @@ def begin(dynamics: Dynamics, key: Array, size: Tensor | None = None) -> Episode
     Args:
       dynamics: config, spec and rules, static.
       key: of the episode.
-      size: `[A]` of the first bar, where sizes follow the market; see `Legs`.
+      first: the bar at whose close the account opens; None leaves out what follows the market.
     """
     config, spec, rules = dynamics
     scale, account = None, open_account(jnp.zeros(spec.num_assets), rules)
+    size = None if first is None else first.size
     if size is not None:
         account = account._replace(size=jnp.asarray(size))
     if config.random_costs is not None:
@@ -198,7 +201,10 @@ def begin(dynamics: Dynamics, key: Array, size: Tensor | None = None) -> Episode
         free = free._replace(borrow=config.borrow)
         there = Legs(target, target, jnp.ones(shape, bool), size=size).at_close
         account = place_order(account, target, there, Costs(), free)[0]
-    return Episode(begun(spec, account), scale)
+    account = begun(spec, account)
+    if first is not None and first.base is not None:
+        account = account._replace(base=jnp.asarray(first.base, account.weight.dtype))
+    return Episode(account, scale)
 
 
 def begin_dropout(dynamics: Dynamics, key: Array) -> Array | None:
@@ -234,7 +240,7 @@ def reset(market: Market, key: Array) -> tuple[EnvState, TimeStep]:
     first = jax.random.randint(start_key, (), spec.warmup, market.num_bars - length)
     # Folded in and not split off, so that dropout leaves the draws of the same key as they are.
     drop = begin_dropout(market.dynamics, jax.random.fold_in(start_key, 1))
-    episode = begin(market.dynamics, account_key, market.legs_at(first).size)
+    episode = begin(market.dynamics, account_key, market.legs_at(first))
     state = EnvState(key, first, drop, episode, first + length)
     zero = jnp.zeros(())
     return state, TimeStep(state.observation, zero, zero + 1.0, jnp.zeros((), bool))
@@ -333,7 +339,7 @@ class TradingEnv:
         if config is None:
             config = bars.config if isinstance(bars, Task) else EnvConfig()
         config = load_env(config, name="config")
-        self.shards, self.task = None, None
+        self.shards, self.task, self._base = None, None, None
         if isinstance(bars, Shards):
             self.shards, bars = bars, first_of(bars, config)
         elif bars is None:
@@ -383,7 +389,7 @@ class TradingEnv:
         """
         rewards.check_paid(self.config, bars, self.spec.size)
         features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
-        market = market_of(bars, features, self.dynamics, self.shards)
+        market = self._on_base(market_of(bars, features, self.dynamics, self.shards), bars)
         # A column more or less is another tree, for which every step would be compiled again.
         if jax.tree.structure(market) != jax.tree.structure(self.market):
             raise StateError(
@@ -393,6 +399,27 @@ class TradingEnv:
             )
         # All rewards are scaled by the first shard, so that values learnt on it hold on the next.
         return dataclasses.replace(market, volatility=self.market.volatility)
+
+    def on_base(self, spec: EnvSpec, base: Callable[[Bars], np.ndarray]) -> TradingEnv:
+        """Return this environment with the targets of a base rule as a column of its market.
+
+        Args:
+          spec: of this environment, with the base; `nca_trader.agents.base` makes both.
+          base: `(bars) -> [N, A]` float64, the target at each close.
+        """
+        other = copy.copy(self)
+        other._base = base
+        market = dataclasses.replace(self.market, dynamics=self.dynamics._replace(spec=spec))
+        other.market = other._on_base(market, self.bars)
+        return other
+
+    def _on_base(self, market: Market, bars: Bars) -> Market:
+        if self._base is None:
+            return market
+        base = self._base(bars).astype(np.float32)
+        base = np.pad(base, ((0, len(market.legs.present) - len(bars)), (0, 0)))
+        base = base if self.shards is not None else jnp.asarray(base)
+        return dataclasses.replace(market, legs=market.legs._replace(base=base))
 
     @property
     def dynamics(self) -> Dynamics:

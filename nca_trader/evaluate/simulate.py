@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.agents.base import base_of
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.agents.strategy import Strategy
@@ -326,6 +327,8 @@ def simulate_agent(
     ready = np.arange(first, last) >= policy.first_decision
     with float64_on_cpu():
         legs = legs_between(bars, costs, rules, first, last)
+        if (base := base_of(policy.spec)) is not None:
+            legs = legs._replace(base=base.column(bars[:last])[first:])
         found = _scan_agent(params, legs, cells, ready, policy, costs, rules)
         return jax.tree.map(np.asarray, found)
 
@@ -350,7 +353,7 @@ def _scan_agent(
             account = remembered(spec, account, first_t)
             seen = account_features(spec, account)
             logits = [policy.act(p, c, seen)[0] for p, c in zip(params, cells_t, strict=True)]
-            target = best_target(spec, logits[0], account.ordered, policy.ensemble)
+            target = best_target(spec, logits[0], account, policy.ensemble)
             target = jnp.where(ready_t, target, jnp.nan)
             return account, target, tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
 

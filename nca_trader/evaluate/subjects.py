@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.agents import rules
+from nca_trader.agents.base import RULES
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.extensions import load, module_of, origin_of
 from nca_trader.config.ranges import nearest
@@ -22,12 +22,6 @@ from nca_trader.errors import ConfigError, user_line
 from nca_trader.evaluate.combinations import check_parameters
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bars, Costs
-
-RULES = {
-    name: rule
-    for name, rule in inspect.getmembers(rules, inspect.isfunction)
-    if rule.__module__ == rules.__name__ and not name.startswith("_")
-}
 
 
 def subject_of(name: str, params: Mapping[str, Any] | None = None) -> Any:

@@ -293,6 +293,8 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
     config, costs, spec = env.config, env.costs, env.spec
     if config.actions not in ("direction", "orders"):
         yield f"actions = '{config.actions}' may order any weight (take 'direction' or 'orders')"
+    if env.spec.base != "none":
+        yield f"policy.base = {env.spec.base!r} moves positions by itself (take 'none')"
     if config.sizing != "fixed":
         yield "sizing = 'volatility' moves the weights of a position (take 'fixed')"
     if config.dead_band:

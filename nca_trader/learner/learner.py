@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents import load_agent
+from nca_trader.agents.base import env_on_base
 from nca_trader.agents.policy import Policy
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.config.ranges import divides, expect, refuse
@@ -104,6 +105,7 @@ def make_learner(
     expect("env", env, TradingEnv, "a TradingEnv", policy=policy, config=config)
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)
     config = load_agent(config, name="config")
+    env = env_on_base(env, config.policy)
     mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
     shape, seeds, streamed = config.learner, config.num_seeds, env.shards is not None
     layout = make_layout(policy, mesh, config.mesh.deterministic)

@@ -16,6 +16,11 @@ that.
 An account that goes bankrupt passes no derivative on, so that the gradient would not know what led
 to it: training ends there, see `refuse_bankrupt`.
 
+With `objective = "sharpe"` J is the Sharpe ratio m / s of the accounts' simple returns R, with m
+and s^2 their mean and variance over all bars, accounts and devices. It is no sum, but its gradient
+at m and s is that of the sum of a R - b R^2 / 2, with a = (1 + m^2 / s^2) / s and b = m / s^3. So
+`collect` measures m and s, and one step of one minibatch follows the exact gradient.
+
 `pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
 count as 0, as with exact advantages.
 Source: Heess et al. 2015, "Learning continuous control policies by stochastic value gradients",
@@ -35,10 +40,12 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params
 from nca_trader.envs.account.costs import Trade, has_slope
+from nca_trader.envs.account.state import log_return
+from nca_trader.envs.actions import tilt_price
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import Episode, TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.learner.ppo import AgentSetup, Loss, reward_scale
+from nca_trader.learner.ppo import AdvantageMoments, AgentSetup, Loss, moments, reward_scale
 from nca_trader.learner.rollout import (
     Algorithm,
     Draw,
@@ -57,6 +64,8 @@ from nca_trader.learner.sampled import deepest_fall
 # Fraction of its first equity at which an account may end: so low that hardly any reaches it. One
 # that does ends training, see `refuse_bankrupt`.
 MOST_FLOOR = 1e-2
+# Of returns in a bar: below it they are rounding, or no account trades.
+LEAST_VARIANCE = 1e-12
 # In the rows of metrics.jsonl, the share of decisions after which an account was bankrupt.
 BANKRUPT = "bankrupt"
 
@@ -69,6 +78,7 @@ class Starts(NamedTuple):
       episode: `[S, E]` at the first decision.
       fresh: `[S, E]` replacements of bankrupt ones.
       cost_scale, volatility_scale: `[S]` factors of the curriculum, or None.
+      pooled: `[S]` each, the moments of all returns, with `objective = "sharpe"`; else None.
     """
 
     span: Span
@@ -76,6 +86,7 @@ class Starts(NamedTuple):
     fresh: Episode
     cost_scale: Array | None
     volatility_scale: Array | None
+    pooled: AdvantageMoments | None = None
 
 
 def collect(
@@ -89,20 +100,58 @@ def collect(
         # and `[]` has none.
         for scale in (draw.cost_scale, draw.volatility_scale)
     )
-    starts = Starts(span_of(setup.policy, segments, draw), segments.episode, draw.fresh, *scales)
+    cost, volatility = scales
+    span = span_of(setup.policy, segments, draw)
+    starts = Starts(span, segments.episode, draw.fresh, cost, volatility)
     episode, reward, ruined = simulate(setup, params, market, starts)
-    statistics = {
+    statistics: dict[str, Any] = {
         "reward": reward.mean(),
         "drawdown": deepest_fall(reward).mean(),
         BANKRUPT: ruined.mean(),
     }
+    if setup.config.objective == "sharpe":
+        statistics["pooled"] = moments(reward)
     return advanced(segments, setup.config.segment_length, episode), starts, statistics
 
 
+def pool(
+    setup: AgentSetup, starts: Starts, statistics: dict[str, Any]
+) -> tuple[Starts, dict[str, Array]]:
+    """Give every segment the moments of all returns; see `Algorithm.normalize`."""
+    if (parts := statistics.pop("pooled", None)) is None:
+        return mean_statistics(setup, starts, statistics)
+    pooled = parts.pooled()
+    starts, metrics = mean_statistics(setup, starts, statistics)
+    count = starts.span.index.shape
+    starts = starts._replace(pooled=jax.tree.map(lambda x: jnp.broadcast_to(x, count), pooled))
+    ratio = pooled.mean / jnp.sqrt(jnp.maximum(pooled.variance, LEAST_VARIANCE))
+    return starts, metrics | {"pooled_sharpe": ratio}
+
+
+def sharpe_loss(returns: Array, pooled: AdvantageMoments) -> Array:
+    """Return minus the Sharpe ratio of all returns, linearised at their moments `pooled`.
+
+    Its value at those moments is minus the ratio, and so is its gradient.
+
+    Args:
+      returns: of some accounts, any shape.
+      pooled: of the returns of all accounts, `[]` each.
+    """
+    mean, variance = pooled.mean, jnp.maximum(pooled.variance, LEAST_VARIANCE)
+    deviation = jnp.sqrt(variance)
+    # The derivatives of the ratio by the first and the second moment of the returns.
+    first, second = (1.0 + mean**2 / variance) / deviation, mean / (variance * deviation)
+    change = first * (returns - mean) - 0.5 * second * (returns**2 - (mean**2 + variance))
+    return -(mean / deviation + change.mean())
+
+
 def loss(setup: AgentSetup, params: Params, market: Market, items: Starts) -> Loss:
-    """Return minus the mean reward, differentiable; see `Algorithm.loss`."""
+    """Return minus the objective, differentiable; see `Algorithm.loss`."""
     _, reward, _ = simulate(setup, params, market, items)
-    value = -reward_scale(setup, market) * reward.mean()
+    if items.pooled is not None:
+        value = sharpe_loss(reward, jax.tree.map(lambda x: x[0], items.pooled))
+    else:
+        value = -reward_scale(setup, market) * reward.mean()
     # There is no critic, entropy or ratio to report.
     none = jnp.zeros_like(value)
     return Loss(value, value, none, none, none, none)
@@ -117,7 +166,7 @@ def simulate(
 
     Returns:
       The episodes `[S, E]` at the end, rewards `[S, L, E]`, and `[L, S, E]` whether an account went
-      bankrupt.
+      bankrupt. With `objective = "sharpe"` simple returns take the place of rewards.
     """
     policy, config, hyper = setup
     length, spec, distribution = config.segment_length, policy.spec, policy.distribution
@@ -139,7 +188,11 @@ def simulate(
         cells_t, now_t, following_t = xs
         logits, _ = policy.act(params, cells_t[:, None], see(episode))
         action = distribution.order(spec, distribution.mode(logits))
+        before = episode.account
         episode, reward = move(episode, action, now_t, following_t, starts.cost_scale)
+        if config.objective == "sharpe":
+            earned = jnp.expm1(log_return(before, episode.account))
+            reward = earned - tilt_price(spec, action)
         # A bankrupt account is replaced, and no derivative passes from its successor to its orders.
         ruined = episode.account.ruined
         episode = select(ruined, starts.fresh, episode)
@@ -224,4 +277,4 @@ def refuse_bankrupt(row: dict[str, Any]) -> None:
         )
 
 
-PATHWISE = Algorithm(check_smooth, collect, mean_statistics, loss)
+PATHWISE = Algorithm(check_smooth, collect, pool, loss)

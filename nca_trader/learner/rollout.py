@@ -203,8 +203,8 @@ def begin_segments(
         first = setup.policy.first_decision
         start = jax.random.randint(start_key, (), first, last + 1, dtype=jnp.int32)
         each = jax.random.split(account_key, config.envs_per_segment)
-        size = market.legs_at(start).size
-        fresh = jax.vmap(lambda key: begin(dynamics, key, size))(each)
+        opening = market.legs_at(start)
+        fresh = jax.vmap(lambda key: begin(dynamics, key, opening))(each)
         return start, begin_dropout(dynamics, jax.random.fold_in(start_key, 1)), fresh
 
     start, drop, fresh = jax.vmap(draw)(keys)

@@ -29,6 +29,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from nca_trader.agents import load_agent
+from nca_trader.agents.base import env_on_base
 from nca_trader.agents.policy import Params, make_policy
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import AgentConfig, CheckpointConfig, LearnerConfig
@@ -111,6 +112,7 @@ def train(
     """
     expect("env", env, TradingEnv, "a TradingEnv", agent=agent, run_dir=run_dir)
     agent = _asked_for(load_agent(agent), steps, seed, params)
+    env = env_on_base(env, agent.policy)
     if select is not None:
         select.refuse_seen(env)
     tracker = tracker_of(track)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
+from nca_trader.agents.base import base_of
 from nca_trader.agents.blend import asked_of
 from nca_trader.agents.heads import best_target, distribution
 from nca_trader.agents.identity import digest_of
@@ -50,23 +51,27 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
             "which no feed has; paper-trade one that was trained on bars alone."
         )
-    policy, features = run.policy, feature_set(run.env_config.features)
+    policy, features, base = run.policy, feature_set(run.env_config.features), base_of(run.spec)
     # One bar is too little work for an accelerator: the way to it takes longer.
     params = jax.device_put(run.params(), cpu())
 
     def begin() -> Any:
-        return features.init(len(run.spec.symbols)), policy.begin()
+        num_assets = len(run.spec.symbols)
+        followed = () if base is None else base.init(num_assets)
+        return features.init(num_assets), policy.begin(), followed
 
     def see(params: Any, memory: Any, bar: Bar) -> Any:
         state, row = features.jitted[0](memory[0], bar)
         stream, cells = policy.stream(params, memory[1], row, jnp.asarray(bar.present))
-        return (state, stream), row, cells
+        followed, target = (memory[2], ()) if base is None else base.update(memory[2], bar)
+        return (state, stream, followed), row, cells, target
 
     # All of a bar in one call: three programs take 60 us longer.
     def think(params: Any, memory: Any, bar: Bar, account: Account) -> Any:
-        memory, row, cells = see(params, memory, bar)
+        memory, row, cells, target = see(params, memory, bar)
+        account = account._replace(base=target)
         logits = read_out(policy, params, cells, account)
-        target = best_target(run.spec, logits, account.ordered, policy.ensemble)
+        target = best_target(run.spec, logits, account, policy.ensemble)
         return memory, row, logits, target
 
     return policy_agent(

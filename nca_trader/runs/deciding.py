@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.agents.base import base_of
 from nca_trader.agents.blend import Own, moved, ordered, own_account
 from nca_trader.agents.heads import best_target
 from nca_trader.agents.policy import read_out
@@ -30,6 +31,7 @@ class Deciding(NamedTuple):
 
     own: its account. features: of the feature set. stream: of the policy. rows: bars seen. unfit:
     bars for which the stream still holds a feature that is not finite. decided: whether it has.
+    base: of its base rule, or ().
     """
 
     own: Own
@@ -38,6 +40,7 @@ class Deciding(NamedTuple):
     rows: Array
     unfit: Array
     decided: Array
+    base: Any = ()
 
 
 def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, Any]) -> Strategy:
@@ -65,6 +68,7 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
     costs = costs or run.env_config.costs
     rules = with_limits(rules_of(run.env_config), fill, None, costs, limits)
     features, params = feature_set(run.env_config.features), run.params()
+    base = base_of(run.spec)
 
     @functools.lru_cache(maxsize=8)
     def policy_of(num_assets: int) -> Any:
@@ -78,7 +82,9 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
         policy = policy_of(num_assets)
         own = own._replace(account=begun(policy.spec, own.account))
         count = jnp.zeros((), jnp.int32)
-        return Deciding(own, features.init(num_assets), policy.begin(), count, count, none)
+        followed = () if base is None else base.init(num_assets)
+        begun_with = (features.init(num_assets), policy.begin(), count, count, none, followed)
+        return Deciding(own, *begun_with)
 
     def act(state: Deciding, bar: Bar, portfolio: Any) -> tuple[Deciding, Order]:
         policy = policy_of(len(bar.close))
@@ -91,14 +97,19 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
         ).astype(jnp.int32)
         ready = portfolio.trading & (state.rows >= policy.first_decision)
         own = own._replace(account=remembered(policy.spec, own.account, ~state.decided))
-        logits = read_out(policy, params, cells, own.account)
-        target = best_target(policy.spec, logits, own.account.ordered, policy.ensemble)
+        followed, account = state.base, own.account
+        if base is not None:
+            followed, target = base.update(followed, bar)
+            account = account._replace(base=target)
+        logits = read_out(policy, params, cells, account)
+        target = best_target(policy.spec, logits, account, policy.ensemble)
         fit = jnp.isfinite(logits).all() & jnp.isfinite(target).all() & (unfit == 0)
         # What cannot be decided is not ordered on its account either.
         order = Order(jnp.where(ready & fit, target, jnp.nan).astype(jnp.float64))
         own, asked = ordered(own, order, bar, legs, costs, rules)
         asked = jnp.where(ready & ~fit, jnp.inf, asked)
-        after = Deciding(own, kept, stream, state.rows + 1, unfit, state.decided | ready)
+        decided = state.decided | ready
+        after = Deciding(own, kept, stream, state.rows + 1, unfit, decided, followed)
         return after, Order(asked)
 
     return Strategy(init, act, run.name, rules.order)

@@ -37,9 +37,8 @@ from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.runs.consent import admit, own_names, refuse_uninstalled, signature_of
-from nca_trader.runs.manifest import Manifest, Run, Selection
+from nca_trader.runs.manifest import Manifest, Run, Selection, stored_spec
 from nca_trader.runs.reference import Reference
-from nca_trader.types import EnvSpec
 
 T = TypeVar("T")
 KIND, VERSION = "nca_trader policy", 2
@@ -271,7 +270,8 @@ class Exported(Run):
             if made and isinstance(self.path, pathlib.Path):
                 with contextlib.suppress(StateError):
                     write_tensors(self.path, tensors, about | {SIGNED: made}, KIND, VERSION)
-        self.spec = record(EnvSpec, self.manifest.spec, f"{path}: manifest: spec", AGAIN)
+        where = f"{path}: manifest: spec"
+        self.spec = stored_spec(self.manifest, self.agent_config, where, AGAIN)
         # The number of steps cannot change: the weights were measured with this one.
         self._acting = self.agent_config
         number = texts["seed"]

@@ -34,6 +34,7 @@ import jax
 import numpy as np
 
 from nca_trader import __version__
+from nca_trader.agents.base import base_of, spec_on_base
 from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
 from nca_trader.agents.strategy import Strategy
@@ -195,7 +196,7 @@ class Run:
                 with contextlib.suppress(StateError):
                     write_atomically(signature, made)
         # As it was written, even where this version would derive another from env.toml.
-        self.spec = record(EnvSpec, self.manifest.spec, f"{file}: spec")
+        self.spec = stored_spec(self.manifest, self.agent_config, f"{file}: spec")
         self._seed, self._forced = seed, force_agent
         agent = self.agent_config
         self._acting = agent if steps is None else with_steps(agent, steps)
@@ -329,6 +330,12 @@ class Run:
             )
         return known[found.baseline]
 
+    @property
+    def base(self) -> Strategy | None:
+        """The rule that the policy tilts on; None without one."""
+        base = base_of(self.spec)
+        return None if base is None else base.strategy
+
     def as_strategy(
         self, costs: Costs | None, fill: str | None, limits: dict[str, Any]
     ) -> Strategy:
@@ -435,6 +442,21 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         """Write a record as a JSON file of the run with its checksum, whole or not at all."""
         write_atomically(self.path / name, sealed(plain(value)))
+
+
+def stored_spec(
+    manifest: Manifest, agent: AgentConfig, where: str, remedy: str = RESTORE
+) -> EnvSpec:
+    """Return the spec of a manifest, with the base that the agent's own file names.
+
+    Consent to load code is asked for what that file names. A base that the spec cannot have is
+    refused where the policy is made, so that the rest of the run can be read.
+
+    Raises:
+      StateError: the spec is not one.
+    """
+    spec = dataclasses.replace(record(EnvSpec, manifest.spec, where, remedy), base="none")
+    return spec_on_base(spec, agent.policy) if spec.actions == "weights" else spec
 
 
 def _refuse_unsealed(file: Place, checked: bool) -> None:

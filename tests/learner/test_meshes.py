@@ -13,6 +13,7 @@ from drawn import random_bars
 from recording import distance, recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
+from nca_trader.agents.base import spec_on_base
 from nca_trader.agents.policy import _make_policy
 from nca_trader.config import (
     LearnerConfig,
@@ -76,7 +77,13 @@ BASE = {  # several cycles of dilations, as the preset has; a ring of assets, st
 REPLAY = {"learner": {"replay_slots": 2}}
 SEVERAL = {"num_seeds": 2, "population": PopulationConfig(learning_rate=(1e-3, 1e-2))}
 BF16 = {"precision": PrecisionConfig(matmul="bfloat16", compute="bfloat16")}
-EXTRAS = {"": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF16}
+SHARPE = {
+    "policy": {"base": "half_and_half(lookback=5)", "tilt_penalty": 1e-3},
+    "learner": {"objective": "sharpe", "num_epochs": 1},
+}
+EXTRAS = {
+    "": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF16, "sharpe": SHARPE
+}  # fmt: skip
 
 
 def agent_with(kind="nca", estimator="gae", extra="", **mesh):
@@ -103,7 +110,7 @@ def learner_on(axes, kind="nca", estimator="gae", extra="", **mesh):
             patch.setattr(update, "make_optimizer", recording_optimizer)
         # In float64 products are of float64 as well: a rounding of operands, no two meshes share.
         precision = Products("float64") if jax.config.jax_enable_x64 else agent.precision
-        policy = _make_policy(agent.policy, precision, env.spec)
+        policy = _make_policy(agent.policy, precision, spec_on_base(env.spec, agent.policy))
         return learners.make_learner(env, policy, agent, make_mesh(*axes))
 
 
@@ -208,6 +215,12 @@ def test_so_it_is_with_every_policy_and_estimator(kind, estimator, axes):
 @pytest.mark.parametrize("axes", MESHES)
 def test_so_it_is_with_several_cycles_of_dilations(axes):
     same(run(axes, extra="base"), run(ONE, extra="base"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", MESHES)
+def test_so_it_is_with_a_pooled_sharpe_ratio_and_tilts(axes):
+    same(run(axes, "nca", "pathwise", "sharpe"), run(ONE, "nca", "pathwise", "sharpe"), "pathwise")
 
 
 @pytest.mark.slow

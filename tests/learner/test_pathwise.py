@@ -15,7 +15,7 @@ from tiny import AGENT
 from nca_trader import ConfigError, Costs, EnvConfig, TradingEnv, make_policy, train
 from nca_trader.learner import pathwise, rollout
 from nca_trader.learner.pathwise import check_smooth
-from nca_trader.learner.ppo import setup_of
+from nca_trader.learner.ppo import moments, setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -135,6 +135,51 @@ def test_the_gradient_is_the_adjoint_written_by_hand(discount):
     for name, at in AT:
         want = hand.slope(head, name, at, discount)
         assert float(got[name][at]) == pytest.approx(want, rel=2e-3, abs=1e-6), name
+
+
+def test_the_pooled_sharpe_ratio_has_the_gradient_of_a_single_pass_in_float64():
+    """Of two devices' returns, each of which sees only the moments of all."""
+    config = dataclasses.replace(PNL, reward="log_return", risk_aversion=0.0, quadratic_cost=0.0)
+    with jax.enable_x64(True):
+        part = parts(config, discount=1.0)
+        learner = dataclasses.replace(part.setup.config, objective="sharpe")
+        setup = part.setup._replace(config=learner)
+        params = jax.tree.map(lambda x: x.astype(jnp.float64), part.params)
+        halves = [jax.tree.map(lambda x, i=i: x[i : i + 1], part.batch) for i in range(SEGMENTS)]
+
+        def returns(params, items):
+            return pathwise.simulate(setup, params, part.market, items)[1]
+
+        measured = [{"pooled": moments(returns(params, half))} for half in halves]
+        of_all = jax.tree.map(lambda *x: jnp.stack(x), *measured)
+        halves = [pathwise.pool(setup, half, dict(of_all))[0] for half in halves]
+
+        def mean_loss(params):
+            losses = [pathwise.loss(setup, params, part.market, half).loss for half in halves]
+            return sum(losses) / len(losses)
+
+        def ratio(params):
+            all_of = jnp.concatenate([returns(params, half).ravel() for half in halves])
+            return all_of.mean() / jnp.sqrt(((all_of - all_of.mean()) ** 2).mean())
+
+        got, want = jax.grad(mean_loss)(params), jax.grad(ratio)(params)
+        assert float(mean_loss(params)) == pytest.approx(-float(ratio(params)), rel=1e-9)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, -b, rtol=1e-6, atol=1e-9 * max(np.abs(b).max(), 1.0))
+    assert max(np.abs(b).max() for b in jax.tree.leaves(want)) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_epochs": 2}, "num_epochs=2 and num_minibatches=1; set both to 1"),
+        ({"advantages": "gae"}, "objective='sharpe' has no effect without advantages='pathwise'"),
+        ({"objective": "sortino"}, "objective='sortino'"),
+    ],
+)
+def test_the_pooled_ratio_is_refused_where_it_is_not_exact(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        dataclasses.replace(LEARNER, **{"objective": "sharpe"} | changes)
 
 
 def test_the_curriculum_scales_what_the_gradient_is_of():

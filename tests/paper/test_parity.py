@@ -30,9 +30,11 @@ from nca_trader.types import Costs
 START = "2020-06-01"
 
 
-def make_run(path, bars, features=("return_1", "rsi", "bollinger"), **env):
+def make_run(path, bars, features=("return_1", "rsi", "bollinger"), base="none", **env):
     config = EnvConfig(features=features, costs=Costs(commission=5e-4, slippage=2e-4), **env)
-    agent = AgentConfig(policy=PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2)))
+    agent = AgentConfig(
+        policy=PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2), base=base)
+    )
     return untrained_run(path, bars, config, agent)
 
 
@@ -74,6 +76,12 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
     assert parity.logits_off < 1e-5
     assert parity.fills > 20
     assert "agree over 108 bars" in parity.sentence
+
+
+def test_an_agent_that_tilts_on_a_base_agrees_as_well(bars, tmp_path, quick_disk):
+    test_other_rules_agree_as_well(
+        bars, tmp_path, {"base": "half_and_half(lookback=30)", "actions": "weights"}, quick_disk
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ KEYS = [
     ("env.toml", "", "features"),
     ("env.toml", "", "reward"),
     ("env.toml", "", "actions"),
+    ("agent.toml", "policy", "base"),
     ("env.toml", "costs", "own"),
     ("agent.toml", "policy", "kind"),
     ("agent.toml", "learner", "advantages"),
@@ -108,7 +109,7 @@ def code_record(name, kind="features"):
 
 KINDS = {
     "features": "features", "reward": "rewards", "actions": "actions", "own": "costs",
-    "kind": "policies", "advantages": "advantages",
+    "kind": "policies", "base": "strategies", "advantages": "advantages",
 }  # fmt: skip
 
 

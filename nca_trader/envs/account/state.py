@@ -163,6 +163,7 @@ class Account(NamedTuple):
     size: `[A]` factor on a target at the last close, see `Rules.sizing`; () where sizes are fixed.
     memory: state of the reward, see `nca_trader.envs.rewards`; () for none.
     guard: what risk limits remember, see `account.risk`; () for none.
+    base: `[A]` target of the policy's base rule at the last close; () without a base.
     """
 
     log_equity: Array
@@ -175,6 +176,7 @@ class Account(NamedTuple):
     size: Any = ()
     memory: Any = ()
     guard: Any = ()
+    base: Any = ()
 
     @property
     def held(self) -> Array:
@@ -239,6 +241,7 @@ class Legs(NamedTuple):
     size: factor on targets ordered at this close.
     seconds: `[]` since 1970 UTC, the bar's open; moved: the return from close to close. Both for
     `Rules.risk`. low, high: returns from the open to the bar's extremes, for a margin call inside.
+    base: target of the policy's base rule at this close, see `agents.base`.
     """
 
     overnight: Tensor
@@ -257,6 +260,7 @@ class Legs(NamedTuple):
     moved: Tensor | None = None
     low: Tensor | None = None
     high: Tensor | None = None
+    base: Tensor | None = None
 
     def at_cost(self, factor: Tensor | float) -> Legs:
         """Scale the quoted spread by `factor`, as `Costs.scaled` scales the other costs."""

@@ -143,6 +143,8 @@ def from_open(
     account = settle(now, rules)
     if legs.size is not None:
         account = account._replace(size=legs.size)
+    if legs.base is not None:
+        account = account._replace(base=jnp.asarray(legs.base, account.weight.dtype))
     return account, effects._replace(growth=now.growth, broke=broke)
 
 

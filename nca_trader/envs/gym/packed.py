@@ -214,16 +214,17 @@ class Kernel:
 
 
 def account_size(spec: EnvSpec) -> int:
-    """Return 2 A + 1 + M, the length of `account_row`."""
-    return 2 * spec.num_assets + 1 + num_shown(spec)
+    """Return 2 A + 1 + M, the length of `account_row`; 3 A + 1 + M with a base rule."""
+    return (2 + (spec.base != "none")) * spec.num_assets + 1 + num_shown(spec)
 
 
 def account_row(spec: EnvSpec, observation: Observation) -> Array:
-    """Return `[2 A + 1 + M]`: weights held and ordered, cash, then the reward's memory."""
+    """Return weights held and ordered, cash, the reward's memory, then the base's target if any."""
     account = observation.account
     held = account.held
     kept = (number[None] for number in shown(spec, account))
-    return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None], *kept])
+    base = () if spec.base == "none" else (account.base,)
+    return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None], *kept, *base])
 
 
 def _is_key(dtype: Any) -> bool:

@@ -1,0 +1,229 @@
+"""Policies that tilt on a base rule, against the rule's own account and a formula in numpy."""
+
+import dataclasses
+import inspect
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drawn import random_bars
+from tiny import AGENT, ENV
+from untrained import untrained_run
+
+import nca_trader as nca
+from nca_trader import ConfigError
+from nca_trader.agents import rules
+from nca_trader.agents.base import RULES, base_of, env_on_base, strategy_named
+from nca_trader.agents.policy import make_policy, stacked
+from nca_trader.config import PolicyConfig
+from nca_trader.runs.exported import Coding, compact, read_run, write_exported
+
+BASE = "half_and_half(lookback=20)"
+WEIGHTS = dataclasses.replace(ENV, actions="weights", max_gross=None, borrow=True)
+
+
+def agent_on(base=BASE, seeds=1, **policy):
+    given = dataclasses.replace(AGENT.policy, base=base, **policy)
+    return dataclasses.replace(AGENT, policy=given, num_seeds=seeds)
+
+
+@pytest.fixture(scope="module")
+def bars():
+    return random_bars(np.random.default_rng(4), 260, 3, missing=0.1)
+
+
+def first_parameters(env, agent):
+    policy = make_policy(agent, env.spec)
+    keys = jax.random.split(jax.random.key(0), agent.num_seeds)
+    each = [jax.tree.map(np.asarray, policy.init(key)) for key in keys]
+    return stacked(each) if agent.num_seeds > 1 else each[0]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "changes"),
+    [
+        (1, {}),
+        (3, {"order": "rebalance"}),
+        (3, {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
+        (1, {"fill": "close", "dead_band": 0.05}),
+    ],
+)
+def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, seeds, changes):
+    agent, env = agent_on(seeds=seeds), dataclasses.replace(WEIGHTS, **changes)
+    params = first_parameters(nca.TradingEnv(bars, env), agent)
+    run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
+    own = nca.backtest(bars, run, look=False)
+    # The rule's own account, which shares no code with the tilt.
+    rule, given = nca.rules.half_and_half(lookback=20), own.rules._asdict()
+    alone = nca.backtest(bars, rule, env.costs, start=str(own.equity.index[0]), **given)
+    assert own.num_fills > 10
+    assert own.orders.equals(alone.orders) and own.equity.equals(alone.equity)
+    assert run.base is not None and run.base.name == rule.name
+
+
+@pytest.mark.parametrize("ensemble", ["mean", "agreement"])
+@pytest.mark.parametrize("short", [True, False])
+def test_a_target_is_the_base_and_a_bounded_tilt(bars, tmp_path, ensemble, short):
+    agent = dataclasses.replace(agent_on(seeds=2, tilt_limit=0.7), ensemble=ensemble)
+    env = dataclasses.replace(WEIGHTS, short=short)
+    run = untrained_run(tmp_path / "run", bars[:200], env, agent)
+    result = nca.backtest(bars, run, look=False)
+    base = np.asarray(nca.backtest(bars, strategy_named(BASE)).targets)[200:]
+    base = base if short else np.maximum(base, 0.0)
+    # Two logits for each agent, the first the mean before squashing.
+    tilts = np.tanh(np.asarray(result.logits, np.float64)[..., ::2])
+    tilt = tilts.mean(-1)
+    if ensemble == "agreement":
+        tilt = tilt * tilt**2 / (tilts**2).mean(-1)
+    size = 1.0 / 3.0
+    high, low = np.maximum(base, size), np.minimum(base, -size) if short else 0.0
+    expected = np.clip(base + 0.7 * size * tilt, low, high)
+    np.testing.assert_allclose(result.targets, expected, atol=1e-7)
+    assert np.abs(np.asarray(result.targets) - base).max() > 0.01
+    # A base beyond the bounds, as of few listed assets, is not cut, and no tilt goes further.
+    if short:
+        wide = base_of(dataclasses.replace(run.spec, targets=(-0.1, 0.0, 0.1)))
+        assert (np.abs(wide.column(bars)) > 0.1).any()
+
+
+def test_backtest_stream_and_file_of_a_tilted_agent_agree(bars, tmp_path):
+    run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on(seeds=2))
+    own = nca.backtest(bars, run, look=False)
+    streamed = nca.backtest(bars, nca.blend({"agent": (run, 1.0)}), look=False)
+    np.testing.assert_allclose(streamed.targets, own.targets, atol=1e-6)
+    weights = compact(run, run.params(), Coding(bits=16), *[np.zeros((0,))] * 2)
+    write_exported(tmp_path / "agent.nca", run, weights)
+    exported = nca.backtest(bars, read_run(tmp_path / "agent.nca"), look=False)
+    np.testing.assert_allclose(exported.targets, own.targets, atol=1e-3)
+    # Other symbols have a base of their own.
+    other = random_bars(np.random.default_rng(9), 260, 5)
+    assert nca.backtest(other, run, look=False).num_fills > 10
+
+
+def test_a_step_orders_the_base_and_prices_the_tilt(bars):
+    plain = nca.TradingEnv(bars, dataclasses.replace(WEIGHTS, order="rebalance"))
+    env = nca.with_base(plain, BASE, tilt_limit=0.5, tilt_penalty=0.01)
+    column = base_of(env.spec).column(bars)
+    np.testing.assert_array_equal(env.market.legs.base, column.astype(np.float32))
+    state, _ = env.reset(jax.random.key(1))
+    row = int(state.index)
+    np.testing.assert_array_equal(state.episode.account.base, column[row].astype("f4"))
+    tilt = np.array([0.0, 0.5, -1.0], np.float32)
+    after, timestep = env.step(state, jnp.asarray(tilt))
+    target = column[row] + 0.5 / 3.0 * tilt
+    target = np.clip(target, np.minimum(column[row], -1 / 3), np.maximum(column[row], 1 / 3))
+    same = state._replace(episode=state.episode._replace(
+        account=state.episode.account._replace(base=())
+    ))  # fmt: skip
+    moved, other = plain.step(same, jnp.asarray(target, jnp.float32))
+    np.testing.assert_allclose(after.episode.account.held, moved.episode.account.held, atol=1e-6)
+    price = 0.01 / 3.0 * (0.25 + 1.0)
+    np.testing.assert_allclose(timestep.reward, other.reward - price, atol=1e-6)
+
+
+def test_gymnasium_tilts_and_shows_the_base(bars):
+    env = nca.with_base(nca.TradingEnv(bars, WEIGHTS), BASE)
+    column = base_of(env.spec).column(bars).astype("f4")
+    one = gymnasium.make("nca_trader/Trading-v0", env=env)
+    many = gymnasium.make_vec("nca_trader/Trading-v0", num_envs=2, env=env)
+    assert one.action_space.low.tolist() == [-1.0] * 3
+    seen, info = one.reset(seed=3, options={"start": 60})
+    for _ in range(5):
+        np.testing.assert_array_equal(seen[-3:], column[info["row"]])
+        before = column[info["row"]]
+        seen, _, _, _, info = one.step(np.zeros(3, np.float32))
+    # An order of the base is in the account, as long as it was not cut.
+    account = seen[-(3 * 3 + 1) :]
+    np.testing.assert_allclose(account[3:6], before, atol=1e-6)
+    assert many.reset(seed=3)[0].shape == (2, len(seen))
+
+
+@pytest.mark.parametrize("advantages", ["gae", "pathwise"])
+def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages):
+    agent = agent_on()
+    learner = dataclasses.replace(agent.learner, advantages=advantages)
+    env = nca.TradingEnv(bars, WEIGHTS)
+    policy = make_policy(agent, env.spec)
+    assert not np.any(policy.init(jax.random.key(0))["head"]["logits"])
+    run = nca.train(env, dataclasses.replace(agent, learner=learner), tmp_path / "run")
+    assert np.any(run.params()["head"]["logits"]) and run.spec.base == BASE
+    assert np.isfinite(run.metrics()[-1]["loss"])
+
+
+def test_rules_are_named_as_they_are():
+    public = {
+        name
+        for name, rule in inspect.getmembers(rules, inspect.isfunction)
+        if rule.__module__ == rules.__name__ and not name.startswith("_")
+    }
+    assert public == set(RULES)
+
+
+REFUSED = [
+    (PolicyConfig, {"base": "half_and_hafl"}, "did you mean 'half_and_half'"),
+    (PolicyConfig, {"tilt_limit": 0.2}, "tilt_limit=0.2 has no effect without base=a rule"),
+    (PolicyConfig, {"base": BASE, "tilt_limit": 0.0}, "tilt_limit=0.0"),
+    (strategy_named, {"name": "half_and_half(lookback=0)"}, "lookback=0"),
+    (strategy_named, {"name": "half_and_half(period=3)"}, "unexpected keyword argument 'period'"),
+    (strategy_named, {"name": "tests.planted:NOTHING"}, "tests.planted"),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "said"), REFUSED)
+def test_a_base_that_is_none_is_refused(function, given, said):
+    with pytest.raises(ConfigError, match=r".*".join(map(str, [said.replace("(", r"\(")]))):
+        function(**given)
+
+
+@pytest.mark.parametrize("actions", ["direction", "orders"])
+def test_a_base_needs_weights(bars, actions):
+    env = nca.TradingEnv(bars, dataclasses.replace(ENV, actions=actions))
+    with pytest.raises(ConfigError, match=f"base = .* actions = '{actions}'; set actions"):
+        nca.with_base(env, BASE)
+    learner = dataclasses.replace(AGENT.learner, advantages="exact")
+    exact = dataclasses.replace(agent_on(), learner=learner)
+    weights = nca.TradingEnv(bars, WEIGHTS)
+    with pytest.raises(ConfigError, match=r"'exact' .*base = 'half_and_half"):
+        nca.make_learner(weights, make_policy(exact, weights.spec), exact)
+
+
+def looking(state, bar, portfolio):
+    return state, portfolio.weight
+
+
+def stopping(state, bar):
+    return state, nca.Order(jnp.full(bar.close.shape, 0.1), stop_loss=0.9 * bar.close)
+
+
+LOOKS = nca.Strategy(lambda num_assets: (), looking, "looks")
+STOPS = nca.Strategy(lambda num_assets: (), stopping, "stops")
+OWN = nca.Strategy(lambda num_assets: (), lambda state, bar: (state, 0.2), "a fifth")
+
+
+def test_a_strategy_of_ones_own_is_a_base(bars, tmp_path):
+    env = nca.TradingEnv(bars, WEIGHTS)
+    tilted = nca.with_base(env, OWN)
+    assert tilted.spec.base == "agents.test_base:OWN" or tilted.spec.base.endswith(":OWN")
+    np.testing.assert_allclose(tilted.market.legs.base, 0.2, rtol=1e-6)
+    assert env_on_base(tilted, PolicyConfig(base=OWN)) is tilted
+    for strategy, said in ((LOOKS, "sees its account"), (STOPS, "carry stops")):
+        with pytest.raises(ConfigError, match=said):
+            nca.with_base(env, strategy)
+    # The agent of an environment with tilts has the same base.
+    with pytest.raises(ConfigError, match=r"are tilts of .*OWN"):
+        make_policy(AGENT, tilted.spec)
+
+
+def test_a_base_may_be_in_a_file(bars, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import nca_trader as nca\n"
+        "def fifth(share=0.2):\n"
+        "    return nca.Strategy(lambda n: (), lambda state, bar: (state, share), 'mine')\n"
+    )
+    agent = agent_on(base="mine.py:fifth(share=0.25)")
+    run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent)
+    assert run.base.name == "mine"
+    np.testing.assert_array_equal(base_of(run.spec).column(bars), 0.25)
