@@ -121,7 +121,7 @@ def spec_on_base(spec: EnvSpec, policy: PolicyConfig) -> EnvSpec:
     """Return `spec` with the base of `policy`; a policy without one leaves it as it is.
 
     Raises:
-      ConfigError: actions are no weights, or `spec` has another base.
+      ConfigError: actions are not weights, or `spec` has another base.
     """
     if policy.base == "none":
         if spec.base != "none":

@@ -88,7 +88,7 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
 
     Raises:
       ConfigError: `agent` cannot be loaded, it needs each asset's nearest ones and `spec` does not
-        rank them, or it stands on a base rule in an environment whose actions are no weights.
+        rank them, or it stands on a base rule in an environment whose actions are not weights.
 
     Example:
       >>> import nca_trader as nca

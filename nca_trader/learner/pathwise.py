@@ -17,7 +17,7 @@ An account that goes bankrupt passes no derivative on, so that the gradient woul
 to it: training ends there, see `refuse_bankrupt`.
 
 With `objective = "sharpe"` J is the Sharpe ratio m / s of the accounts' simple returns R, with m
-and s^2 their mean and variance over all bars, accounts and devices. It is no sum, but its gradient
+and s^2 their mean and variance over all bars, accounts and devices. It is not a sum, but its gradient
 at m and s is that of the sum of a R - b R^2 / 2, with a = (1 + m^2 / s^2) / s and b = m / s^3. So
 `collect` measures m and s, and one step of one minibatch follows the exact gradient.
 

@@ -27,6 +27,7 @@ from nca_trader.config import (
 from nca_trader.config.env import REWARDS
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import from_toml_text, preset_names, to_toml
+from nca_trader.envs.actions import tilt_price, to_target
 from nca_trader.envs.market import Dynamics, spec_of
 from nca_trader.envs.trading import transition
 from nca_trader.errors import ConfigError
@@ -63,13 +64,16 @@ def env_of(reward="log_return", actions="direction"):
 
 
 def policy_program(config):
-    policy = make_policy(unchecked(AgentConfig(), policy=config), env_of().spec)
+    spec = env_of(actions="weights").spec
+    policy = make_policy(unchecked(AgentConfig(), policy=config), spec)
     params = jax.eval_shape(policy.init, jax.random.key(0))
     x, present = jnp.zeros((1, 9, 3, 2)), jnp.ones((1, 9, 3), bool)
     words = jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32)
     fire = None if policy.fire_rate == 1.0 else Fire(*words)
     program = jax.make_jaxpr(lambda p: policy.encode(p, x, present, fire))(params)
-    return f"{policy.receptive_field} {params} {program}"
+    ones, spec = jnp.ones(3), policy.spec
+    orders = jax.make_jaxpr(lambda x: (to_target(spec, x, x, x), tilt_price(spec, x)))(ones)
+    return f"{policy.receptive_field} {params} {program} {orders}"
 
 
 POLICIES = {
@@ -77,11 +81,13 @@ POLICIES = {
     "nearest": PolicyConfig(channels=4, hidden=6, neighbours="nearest"),
     "mlp": PolicyConfig(kind="mlp", channels=4, hidden=6, window=4),
     "gru": PolicyConfig(kind="gru", channels=4, window=4),
+    "tilt": PolicyConfig(channels=4, hidden=6, base="equal_weight"),
 }
 OTHER = {
     "channels": 5, "hidden": 7, "window": 5, "steps": 4, "dilations": (1, 3),
     "neighbours": "ring", "num_neighbours": 1, "leak": 0.3, "fire_rate": 0.5, "remat": "step",
     "feature_clip": 2.0, "head_hidden": 9,
+    "base": "half_and_half", "tilt_limit": 0.3, "tilt_penalty": 0.1,
 }  # fmt: skip
 
 
@@ -91,6 +97,8 @@ def test_a_policy_refuses_what_does_not_change_its_program_and_nothing_else(kind
     assert {*OTHER, "kind"} == {field.name for field in dataclasses.fields(config)}
     plain = policy_program(config)
     for name, value in OTHER.items():
+        if (kind, name) == ("tilt", "base"):
+            continue  # another rule is another column of the market, and the same program
         same = policy_program(unchecked(config, **{name: value})) == plain
         assert refused(config, name, value) == same, name
 
@@ -135,7 +143,8 @@ def test_an_estimator_refuses_what_does_not_change_its_update(estimator):
 
     plain = program(learn)
     others = dict.fromkeys(("value_coef", "clip_epsilon", "entropy_coef"), 0.1)
-    for name, value in (others | {"gae_lambda": 0.5, "discount": 0.9}).items():
+    others |= {"gae_lambda": 0.5, "discount": 0.9, "objective": "sharpe"}
+    for name, value in others.items():
         same = program(unchecked(learn, **{name: value})) == plain
         assert refused(learn, name, value) == same, name
 
