@@ -17,9 +17,9 @@ An account that goes bankrupt passes no derivative on, so that the gradient woul
 to it: training ends there, see `refuse_bankrupt`.
 
 With `objective = "sharpe"` J is the Sharpe ratio m / s of the accounts' simple returns R, with m
-and s^2 their mean and variance over all bars, accounts and devices. It is not a sum, but its gradient
-at m and s is that of the sum of a R - b R^2 / 2, with a = (1 + m^2 / s^2) / s and b = m / s^3. So
-`collect` measures m and s, and one step of one minibatch follows the exact gradient.
+and s^2 their mean and variance over all bars, accounts and devices. At m and s it has the gradient
+of the sum of a R - b R^2 / 2, with a = (1 + m^2 / s^2) / s and b = m / s^3. So `collect` measures m
+and s, and one step of one minibatch follows the exact gradient.
 
 `pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
 count as 0, as with exact advantages.
