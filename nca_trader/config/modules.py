@@ -113,6 +113,8 @@ def of_python(file: pathlib.Path) -> bool:
 def digest_of_files(module: str) -> str:
     """Return the SHA-256 of a module's file and of the user's own files that it imports.
 
+    This package is no file of the user's, also where both lie in one folder, as in a checkout.
+
     Args:
       module: dotted, or the path of a .py file.
 
@@ -250,6 +252,8 @@ def _imports(node: ast.AST, file: pathlib.Path, module: str) -> Iterator[tuple[s
 def _neighbour(name: str, file: pathlib.Path, module: str) -> pathlib.Path:
     """Return the file of a module that belongs to the same package, or is in the same folder."""
     top = name.partition(".")[0]
+    if top == PACKAGE.name:  # a checkout may hold own code beside it
+        raise ConfigError(f"{name}: is of this package.")
     if not module.endswith(".py") and top == module.partition(".")[0]:
         return locate(name)
     if top in sys.stdlib_module_names:

@@ -8,7 +8,7 @@ import numpy as np
 
 import nca_trader as nca
 from nca_trader.agents.identity import digest_of
-from nca_trader.config.modules import digest_of_imported
+from nca_trader.config.modules import digest_of_imported, read_sources
 from nca_trader.evaluate.subjects import member_of
 
 MADE = """
@@ -105,3 +105,14 @@ def test_a_rule_of_a_package_is_known_by_the_files_of_the_package(tmp_path, monk
     # What is installed is left out: its version is recorded elsewhere.
     assert digest_of_imported("numpy") == digest_of_imported("json") == ""
     assert digest_of_imported("builtins") is None
+
+
+def test_own_code_in_a_checkout_does_not_hold_the_package_too(tmp_path, root, monkeypatch):
+    """Its version is recorded; a worker that got its files would replace what it runs on."""
+    (tmp_path / "nca_trader").symlink_to(root / "nca_trader")
+    (tmp_path / "mine.py").write_text("import nca_trader\nfrom nca_trader import data\n" + MINE)
+    (tmp_path / "near.py").write_text(NEAR)
+    monkeypatch.chdir(tmp_path)
+    for module in ("mine", str(tmp_path / "mine.py")):
+        (files,) = read_sources([module]).folders.values()
+        assert files.keys() == {"mine.py", "near.py"}
