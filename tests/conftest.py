@@ -9,15 +9,20 @@ import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Before jax is imported anywhere: eight devices on one CPU, so that a mesh is a mesh in tests.
-DEVICES = "--xla_force_host_platform_device_count"
-if DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
-# Tests are mostly compilation, which LLVM without optimisation does in two thirds of the time. The
-# learner's program sets its own level, see `nca_trader.parallel.mesh.compiler_options`.
-LEVEL = "--xla_backend_optimization_level"
-if LEVEL not in os.environ["XLA_FLAGS"]:
-    os.environ["XLA_FLAGS"] += f" {LEVEL}=0"
+# Before jax is imported anywhere: eight devices on one CPU, so that a mesh is a mesh in tests. And
+# tests are mostly compilation, which takes a third of the time without LLVM's optimisation, without
+# the emitters that fuse loops for speed, and in one part. The learner's program sets its own level,
+# see `nca_trader.parallel.mesh.compiler_options`; what is promised to the bit as users compile it
+# has a slow test in a process without these flags.
+FLAGS = {
+    "--xla_force_host_platform_device_count": "8",
+    "--xla_backend_optimization_level": "0",
+    "--xla_cpu_use_fusion_emitters": "false",
+    "--xla_cpu_parallel_codegen_split_count": "1",
+}
+for flag, value in FLAGS.items():
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={value}".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiled programs are kept between runs; through the environment, so that commands started by
 # tests find them as well.

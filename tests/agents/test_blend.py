@@ -53,12 +53,10 @@ def test_a_blend_is_the_ledgers_account_of_the_sum_of_its_parts(bars, fill, star
     result = nca.backtest(bars, mix, COSTS, **options)
     found = parts_of(bars, mix, start or 0)[start or 0 :]
     targets = [alone(bars, part, **options) for part, _ in parts.values()]
-    if start is None:
-        for k, each in enumerate(targets):
-            np.testing.assert_array_equal(found[:, k], each)
-    else:  # alone, the order in force before the start is repeated there
-        for k, each in enumerate(targets):
-            np.testing.assert_array_equal(found[1:, k], each[1:])
+    # Alone, the order in force before a start is repeated there. Two programs round differently.
+    first = 0 if start is None else 1
+    for k, each in enumerate(targets):
+        np.testing.assert_allclose(found[first:, k], each[first:], rtol=1e-14)
     traded = bars[start or 0 :]
     costs = {"commission": 5e-4, "slippage": 2e-4, "interest_lend": 0.02}
     asked = mixed(targets, [share for _, share in parts.values()])
