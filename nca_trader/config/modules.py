@@ -113,7 +113,7 @@ def of_python(file: pathlib.Path) -> bool:
 def digest_of_files(module: str) -> str:
     """Return the SHA-256 of a module's file and of the user's own files that it imports.
 
-    This package is no file of the user's, also where both lie in one folder, as in a checkout.
+    The files of this package are left out, even where they lie in the same folder.
 
     Args:
       module: dotted, or the path of a .py file.
@@ -252,7 +252,7 @@ def _imports(node: ast.AST, file: pathlib.Path, module: str) -> Iterator[tuple[s
 def _neighbour(name: str, file: pathlib.Path, module: str) -> pathlib.Path:
     """Return the file of a module that belongs to the same package, or is in the same folder."""
     top = name.partition(".")[0]
-    if top == PACKAGE.name:  # a checkout may hold own code beside it
+    if top == PACKAGE.name:  # in a checkout it lies next to own code
         raise ConfigError(f"{name}: is of this package.")
     if not module.endswith(".py") and top == module.partition(".")[0]:
         return locate(name)
