@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import functools
 import pathlib
+import re
 from typing import Any
 
 from nca_trader.cli.checks import STRATEGIES
@@ -54,8 +55,8 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         help="values that each fold chooses from: 5:35:5 (35 is left out) or 5,10,20; repeatable",
     )
     for name, metavar, kind, default, text in (
-        ("train", "BARS", int, None, "of each train span; of the first one where it expands"),
-        ("test", "BARS", int, None, "of each test span"),
+        ("train", "BARS|DATE", _start, None, "of each train span, or the date of its first bar"),
+        ("test", "BARS|DATES", _starts, None, "of each test span, or the dates where they begin"),
         ("purge", "BARS", int, 0, "left out at the end of the train span (default 0)"),
         ("embargo", "BARS", int, 0, "left out in addition (default 0)"),
         ("scheme", "NAME", str, "rolling", "rolling or expanding (default rolling)"),
@@ -81,6 +82,16 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", help="a page (.html), or the result by bar (.parquet, .csv)"
     )
+
+
+def _start(text: str) -> int | str:
+    """Return a number of bars, or a date as it is."""
+    return text if re.search(r"\d-", text) else int(text)
+
+
+def _starts(text: str) -> int | tuple[str, ...]:
+    """Return a number of bars, or the dates that commas separate."""
+    return tuple(text.split(",")) if "," in text or re.search(r"\d-", text) else int(text)
 
 
 def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:

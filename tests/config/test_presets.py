@@ -76,6 +76,10 @@ def test_a_policy_of_another_kind_states_its_window(name):
 def test_a_panel_trains_path_wise_at_the_full_inflated_costs():
     agent, env = load_agent("panel"), load_env("panel_daily")
     assert agent.curriculum.costs_from == 1.0 and agent.learner.advantages == "pathwise"
+    # It begins as a rule and learns a bounded tilt, by the Sharpe ratio of the whole panel.
+    for one in (agent, load_agent("panel_nca")):
+        assert (one.policy.base, one.policy.tilt_limit) == ("half_and_half", 0.5)
+        assert one.learner.objective == "sharpe" and one.learner == agent.learner
     # Growth alone has no best size where nothing is paid for.
     assert env.reward == "mean_variance" and env.risk_aversion > 0.0
     assert env.random_costs is not None and min(env.random_costs) >= 5.0

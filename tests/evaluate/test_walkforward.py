@@ -1,6 +1,7 @@
 """Walk-forward: spans, one account over stitched decisions, leaks, resuming, and the verdict."""
 
 import functools
+import json
 import shutil
 
 import drawn
@@ -10,6 +11,7 @@ import pytest
 from drawn import random_bars
 
 import nca_trader as nca
+from nca_trader.cli import main
 from nca_trader.config.spans import Spans, Training
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit
@@ -76,12 +78,22 @@ def walked(bars, subject=follow, **more):
             [(10, 30), (10, 59)],
             [(31, 60), (60, 110)],
         ),
+        (Spans(train="2000-01-11", test=("2000-03",)), [(10, 60)], [(60, 110)]),
     ],
 )
 def test_spans_are_those_of_a_hand_count(spans, train, test):
     folds = make_folds(bars_of(np.zeros(110)), spans)
     assert [fold.train for fold in folds] == train
     assert [fold.test for fold in folds] == test
+
+
+def test_the_command_takes_spans_by_bars_and_by_dates(tmp_path, capsys):
+    words = "walkforward --strategy half_and_half --symbol SP500 --json --stop 2003-01-01"
+    dated = "--train 1999-06-01 --test 2001-01-01,2002-01-01"
+    for spans in ("--train 250 --test 250", dated):
+        assert main([*words.split(), *spans.split(), f"--trials={tmp_path}"]) == 0
+    folds = json.loads(capsys.readouterr().out.splitlines()[-1])["folds"]
+    assert [fold["test_start"][:10] for fold in folds] == ["2001-01-02", "2002-01-02"]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +122,7 @@ def test_spans_are_those_of_a_hand_count(spans, train, test):
         ({"train": "2000-02"}, 'train="2000-02" is a date; give test by dates too'),
         ({"test": ("2001", "2000-07")}, "test: the dates are not in order"),
         ({"test": ("2001", "05/06/2021")}, "may mean two days; give one such as 2013-01-02"),
-        ({"test": ("2001",)}, "2000-01-01 to 2002-06-18: test needs two or more dates"),
-        ({"test": ("2001", "2004")}, "dates, each with bars before the next"),
+        ({"test": ("2001", "2004")}, "2002-06-18: test needs dates that each have bars before"),
         ({"train": 500, "test": ("2001", "2002")}, "train=500 leaves no train span before the"),
         ({"train": "2001", "test": ("2001", "2002")}, 'train="2001" leaves no train span before'),
         ({"trian": 9}, "unknown setting 'trian'; did you mean 'train'? There are train, test,"),

@@ -89,10 +89,10 @@ def _dated(bars: Bars, spans: Spans) -> tuple[int, list[int]]:
     train, dates = cast(Any, spans.train), cast(Any, spans.test)
     starts = [bars.row(date, "test") for date in dates]
     where = f"{bars.source or 'bars'}, {bars.index[0].date()} to {bars.index[-1].date()}"
-    if len(starts) < 2 or any(a >= b for a, b in itertools.pairwise([*starts, len(bars)])):
+    if not starts or any(a >= b for a, b in itertools.pairwise([*starts, len(bars)])):
         raise BarError(
-            f"{where}: {argument('test')} needs two or more dates, each with bars before the next; "
-            "give other dates."
+            f"{where}: {argument('test')} needs dates that each have bars before the next; give "
+            "other dates."
         )
     by_number = isinstance(train, Integral)
     begin = starts[0] - int(train) if by_number else bars.row(train, "train")
