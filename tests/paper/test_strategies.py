@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import patient
+from rounding import ROUNDING
 
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
@@ -89,8 +90,8 @@ def test_each_part_of_a_blend_is_journalled_as_it_would_be_alone(start, bars, fi
         own = [event.body["target"] for event in read_events(path, "decision")]
         # At the start a rule alone repeats the order in force; in a blend it is in the sum already.
         begin = 0 if start is None else 1
-        found = np.array([body[name] for body in mine][begin:], float)  # two programs: they round
-        np.testing.assert_allclose(found, np.array(own[begin:], float), rtol=1e-14)
+        found = np.array([body[name] for body in mine][begin:], float)
+        np.testing.assert_allclose(found, np.array(own[begin:], float), rtol=ROUNDING)
     again = paper_trade(SUBJECTS["blend"], f"replay:{file}", tmp_path / "all.db", start=start,
                         costs=COSTS)  # fmt: skip
     assert again["events"] == verify(tmp_path / "all.db").seq
