@@ -260,7 +260,7 @@ def _evaluate(
         "run": str(run.path),
         "page": str(page),
         "complete": True,
-        "deployed": "the mean agent" if found.gate.passed else found.gate.deployed,
+        "deployed": "the mean agent" if found.gate.trades else found.gate.deployed,
         "gate": dataclasses.asdict(found.gate),
         "checks": dict(found.checks),
         "parity": found.parity.ok,
@@ -318,7 +318,7 @@ def _findings(
         parity = compare(path, path / JOURNAL)
     sharpe = [[result.metrics["sharpe"] for result in span] for span in (before, chosen, results)]
     scores = [Seed(seed, *each) for seed, *each in zip([*seeds, None], *sharpe, strict=True)]
-    advice = [] if gate.passed else _advice(args, run, job)
+    advice = [] if gate.trades else _advice(args, run, job)
     return Findings(mean, results, scores, baselines, gate, checks, advice, parity, paper)
 
 
@@ -399,7 +399,7 @@ def _advice(args: argparse.Namespace, run: Any, job: DemoJob) -> list[str]:
         f"Train at other costs than {factor} times the true ones (random_costs of the "
         "environment), and select on the same span. The more often a test span is used, the "
         "luckier is its best.",
-        "Trade what is deployed: a baseline that no agent was shown to beat is a result.",
+        "Trade what is deployed: a rule that no agent was shown to beat is a result.",
     ]
     if args.panel is None:
         panel = "Give one policy the bars of more assets: nca-trader demo --panel, and "
@@ -440,7 +440,7 @@ def _write_page(
     as_futures = AS_FUTURES if run.env_config.borrow else ""
     demo = Demo(
         deployment=f"{found.gate.sentence} {job.note}{as_futures}",
-        deployed=found.gate.passed,
+        deployed=found.gate.trades,
         checks=found.checks,
         advice=found.advice,
         seeds=found.scores,

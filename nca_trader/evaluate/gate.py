@@ -2,6 +2,7 @@
 
 An agent that wins on a few years may have been lucky, and so may the baseline that it is compared
 with. The gate compares Sharpe ratios on out-of-sample returns. Its bound allows for both choices.
+An agent that tilts a base rule answers a second question: whether it does no harm to that base.
 """
 
 from __future__ import annotations
@@ -30,6 +31,71 @@ from nca_trader.types import Bars
 LEVEL = 0.95  # of the one-sided bound
 POWER = 0.84  # standard normal quantile of 80%
 LEAST_YEARS = 8.0  # below which a gate can hardly say yes: see docs/guides/walk-forward.md
+# Of annual Sharpe ratios: an agent that may be worse than its base by more does not trade.
+TOLERATED = 0.15
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HarmResult:
+    """What out-of-sample returns show of an agent against the rule that it tilts.
+
+    Attributes:
+      agent: the name of the best agent.
+      base: the name of its base.
+      differences: the agent's Sharpe ratio less its base's, at true and at doubled costs.
+      bounds: one-sided 95% lower bounds of these; NaN where they are undefined.
+      needed: the difference above the tolerated harm that passes in 4 of 5 cases.
+      years: of returns.
+    """
+
+    agent: str
+    base: str
+    differences: tuple[float, float]
+    bounds: tuple[float, float]
+    needed: float
+    years: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether larger harm than is tolerated was excluded at both costs."""
+        return all(bound > -TOLERATED for bound in self.bounds)
+
+    @property
+    def gained(self) -> bool:
+        """Whether the agent was shown to be better than its base at both costs."""
+        return all(bound > 0.0 for bound in self.bounds)
+
+    @property
+    def finding(self) -> str:
+        """What was shown, in plain words."""
+        if self.gained:
+            return f"Gain shown: {self.agent} was shown to be better than its base, {self.base}"
+        if self.passed:
+            return (
+                f"No harm shown, no gain shown: the Sharpe ratio of {self.agent} was shown to be "
+                f"less than {TOLERATED} below that of its base, {self.base}, and not shown to be "
+                "above it"
+            )
+        return (
+            f"No gain shown, and harm not excluded: the Sharpe ratio of {self.agent} may be "
+            f"{TOLERATED} or more below that of its base, {self.base}"
+        )
+
+    @property
+    def numbers(self) -> str:
+        """The differences and their bounds."""
+        if math.isnan(sum(self.bounds)):
+            return "The bound of the difference from its base is undefined."
+        (true, low), (doubled, lower) = zip(self.differences, self.bounds, strict=True)
+        found = (
+            f"Sharpe ratio less that of its base {true:+.2f}, one-sided 95% bound {low:+.2f}; at "
+            f"doubled costs {doubled:+.2f} and {lower:+.2f}; {self.years:.1f} years"
+        )
+        if not self.passed and self.needed > TOLERATED:
+            # The error of a Sharpe ratio falls with the root of the years.
+            years = self.years * (self.needed / TOLERATED) ** 2
+            found += f", and {years:.0f} would pass its equal in 4 of 5 cases"
+        return f"{found}."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +113,7 @@ class GateResult:
       years: of returns.
       fall: the deepest fall of a baseline from a high, a negative fraction of it.
       fallen: the agent's Sharpe ratio with one more bar, in which it falls as far.
+      harm: of an agent that tilts a base rule, what is shown against that; else None.
     """
 
     agent: str
@@ -59,6 +126,7 @@ class GateResult:
     years: float
     fall: float
     fallen: float
+    harm: HarmResult | None = None
 
     @property
     def passed(self) -> bool:
@@ -71,9 +139,20 @@ class GateResult:
         return self.most < 0.0
 
     @property
+    def trades(self) -> bool:
+        """Whether the agent should trade: it was shown to be better, or to do its base no harm."""
+        return self.passed or (self.harm is not None and self.harm.passed)
+
+    @property
     def deployed(self) -> str:
-        """The name of what should trade."""
-        return self.agent if self.passed else self.baseline
+        """The name of what should trade.
+
+        In the place of an agent with a base it is the base, which was chosen before these bars were
+        seen. The best of several baselines on these bars is in part the luckiest.
+        """
+        if self.trades:
+            return self.agent
+        return self.baseline if self.harm is None else self.harm.base
 
     @property
     def finding(self) -> str:
@@ -84,10 +163,19 @@ class GateResult:
     @property
     def sentence(self) -> str:
         """The finding, and what is deployed by it."""
-        found = f"{self.agent} was shown to be better than {self.baseline}"
-        if not self.passed:
-            found = "No agent was shown to be better"
-        return f"{found}; deployed: {self.deployed}. {self.numbers}"
+        found = "No agent was shown to be better" if self.harm is None else self.harm.finding
+        if self.passed:
+            gain = "" if self.harm is None else "Gain shown: "
+            found = f"{gain}{self.agent} was shown to be better than {self.baseline}"
+        numbers = self.numbers if self.harm is None else f"{self.harm.numbers} {self.numbers}"
+        return f"{found}; deployed: {self.deployed}. {numbers}"
+
+    @property
+    def evidence(self) -> str:
+        """What is shown against the base, where there is one, and all numbers."""
+        if self.harm is None:
+            return self.numbers
+        return f"{self.harm.finding}. {self.harm.numbers} {self.numbers}"
 
     @property
     def numbers(self) -> str:
@@ -99,7 +187,7 @@ class GateResult:
                 f"one-sided 95% bound {self.bound:+.2f}; {self.years:.1f} years show a difference "
                 f"of {self.detectable:.2f} in 4 of 5 cases"
             )
-            if self.years < LEAST_YEARS and not self.passed:
+            if self.years < LEAST_YEARS and not self.passed and self.harm is None:
                 limits += ", so this gate could hardly have said yes"
         found = (
             f"Sharpe ratio of {self.agent} {ours:.2f}, of the "
@@ -150,43 +238,26 @@ def gate(
       >>> found.passed, found.baseline
       (True, 'flat')
     """
-    series = {name: np.asarray(r, np.float64) for name, r in {**agents, **baselines}.items()}
-    shapes = {r.shape for r in series.values()}
-    if not (agents and baselines) or len(shapes) > 1 or len(next(iter(shapes))) != 1:
-        raise ConfigError(
-            f"gate: {len(agents)} agents and {len(baselines)} baselines with returns of shapes "
-            f"{sorted(shapes)}; give at least one of each, [T] of the same bars."
-        )
-    rows = np.column_stack(list(series.values()))
-    # A bar counts where every series has it, so that all are resampled by the same bars.
-    rows = rows[~np.isnan(rows).any(axis=1)]
-    names, split = list(series), len(agents)
-
-    def sharpes(rows: np.ndarray) -> np.ndarray:
-        # Cash is a choice as well, and its Sharpe ratio counts as 0.
-        ratios = [metrics.sharpe(r, bars_per_year) for r in rows.T]
-        return np.nan_to_num(ratios)
-
-    found = sharpes(rows) if len(rows) > 1 else np.zeros(len(names))
+    rows = _rows("gate", agents, baselines)
+    names, split = [*agents, *baselines], len(agents)
+    found, luck = _ratios(rows, bars_per_year, repetitions, seed)
     best = int(found[:split].argmax())
     other = split + int(found[split:].argmax())
     apart = float(found[best] - found[other])
-    drawn = resampled(rows, repetitions, seed)
     bound = most = detectable = math.nan
-    if drawn is not None:
-        again = np.nan_to_num(drawn.sharpe(bars_per_year))
-        # Recentred at what was found, so that the resamples have no advantage of their own.
-        lucky = (again - found)[:, :split].max(axis=1)
-        errors = lucky - (again[:, split:].max(axis=1) - found[split:].max())
+    if luck is not None:
+        again = found + luck
+        errors = luck[:, :split].max(axis=1) - (again[:, split:].max(axis=1) - found[other])
         high = float(np.quantile(errors, LEVEL))
         # The best baseline was chosen among several, and here it is the one that may be lucky.
-        others = (again - found)[:, best] - (again - found)[:, split:].max(axis=1)
+        others = luck[:, best] - luck[:, split:].max(axis=1)
         bound, most = apart - high, apart - float(np.quantile(others, 1.0 - LEVEL))
         detectable = high + POWER * float(errors.std(ddof=1))
     fall, fallen = 0.0, float(found[best])
     if len(rows) > 1:
         fall = min(metrics.max_drawdown(r) for r in rows[:, split:].T)
-        fallen = float(sharpes(np.append(rows[:, [best]], [[fall]], axis=0))[0])
+        fallen = metrics.sharpe(np.append(rows[:, best], fall), bars_per_year)
+        fallen = float(np.nan_to_num(fallen))
     return GateResult(
         agent=names[best],
         baseline=names[other],
@@ -199,6 +270,113 @@ def gate(
         fall=fall,
         fallen=fallen,
     )
+
+
+def harm(
+    agents: Mapping[str, ArrayLike],
+    base: tuple[str, ArrayLike],
+    doubled: tuple[ArrayLike, ArrayLike],
+    bars_per_year: float,
+    repetitions: int = 2000,
+    seed: int = 0,
+) -> HarmResult:
+    """Judge whether an agent does no harm to its base, on the same out-of-sample bars.
+
+    The bounds are those of `gate` with the base as the only baseline. At doubled costs only the
+    best agent is known; the luck of the others is taken from true costs.
+
+    Args:
+      agents: `[T]` simple returns by name, of all that could have been chosen on these bars.
+      base: its name and `[T]` returns.
+      doubled: `[T]` returns of the best agent and of the base, at doubled costs.
+      bars_per_year: P.
+      repetitions: resamples.
+      seed: the same seed gives the same bounds.
+
+    Raises:
+      ConfigError: no agent, or series of different lengths.
+
+    Example:
+      >>> import numpy as np
+      >>> base = np.random.default_rng(0).normal(0.0003, 0.01, 2520)
+      >>> found = harm({"agent": base}, ("hold", base), (base, base), 252)
+      >>> found.passed, found.gained, found.bounds
+      (True, False, (0.0, 0.0))
+    """
+    name, returns = base
+    others = {"base": returns, "doubled agent": doubled[0], "doubled base": doubled[1]}
+    rows, split = _rows("harm", agents, others), len(agents)
+    found, luck = _ratios(rows, bars_per_year, repetitions, seed)
+    best = int(found[:split].argmax())
+    pairs = ((best, split), (split + 1, split + 2))
+    apart = [float(found[ours] - found[theirs]) for ours, theirs in pairs]
+    bounds, needed = [math.nan, math.nan], math.nan
+    if luck is not None:
+        for k, (ours, theirs) in enumerate(pairs):
+            candidates = luck[:, :split].copy()
+            candidates[:, best] = luck[:, ours]
+            errors = candidates.max(axis=1) - luck[:, theirs]
+            high = float(np.quantile(errors, LEVEL))
+            bounds[k] = apart[k] - high
+            needed = np.fmax(needed, high + POWER * errors.std(ddof=1))
+    return HarmResult(
+        agent=[*agents][best],
+        base=name,
+        differences=(apart[0], apart[1]),
+        bounds=(bounds[0], bounds[1]),
+        needed=float(needed),
+        years=len(rows) / bars_per_year,
+    )
+
+
+def with_harm(
+    found: GateResult, result: Result, base: Result, agents: Mapping[str, ArrayLike]
+) -> GateResult:
+    """Return what a gate found with what is shown against the agent's base, at both costs.
+
+    Args:
+      found: of the gate.
+      result: of the best agent.
+      base: of its base on the same bars at the same costs.
+      agents: those of the gate.
+    """
+
+    def doubled(each: Result) -> np.ndarray:
+        assert each.again is not None
+        return each.again(costs=each.charged.scaled(2.0)).excess_returns
+
+    rule = (base.name, base.excess_returns)
+    judged = harm(agents, rule, (doubled(result), doubled(base)), result.bars_per_year)
+    return dataclasses.replace(found, harm=judged)
+
+
+def _rows(what: str, agents: Mapping[str, Any], others: Mapping[str, Any]) -> np.ndarray:
+    """Return `[T, K]` the series of the agents and the others on the bars that all of them have."""
+    series = [np.asarray(r, np.float64) for r in (*agents.values(), *others.values())]
+    shapes = {r.shape for r in series}
+    if not (agents and others) or len(shapes) > 1 or len(next(iter(shapes))) != 1:
+        raise ConfigError(
+            f"{what}: {len(agents)} agents and {len(others)} baselines with returns of shapes "
+            f"{sorted(shapes)}; give at least one of each, [T] of the same bars."
+        )
+    rows = np.column_stack(series)
+    # A bar counts where every series has it, so that all are resampled by the same bars.
+    return rows[~np.isnan(rows).any(axis=1)]
+
+
+def _ratios(
+    rows: np.ndarray, bars_per_year: float, repetitions: int, seed: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return annual Sharpe ratios `[K]` of rows `[T, K]`, and the luck of resamples `[R, K]`.
+
+    The luck is the ratios of a resample less those found, so that it has no advantage of its own;
+    None where nothing can be resampled. Cash is a choice as well, and its ratio counts as 0.
+    """
+    if len(rows) < 2:
+        return np.zeros(rows.shape[1]), None
+    found = np.nan_to_num([metrics.sharpe(r, bars_per_year) for r in rows.T])
+    drawn = resampled(rows, repetitions, seed)
+    return found, None if drawn is None else np.nan_to_num(drawn.sharpe(bars_per_year)) - found
 
 
 # Of an agent, what a walk-forward and a run must share; how often and where it is saved may differ.
@@ -241,6 +419,9 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     # At most as long as the history: with less history than that, the trend rules never decide.
     year = year_of(bars.bars_per_year, bars.row(start, "start"))
     known = baseline_rules(year, result.rules.sizing == "volatility")
+    # Its own base is one of the baselines, by which the second question is judged.
+    if result.run is not None and (base := result.run.base) is not None:
+        known[base.name] = base
     known[MATCHED] = constant_exposure(mean_exposure(result))
     common: dict[str, Any] = {"start": start, "stop": stop} | rules
     return {name: backtest(bars, rule, result.charged, **common) for name, rule in known.items()}
@@ -288,7 +469,7 @@ def refuse_other(
 
 
 def deploy(run: Run, found: GateResult, judged: Bars, year: int) -> Deployment:
-    """Record in a run's folder what trades: its agent where the gate passed, else the baseline.
+    """Record in a run's folder what trades: its agent, its base or a baseline.
 
     Args:
       run: the run.
@@ -297,7 +478,7 @@ def deploy(run: Run, found: GateResult, judged: Bars, year: int) -> Deployment:
       year: bars that the baselines' trend looks back.
     """
     decided = Deployment(
-        baseline="" if found.passed else found.baseline,
+        baseline="" if found.trades else found.deployed,
         year=year,
         sentence=found.sentence,
         data=data_record(judged),
@@ -322,6 +503,8 @@ def decide_deployment(
     held = deployable(result, bars, start)
     others = {name: each.excess_returns for name, each in held.items() if name != MATCHED}
     found = gate(agents, others, bars.bars_per_year)
+    if run.base is not None:
+        found = with_harm(found, result, held[run.base.name], agents)
     first = bars.row(start, "start")
     year = year_of(bars.bars_per_year, first)
     deploy(run, found, bars[first:], year)

@@ -92,8 +92,8 @@ class Selector:
         """Judge the selected agent by its baselines on the span, and record what trades.
 
         Each score of training could have been chosen, and the bound allows for that. The finding is
-        in the run's deployment.json: a backtest and paper trading then take the baseline where the
-        agent was not shown to be better.
+        in the run's deployment.json: a backtest and paper trading then take the base or baseline
+        where the gate did not pass the agent.
 
         Args:
           run: trained with `select=self`.

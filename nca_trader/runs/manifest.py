@@ -8,7 +8,7 @@ selected/         the states of the update that was selected, and of the one bef
 selection.json    the scores of the agents on the selection span
 selection.parquet the mean agent's returns there, by update
 features.json     how its features are distributed over the training bars, see `runs.reference`
-deployment.json   what trades in the place of the agent, if it was not shown to be better
+deployment.json   what trades: the agent where a gate passed it, else its base or a baseline
 train.lock        which process trains into it now, see `runs.folder`
 
 All these JSON files carry the SHA-256 of their own text, run.json those of the TOML files.
@@ -40,6 +40,7 @@ from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, w
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config.extensions import origin_of
 from nca_trader.config.records import (
     RESTORE,
     plain,
@@ -123,7 +124,7 @@ class Deployment:
     """deployment.json: what trades in the place of a run's agent, see `evaluate.gate`.
 
     Attributes:
-      baseline: the rule that trades; "" where the agent was shown to be better and trades itself.
+      baseline: the rule that trades, the base of its policy or a baseline; "" where the agent does.
       year: bars that the baselines' trend looks back.
       sentence: what was found, in words.
       data: the bars that decided it.
@@ -143,7 +144,7 @@ class Run:
       seed: index of the agent that acts; None is the mean of all (`mean_policy`), or the one that
         selection.json names.
       steps: K, the steps of its NCA; None is the number of training, see `with_steps`.
-      force_agent: whether the agent acts also where deployment.json names a baseline.
+      force_agent: whether the agent acts also where deployment.json names another rule.
       allow_code: whether own code that it names may load, though you have not signed the run: True
         loads it, and signs the run; or the names that you know. None never loads it, signed or not,
         and reads the rest of the run.
@@ -314,7 +315,7 @@ class Run:
 
     @property
     def replacement(self) -> Strategy | None:
-        """The baseline that trades in the place of the agent; None where the agent does.
+        """The base or baseline that trades in the place of the agent; None where the agent does.
 
         Raises:
           StateError: deployment.json was changed, or names a rule that this version lacks.
@@ -323,6 +324,8 @@ class Run:
         if found is None or not found.baseline:
             return None
         known = baseline_rules(found.year, self.env_config.sizing == "volatility")
+        if self.base is not None:
+            known[self.base.name] = self.base
         if found.baseline not in known:
             raise StateError(
                 f"{self.path}/deployment.json: baseline = {found.baseline!r} is not one of "
@@ -332,7 +335,13 @@ class Run:
 
     @property
     def base(self) -> Strategy | None:
-        """The rule that the policy tilts on; None without one."""
+        """The rule that the policy tilts on; None without one.
+
+        Raises:
+          RunError: it is own code, and the run was opened with `allow_code=None`.
+        """
+        if origin_of("strategies", self.spec.base) is not None:
+            self._refuse_barred()
         base = base_of(self.spec)
         return None if base is None else base.strategy
 

@@ -99,6 +99,22 @@ def test_a_warm_start_begins_with_the_fold_before(bars, monkeypatch):
     assert any((leaves_of(after)[n] != leaf).any() for n, leaf in leaves_of(second).items())
 
 
+def test_a_walk_of_an_agent_that_tilts_a_base_asks_whether_it_does_that_harm(bars, tmp_path):
+    env = dataclasses.replace(ENV, actions="weights")
+    policy = dataclasses.replace(AGENT.policy, base="time_series_momentum(lookback=5)")
+    still = dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
+    agent = dataclasses.replace(AGENT, policy=policy, optimizer=still)
+    done = nca.walk_forward(bars, agent, **SPANS, seeds=1, env=env)
+    name = "time-series momentum 5"
+    assert done.result.equity.equals(done.baselines[name].equity)
+    assert done.gate.harm.base == name and done.gate.harm.bounds == (0.0, 0.0)
+    assert done.gate.trades and done.gate.sentence in repr(done)
+    assert "No harm shown, no gain shown" in done.folds.attrs["verdict"]
+    run = untrained_run(tmp_path / "run", bars, env, agent)
+    done.deploy(run)
+    assert Run(run.path).replacement is None
+
+
 @pytest.mark.slow
 def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
     env = nca.TradingEnv(bars[:124], ENV)

@@ -36,7 +36,8 @@ class WalkForward:
       baselines: results of the baselines on the same bars, costs and fills, by name.
       difference: mean return per year of `result` less that of the best constant weight.
       interval: its 95% interval.
-      gate: whether `result` was shown to be better than the best baseline that could be deployed.
+      gate: whether `result` was shown to be better than the best baseline that could be deployed,
+        and of an agent with a base whether it does that no harm.
       verdict: what the test spans do and do not show, by the gate.
       bars: all bars of the walk-forward.
       recipe: environment and agent that each fold trained; None of a strategy.

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nca_trader.agents import load_agent
+from nca_trader.agents.base import strategy_named
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
 from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy
@@ -39,7 +40,7 @@ from nca_trader.evaluate.combinations import (
     takes_bars,
     valid,
 )
-from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other
+from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other, with_harm
 from nca_trader.evaluate.inference import mean_difference_interval
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.verdict import walk_verdict
@@ -267,6 +268,12 @@ class _Walk:
     def _agent(self) -> bool:
         return is_agent(self.setup.subject)
 
+    @property
+    def _base(self) -> Strategy | None:
+        """The rule that the agent tilts."""
+        name = self.setup.subject.policy.base if self._agent else "none"
+        return None if name == "none" else strategy_named(name)
+
     def fitted(self, shown: Progress) -> list[Fitted]:
         """Return every fold; those in the folder are not computed again."""
         known: dict[int, Fitted] = {}
@@ -382,12 +389,16 @@ class _Walk:
         difference = float(np.mean(ours - theirs) * per_year)
         interval = mean_difference_interval(ours, theirs, per_year)
         others = {name: each.excess_returns for name, each in known.items()}
-        found = gate({result.name: result.excess_returns}, others, per_year)
+        ours = {result.name: result.excess_returns}
+        found = gate(ours, others, per_year)
+        if self._base is not None:
+            found = with_harm(found, result, known[self._base.name], ours)
         where = f"Out of sample over {count(len(folds), 'fold')}"
         log = self._log and self._log.name
         verdict = walk_verdict(where, result, known, found, difference, interval, log)
         table = table_of(setup, fitted, result)
-        table.attrs["verdict"] = f"{verdict} {found.numbers}"  # which a page shows above the folds
+        # Which a page shows above the folds.
+        table.attrs["verdict"] = f"{verdict} {found.evidence}"
         return WalkForward(
             result=result,
             folds=table,
@@ -426,6 +437,8 @@ class _Walk:
         """Backtest the baselines, and the controls, which are known in hindsight only."""
         bars, costs, env = self.setup.bars, self.setup.costs, self.setup.env
         rules = baseline_rules(year, common.get("sizing") == "volatility")
+        if self._base is not None:
+            rules[self._base.name] = self._base
         known = {name: backtest(bars, rule, costs, **common) for name, rule in rules.items()}
         # These weights include their sizes, so they are not sized again.
         rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
