@@ -30,8 +30,8 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--largest",
         action="store_true",
-        help="search for the largest batch that fits, and the smallest that is as fast, in at "
-        "most three more compilations",
+        help="search for the largest batch that fits, and the smallest that is as fast, which "
+        "takes minutes",
     )
 
 

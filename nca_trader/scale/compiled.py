@@ -13,6 +13,7 @@ import importlib.util
 import math
 import multiprocessing
 import os
+import pathlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -35,11 +36,17 @@ ENVIRONMENT = {
 }
 
 
+# Of the memory, left to the code where only the arrays were placed. On v5e a 64th is 252 MiB, and
+# the code of the largest batch of `nano` takes 170.
+CODE = 1 / 64
+
+
 class Question(NamedTuple):
     """What to compile.
 
     bars: None if the environment draws its own. search: whether micro-batches are doubled until
-    the program fits, as `train` does.
+    the program fits, as `train` does. memory_only: whether the compilation ends once every array
+    has its place: seconds for any batch, where the code of a large one takes many minutes.
     """
 
     env: EnvConfig
@@ -47,6 +54,7 @@ class Question(NamedTuple):
     bars: Bars | None
     there: Slice
     search: bool = True
+    memory_only: bool = False
 
 
 class Needs(NamedTuple):
@@ -55,10 +63,10 @@ class Needs(NamedTuple):
     Attributes:
       fits: whether the program fits into `limit` bytes.
       limit: what a program may use.
-      needed: what it needs, None if the compiler does not say.
+      needed: what it needs, None if the compiler does not say; of `memory_only` without its code.
       kinds: bytes by kind.
       micro_batches: number with which it was compiled.
-      cost: None where the compiler gave up.
+      cost: None where the compiler gave up, or placed the arrays alone.
       unknown_loops: loops that are counted once in it.
       parameters: of the policy.
       bars: at which a decision can be learnt from.
@@ -84,7 +92,7 @@ Ask = Callable[[Question], Needs]
 
 @contextlib.contextmanager
 def compiler() -> Iterator[Ask]:
-    """Start the process of the compiler, and yield the function that asks it.
+    """Yield the function that asks the compiler, each time in a process of its own.
 
     Raises:
       ConfigError: the compiler is not installed.
@@ -99,49 +107,49 @@ def compiler() -> Iterator[Ask]:
     with safe_path(), scratch() as folder, open(folder / "said", "w+") as log:
         # Not forked: that process would have a jax that has read its variables already.
         process = multiprocessing.get_context("spawn")
-        with (
-            concurrent.futures.ProcessPoolExecutor(
-                1, process, initializer=_send_stderr, initargs=(log.name,)
-            ) as pool,
-            _killed_if_left(),
-        ):
 
-            def ask(question: Question) -> Needs:
-                # The process starts at the first question and inherits what stands here then.
-                # Later is too late: jax reads its variables when it is imported.
-                before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-                os.environ.update(ENVIRONMENT)
-                try:
+        def ask(question: Question) -> Needs:
+            # The process inherits what stands here when it starts. Later is too late: jax reads
+            # its variables when it is imported.
+            before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+            os.environ.update(ENVIRONMENT)
+            try:
+                with (
+                    concurrent.futures.ProcessPoolExecutor(
+                        1, process, initializer=_send_stderr, initargs=(log.name,)
+                    ) as pool,
+                    _killed_after(),
+                ):
                     return pool.submit(answer, question).result()
-                except concurrent.futures.process.BrokenProcessPool:
-                    said = [line for line in log.read().splitlines() if line.strip()][-1:]
-                    raise RunError(
-                        "the TPU compiler ended its process: "
-                        f"{' '.join(said) or 'without a message'}; try another topology, or look "
-                        "for memory that ran out."
-                    ) from None
-                finally:
-                    for name in ENVIRONMENT:
-                        del os.environ[name]
-                    os.environ.update(before)
+            except concurrent.futures.process.BrokenProcessPool:
+                said = [line for line in log.read().splitlines() if line.strip()][-1:]
+                raise RunError(
+                    "the TPU compiler ended its process: "
+                    f"{' '.join(said) or 'without a message'}; try another topology, or look "
+                    "for memory that ran out."
+                ) from None
+            finally:
+                for name in ENVIRONMENT:
+                    del os.environ[name]
+                os.environ.update(before)
 
-            yield ask
+        yield ask
 
 
 @contextlib.contextmanager
-def _killed_if_left() -> Iterator[None]:
-    """Kill the processes that the block started if an error or an interrupt ends it.
+def _killed_after() -> Iterator[None]:
+    """Kill the processes that the block started.
 
-    Python waits for them otherwise, and a compilation goes on for minutes.
+    Python waits for them otherwise, and a compilation goes on for minutes, after an interrupt and
+    after an answer about memory alone.
     """
     before = multiprocessing.active_children()
     try:
         yield
-    except BaseException:
+    finally:
         for process in multiprocessing.active_children():
             if process not in before:
                 process.kill()
-        raise
 
 
 def _send_stderr(log: str) -> None:
@@ -217,7 +225,8 @@ def answer(question: Question) -> Needs:
         if pieces < least:
             continue
         known = known._replace(micro_batches=pieces)
-        found = _compiled(known, program, (state, learner.market), mesh.size)
+        args = (state, learner.market)
+        found = _compiled(known, program, args, mesh.size, question.memory_only)
         if found.fits:
             break
         # n times as many pieces leave at least an n-th of the memory, so fewer cannot fit.
@@ -225,7 +234,9 @@ def answer(question: Question) -> Needs:
     return found
 
 
-def _compiled(known: Needs, program: Any, args: Any, devices: int) -> Needs:
+def _compiled(
+    known: Needs, program: Any, args: Any, devices: int, memory_only: bool = False
+) -> Needs:
     """Compile the program; return `known` with the sizes and costs that the compiler reports."""
     # As in `answer`.
     import jax
@@ -237,7 +248,16 @@ def _compiled(known: Needs, program: Any, args: Any, devices: int) -> Needs:
         with scratch() as folder:
             # Not `as_text()`: it fails for some programs of TPU7x, which the compiler can print.
             options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-            compiled = program.lower(*args).compile(compiler_options=options)
+            lowered = program.lower(*args)
+            if memory_only:
+                # It cannot be stopped: it goes on in its thread until this process is killed.
+                compiling = concurrent.futures.ThreadPoolExecutor(1).submit(
+                    lowered.compile, compiler_options=options
+                )
+                needed = _placed(compiling, folder)
+                fits, seconds = needed <= known.limit * (1 - CODE), time.perf_counter() - began
+                return known._replace(fits=fits, needed=needed, seconds=seconds)
+            compiled = lowered.compile(compiler_options=options)
             (path,) = folder.glob("*.after_codegen.txt")
             text = path.read_text()
     except jax.errors.JaxRuntimeError as error:
@@ -263,6 +283,25 @@ def _compiled(known: Needs, program: Any, args: Any, devices: int) -> Needs:
         unknown_loops=unknown_loops(module),
         seconds=seconds,
     )
+
+
+def _placed(compiling: concurrent.futures.Future[Any], folder: pathlib.Path) -> int:
+    """Return the bytes of main memory that a program's arrays take, as soon as they have places.
+
+    Raises:
+      jax.errors.JaxRuntimeError: what the compilation raises.
+    """
+    # Written after the report, which is whole then.
+    while not any(folder.glob("*.after_optimizations_after_buffer_assignment.txt")):
+        if compiling.done():
+            compiling.result()
+            break
+        time.sleep(0.05)
+    (path,) = folder.glob("*-memory-usage-report.txt")
+    found = re.search(r"Memory Space: default .*\nTotal bytes: (\d+)", path.read_text())
+    if found is None:
+        raise RunError(f"the TPU compiler's report of memory has another form: {path.name}.")
+    return int(found[1])
 
 
 def said_bytes(error: str) -> int | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from nca_trader.agents import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
@@ -27,7 +29,8 @@ Report = dict[str, Any]
 CLOSE = 0.95  # of the best rate: what a smaller batch may lose
 NEAR = 1 / 16  # of the batch, or of the memory: what the largest batch may leave
 FURTHEST = 4096  # times a batch is the next, whatever the line predicts
-MOST = 3  # compilations of a search for the largest batch, after that of the agent's own
+FARTHER = 3  # times as many segments have the second batch of the line, and cost as much to compile
+MOST = 3  # questions of a search about memory, after that of the agent's own batch
 REMAT_FROM = 0.25  # of the memory: temporaries from which remat is worth a compilation
 
 
@@ -47,8 +50,9 @@ def plan(
       topology: a slice, e.g. "v5e-8" (the N of "v5p-N" counts cores) or "v5e:2x4", chips by axis.
       env: a config, a preset's name, or the path of a TOML file.
       bars: the bars to train on. None stands for sample bars, or for the market that `env` draws.
-      largest: also search for the largest batch, with at most three more compilations.
-      report: called with what is known after each compilation of the search, which takes minutes.
+      largest: also search for the largest batch, which takes one more compilation and at most three
+        questions about memory, of seconds each.
+      report: called with what is known after each answer of the search, which takes minutes.
 
     Returns:
       The keys of `nca-trader plan --json`, see docs/guides/plan.md. `fits` is whether the update
@@ -79,7 +83,8 @@ def plan(
             number += 1
             segments = question.agent.learner.num_segments
             # A compilation has no news before its end. A step inside shows the time since it began.
-            with Progress(None, f"compilation {number}, num_segments = {segments:,}"):
+            what = "memory" if question.memory_only else "compilation"
+            with Progress(None, f"{what} {number}, num_segments = {segments:,}"):
                 return compiler(question)
 
         found = ask(question)
@@ -257,55 +262,98 @@ def remat_advice(ask: Ask, question: Question, found: Needs) -> Report:
     }
 
 
-def largest_batch(ask: Ask, question: Question, found: Needs | None) -> Iterator[Report]:
-    """Search for the most segments that fit without more micro-batches, in `MOST` compilations.
+def largest_batch(ask: Ask, question: Question, found: Needs) -> Iterator[Report]:
+    """Search for the most segments that fit without more micro-batches.
+
+    Their memory is asked for, at most `MOST` times. Their code is not generated: that of a large
+    batch takes many minutes. So the seconds of an update are on the line through two compilations,
+    of a batch and of `FARTHER` times as many segments. Large ones are slower: their arrays leave
+    fast memory.
 
     Args:
       ask: compiles the update for a question.
       question: about the batch to begin with.
-      found: the answer about that batch. It is asked again if this is None, or if the batch was
-        cut into more micro-batches.
+      found: the answer about that batch.
 
     Yields:
-      What is known after each compilation. `largest`: the most segments that were seen to fit.
-      `efficient`: the fewest that were, within 5% of the best estimated rate. `tries`, all of
-      them. The first two are None if none fits.
+      What is known after each answer. `largest`: the most segments that fit. `efficient`: the
+      fewest on the line with 95% of their rate. `tries`, all of them. The first two are None where
+      none fits, and the second and the rates until the line is known.
     """
     learner, chip = question.agent.learner, question.there.of
     unit = learner.logical_shards * learner.num_minibatches
     tries: dict[int, Report] = {}
     shares: dict[int, float] = {}
-    rates: dict[int, float] = {}
-    segments, left = learner.num_segments, MOST
-    while segments:
-        known = found if segments == learner.num_segments else None
-        if known is None or known.micro_batches != learner.micro_batches:
-            changed = dataclasses.replace(learner, num_segments=segments)
-            agent = dataclasses.replace(question.agent, learner=changed)
-            # A search would make any batch fit, by more micro-batches.
-            known, left = ask(question._replace(agent=agent, search=False)), left - 1
-        if known.fits:
-            rates[segments] = estimate(known, chip)["steps_per_s"]
-        if known.needed is not None:
-            shares[segments] = known.needed / known.limit
+    seconds: dict[int, float] = {}
+
+    def add(segments: int, known: Needs) -> Report:
+        needed, code = known.needed, known.kinds.get("code", 0)
+        if needed is not None:
+            shares[segments] = (needed - code) / known.limit
+        if known.cost is not None:
+            seconds[segments] = estimate(known, chip)["step_s"]
         tries[segments] = {
             "num_segments": segments,
             "steps": known.steps,
             "fits": known.fits,
-            "hbm_bytes_per_chip": None if known.needed is None else known.needed * chip.devices,
-            "steps_per_s": rates.get(segments),
+            "hbm_bytes_per_chip": None if needed is None else needed * chip.devices,
         }
-        enough = CLOSE * max(rates.values(), default=0.0)
-        yield {
-            "largest": tries[max(rates)] if rates else None,
-            "efficient": tries[min(n for n in rates if rates[n] >= enough)] if rates else None,
-            "tries": [each for _, each in sorted(tries.items())],
-        }
-        fits = {n: each["fits"] for n, each in tries.items()}
-        segments = left and (next_largest(fits, shares, unit) or next_as_fast(rates, unit))
+        return summary(tries, seconds, unit)
+
+    def asked(segments: int, memory_only: bool) -> Needs:
+        changed = dataclasses.replace(learner, num_segments=segments)
+        agent = dataclasses.replace(question.agent, learner=changed)
+        # A search would make any batch fit, by more micro-batches.
+        return ask(question._replace(agent=agent, search=False, memory_only=memory_only))
+
+    begin, left = learner.num_segments, MOST
+    if found.micro_batches != learner.micro_batches:
+        found, left = asked(begin, True), left - 1
+    known = add(begin, found)
+    yield known
+    while left and (segments := next_largest(known["tries"], shares, unit)):
+        known, left = add(segments, asked(segments, True)), left - 1
+        yield known
+    if known["largest"] is None:
+        return
+    most = known["largest"]["num_segments"]
+    # Of a batch that does not fit there are no seconds: the least one is compiled then.
+    small = begin if tries[begin]["fits"] else unit
+    for segments in (small, min(FARTHER * small, most)):
+        if segments not in seconds:
+            known = add(segments, asked(segments, False))
+            yield known
 
 
-def next_largest(fits: Mapping[int, bool], shares: Mapping[int, float], unit: int) -> int:
+def summary(tries: Mapping[int, Report], seconds: Mapping[int, float], unit: int) -> Report:
+    """Return what is known of a search, with the rates on the line.
+
+    Args:
+      tries: what was tried, by segments.
+      seconds: of an update, by segments, of those that were compiled.
+      unit: the least number of segments that the mesh and the minibatches allow.
+    """
+    most = max((n for n in tries if tries[n]["fits"]), default=0)
+    line, largest, efficient, rows = line_of(seconds, most), None, None, []
+    for n in sorted(tries):
+        rate = None if line is None else tries[n]["steps"] / (line[0] + line[1] * n)
+        rows.append(tries[n] | {"steps_per_s": rate})
+        largest = rows[-1] if n == most else largest
+    if most and line is not None:
+        per_segment = tries[most]["steps"] // most
+        placed = {n: tries[n]["hbm_bytes_per_chip"] for n in sorted(tries) if tries[n]["fits"]}
+        fewest = max(fewest_as_fast(*line, most, unit), min(seconds))
+        efficient = {
+            "num_segments": fewest,
+            "steps": per_segment * fewest,
+            "fits": True,
+            "hbm_bytes_per_chip": int(np.interp(fewest, [*placed], [*placed.values()])),
+            "steps_per_s": per_segment * fewest / (line[0] + line[1] * fewest),
+        }
+    return {"largest": largest, "efficient": efficient, "tries": rows}
+
+
+def next_largest(tries: Sequence[Report], shares: Mapping[int, float], unit: int) -> int:
     """Return the number of segments to try next, 0 where the most that fit are known to `NEAR`.
 
     Memory is almost linear in the batch, and no batch needs none. So the next is where the line
@@ -313,10 +361,11 @@ def next_largest(fits: Mapping[int, bool], shares: Mapping[int, float], unit: in
     goes through 0. What batches of all sizes need makes that too few and not too many.
 
     Args:
-      fits: what was tried, by segments: whether it fits.
+      tries: what was tried.
       shares: shares of the memory that it needs, as far as they are known.
       unit: the least number of segments that the mesh and the minibatches allow.
     """
+    fits = {each["num_segments"]: each["fits"] for each in tries}
     low = max((n for n in fits if fits[n]), default=0)
     high = min((n for n in fits if not fits[n]), default=0)
     if not low:  # the first batch does not fit: does any?
@@ -329,30 +378,36 @@ def next_largest(fits: Mapping[int, bool], shares: Mapping[int, float], unit: in
     if high and not low < aim < high:
         aim = (low + high) / 2
     least, most = low + unit, high - unit if high else FURTHEST * low
-    return min(max(int(min(aim, most) // unit) * unit, least), most)
+    aim = min(aim, most)
+    step = step_of(aim, unit)
+    return min(max(int(aim // step) * step, least), most)
 
 
-def next_as_fast(rates: Mapping[int, float], unit: int) -> int:
-    """Return the fewest segments whose rate should be within `CLOSE` of the best.
+def step_of(segments: float, unit: int) -> int:
+    """Return the largest power of two, times `unit`, within half of `NEAR` of the segments.
 
-    The time of an update is almost linear in its batch. So it is interpolated, between the fewest
-    that are as fast and those below them.
-
-    Args:
-      rates: steps per second of what was tried and fits, by segments.
-      unit: the least number of segments that the mesh and the minibatches allow.
-
-    Returns:
-      A number to try, 0 where it would be more than half of the fewest that are known.
+    Multiples of it fill tiles. The compiler splits a batch by its factors, and one with large prime
+    factors may need three times the memory of the next.
     """
-    enough = CLOSE * max(rates.values(), default=0.0)
-    above = min((n for n in rates if rates[n] >= enough), default=0)
-    below = max((n for n in rates if n < above), default=0)
-    if not below:
-        return 0
-    # Segments over their rate are the seconds of an update, in a unit of its own.
-    seconds_below, seconds_above = below / rates[below], above / rates[above]
-    slope = (seconds_above - seconds_below) / (above - below)
-    aim = enough * (seconds_below - slope * below) / (1 - enough * slope)
-    segments = -(-int(aim * (1 + NEAR)) // unit) * unit
-    return segments if below < segments <= above / 2 else 0
+    return unit * 2 ** int(math.log2(max(segments * NEAR / 2 / unit, 1.0)))
+
+
+def line_of(seconds: Mapping[int, float], most: int) -> tuple[float, float] | None:
+    """Return seconds of no segment and of each more; None while they are not known.
+
+    One compilation says enough where it is of the largest batch. Of two that differ less than by
+    chance, and so do not rise, nothing follows about large ones.
+    """
+    if len(seconds) < 2:
+        return (0.0, seconds[most] / most) if most in seconds else None
+    (a, at_a), (b, at_b) = sorted(seconds.items())[-2:]
+    slope = (at_b - at_a) / (b - a)
+    return (at_a - slope * a, slope) if slope > 0.0 else None
+
+
+def fewest_as_fast(start: float, slope: float, most: int, unit: int) -> int:
+    """Return the fewest segments with `CLOSE` of the rate of `most`, by the line of `line_of`."""
+    enough = CLOSE * most / (start + slope * most)  # segments per second
+    fewest = enough * start / (1 - enough * slope)
+    step = step_of(fewest, unit)
+    return min(max(math.ceil(fewest / step), 1) * step, most)

@@ -126,12 +126,14 @@ def _largest_lines(found: dict[str, Any]) -> Iterator[str]:
         yield "largest batch: not even the smallest fits"
         return
     for name, title in (("largest", "largest batch that fits"), ("efficient", "as fast, to 5%")):
-        each = found[name]
-        yield (
-            f"{title}: learner.num_segments = {each['num_segments']:,}, {each['steps']:,} steps "
-            f"per update, {binary_size(each['hbm_bytes_per_chip'])} per chip, estimated "
-            f"{count(each['steps_per_s'])} steps/s"
-        )
+        if (each := found[name]) is None:
+            yield f"{title}: not known"
+            continue
+        needed, rate = each["hbm_bytes_per_chip"], each["steps_per_s"]
+        memory = "" if needed is None else f", {binary_size(needed)} per chip"
+        speed = "" if rate is None else f", about {count(rate)} steps/s by two small batches"
+        segments = f"learner.num_segments = {each['num_segments']:,}"
+        yield f"{title}: {segments}, {each['steps']:,} steps per update{memory}{speed}"
 
 
 def profile_lines(found: dict[str, Any]) -> Iterator[str]:

@@ -1,11 +1,14 @@
 """The program that is planned is the one that trains; what the compiler says of a tiny one."""
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import importlib.util
 import json
+import multiprocessing
 import os
 import re
+import threading
 
 import jax
 import numpy as np
@@ -101,7 +104,8 @@ def test_a_described_slice_gets_the_program_that_devices_get(
     trained, here = program_of(jax.make_jaxpr(learner.step)(state))  # as `train` calls it
     compiles = []
 
-    def instead(known, program, args, devices):
+    def instead(known, program, args, devices, memory_only):
+        assert not memory_only
         compiles.append(jax.make_jaxpr(program)(*args))
         return known._replace(fits=devices == 4 * axes[2])
 
@@ -170,6 +174,45 @@ def test_a_slice_that_no_hosts_make_is_refused_in_the_compilers_words(environmen
     words = r'topology="v5e:3x3": the compiler says: .* not divisible'
     with pytest.raises(ConfigError, match=words):
         devices_of(slice_of("v5e:3x3"))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_memory_alone_is_that_of_the_whole_compilation():
+    question = Question(ENV, on_it(REPLAY), BARS, HERE)
+    with compiler() as ask:
+        alone, whole = ask(question._replace(memory_only=True)), ask(question)
+        assert not multiprocessing.active_children()  # nobody compiles on
+    assert alone.fits and whole.fits and alone.cost is None
+    assert alone.needed == pytest.approx(whole.needed - whole.kinds["code"], rel=0.1)
+    assert alone._replace(fits=True, needed=0, seconds=0.0, cost=None) == whole._replace(
+        fits=True, needed=0, seconds=0.0, cost=None, kinds=alone.kinds, unknown_loops=0
+    )
+
+
+REPORT = (
+    "Memory Space: default (color=0)\nTotal bytes: 4321 (4.2KiB)\nMemory Space: vmem (color=1)\n"
+)
+
+
+def test_memory_is_read_while_the_compilation_goes_on(tmp_path):
+    compiling = concurrent.futures.Future()
+
+    def write():  # the report first, as the compiler does
+        (tmp_path / "a.after_optimizations-memory-usage-report.txt").write_text(
+            REPORT + "Total bytes: 99 (99B)\n"
+        )
+        (tmp_path / "a.after_optimizations_after_buffer_assignment.txt").touch()
+
+    threading.Timer(0.2, write).start()
+    assert compiled._placed(compiling, tmp_path) == 4321 and not compiling.done()
+
+
+def test_memory_that_is_refused_is_the_compilations_error(tmp_path):
+    compiling = concurrent.futures.Future()
+    compiling.set_exception(jax.errors.JaxRuntimeError("Used 20.5G of 15.75G hbm"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"20\.5G"):
+        compiled._placed(compiling, tmp_path)
 
 
 @pytest.mark.slow
