@@ -224,22 +224,24 @@ def test_consent_is_asked_once_and_loads_what_it_names(here, allowed, caplog):
     assert load("rewards", run.env_config.reward) and (here / "marker").exists()
     # Another process needs no word, and neither does a copy; a changed copy does.
     shutil.copytree("runs/plain", "elsewhere")
-    assert opened("elsewhere") == ""
-    forge_run(here / "elsewhere", "env.toml", "", "reward", "evil:run(x=2)")
-    assert "not signed" in opened("elsewhere")
+    shutil.copytree("runs/plain", "changed")
+    forge_run(here / "changed", "env.toml", "", "reward", "evil:run(x=2)")
+    copied, changed = opened("elsewhere", "changed")
+    assert copied == "" and "not signed" in changed
 
 
-def opened(run):
-    """What another process says that opens a run; "" where it does."""
+def opened(*runs):
+    """What another process says that opens each of some runs; "" where it does."""
     code = (
-        "import nca_trader as nca; from nca_trader.runs.exported import read_run\n"
-        f"try:\n  read_run({run!r})\nexcept nca.NcaTraderError as error:\n  print(error)"
+        "import sys, nca_trader as nca; from nca_trader.runs.exported import read_run\n"
+        "for run in sys.argv[1:]:\n  try:\n    read_run(run); print()\n"
+        "  except nca.NcaTraderError as error:\n    print(error)"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-    )
-    return done.stdout
+        [sys.executable, "-c", code, *runs],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
 
 
 def test_an_exported_file_is_signed_inside_and_its_copy_is_too(here):
@@ -248,15 +250,15 @@ def test_an_exported_file_is_signed_inside_and_its_copy_is_too(here):
         Exported("plain.nca")
     weights = Exported("plain.nca", allow_code=True).params()
     shutil.copy("plain.nca", "copy.nca")
-    assert opened("copy.nca") == ""
     jax.tree.map(np.testing.assert_array_equal, Exported("copy.nca").params(), weights)
-    forge_export(here / "copy.nca", "env.toml", "", "reward", "good:paid()")
-    assert "not signed" in opened("copy.nca")  # another name under the old signature
+    shutil.copy("plain.nca", "named.nca")  # another name under the old signature
+    forge_export(here / "named.nca", "env.toml", "", "reward", "good:paid()")
     tensors, about = read_tensors(here / "plain.nca", exported.KIND, exported.VERSION)
     tensors = {name: np.array(tensor) for name, tensor in tensors.items()}
     next(iter(tensors.values())).flat[0] ^= 1  # other weights under the old signature
     write_tensors(here / "plain.nca", tensors, about, exported.KIND, exported.VERSION)
-    assert "not signed" in opened("plain.nca")
+    copied, named, changed = opened("copy.nca", "named.nca", "plain.nca")
+    assert copied == "" and "not signed" in named and "not signed" in changed
 
 
 def test_a_run_that_is_trained_with_own_code_is_signed_and_so_is_its_export(here):
@@ -264,15 +266,15 @@ def test_a_run_that_is_trained_with_own_code_is_signed_and_so_is_its_export(here
     text = (here / "runs/plain/env.toml").read_text()
     (here / "own.toml").write_text(with_name(text, "", "reward", "good:paid"))
     assert main(["train", *words.split(), *(x for s in SMALL for x in ("--set", s))]) == 0
-    assert opened("runs/own") == ""
     out = "export --run runs/own --data bars.csv --out own.nca --min-agreement 0"
     assert main(out.split()) == 0
-    assert opened("own.nca") == ""
+    shutil.copytree("runs/own", "signed")
     # The folder of another machine: its user resumes the run, by the same files.
     (here / "runs/own/signature").unlink()
-    assert "not signed" in opened("runs/own")
+    shutil.copytree("runs/own", "unsigned")
     assert main(["train", *words.split(), *(x for s in SMALL for x in ("--set", s))]) == 0
-    assert opened("runs/own") == ""
+    of_others = opened("signed", "own.nca", "runs/own", "unsigned")
+    assert of_others[:3] == ["", "", ""] and "not signed" in of_others[3]
 
 
 @pytest.mark.parametrize("source", ["evil:run", "evil.py:run()", "http://127.0.0.1:9/bars.csv"])
@@ -340,7 +342,7 @@ def test_a_folder_that_cannot_be_signed_is_remembered_by_this_process(here, monk
     forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
     nca.Run("runs/plain", allow_code=True)
     nca.Run("runs/plain")
-    assert "not signed" in opened("runs/plain")
+    assert "not signed" in opened("runs/plain")[0]
 
 
 def test_a_refusal_names_all_code_and_a_name_of_two_kinds_is_one(here, monkeypatch):
