@@ -114,24 +114,26 @@ def pytest_collection_modifyitems(config, items):
 # Two processes share the files, see `IN_PARALLEL` in the Makefile: the longest come first, so that
 # none is left alone with one at the end. The seconds of each file are in the cache of pytest.
 LONGEST = (
-    "evaluate/test_judge.py",
     "cli/test_demo.py",
-    "cli/test_commands.py",
-    "cli/test_prove.py",
-    "learner/test_train.py",
-    "evaluate/test_walkforward.py",
-    "evaluate/test_sweep.py",
     "agents/test_blend.py",
-    "parallel/test_distributed.py",
+    "runs/test_consent.py",
     "parallel/test_jobs.py",
-    "test_no_look_ahead.py",
-    "test_extend.py",
-    "paper/test_faults.py",
-    "learner/test_guards.py",
+    "evaluate/test_judge.py",
+    "learner/test_train.py",
+    "evaluate/test_sweep.py",
     "test_golden.py",
+    "optimum/test_markets.py",
+    "optimum/test_optima.py",
     "evaluate/test_selection.py",
-    "test_examples.py",
+    "learner/test_guards.py",
+    "cli/test_prove.py",
+    "test_no_look_ahead.py",
     "agents/test_nca.py",
+    "test_examples.py",
+    "runs/test_trackers.py",
+    "data/test_bounds.py",
+    "cli/test_commands.py",
+    "paper/test_live.py",
 )
 
 

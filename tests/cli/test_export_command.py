@@ -122,8 +122,6 @@ def test_without_data_it_is_the_bars_that_trained_or_a_plain_refusal(export):
 @pytest.mark.parametrize(
     ("options", "remedy"),
     [
-        (("--bits", "5"), "choose from 4, 8, 16"),
-        (("--min-agreement", "1.5"), "is not a number in [0, 1]"),
         (("--until", "2020-03-01"), "give --data FILE"),
         (("--codebook", "cosine", "--group", "1"), "has no direction"),
     ],

@@ -126,7 +126,6 @@ def one_line(said, says):
     [
         ("sma_cros", "sma_cros: no such rule; did you mean 'sma_cross'? There are always_flat,"),
         ("feature:rsj", "unknown feature 'rsj'; did you mean 'rsi'?"),
-        ("nowhere.py:f", "nowhere.py: no such file; check the path."),
         ("code.py:honset", "code.py: no 'honset' there; did you mean 'honest'? There are held,"),
         ("code.py", "code.py: which of its names? There are held, closes, honest, centred,"),
         ("code.py:LEVEL", "code.py:LEVEL: a float is not a strategy; name a function of bars"),

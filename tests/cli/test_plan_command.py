@@ -208,9 +208,7 @@ def interrupt_after(before):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("--topology", "v5e-9"), "--topology v5e-9: the number counts chips, and no slice has 9"),
         (("--topology", "h100:8"), "--topology h100:8: plan is of TPU slices"),
-        (("--topology", "v5e-8", "--agent", "nanno"), "nanno"),
         (("--topology", "v5e-8", "--set", "learner.sgements=8"), "sgements"),
     ],
 )

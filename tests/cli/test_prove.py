@@ -78,21 +78,6 @@ def test_a_market_of_real_bars_is_refused(command):
     assert said.code == 2 and "no optimum is known" in said.err
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["ou_mdi"], "did you mean 'ou_mid'"),
-        (["ou_mid", "--agent=nanno"], "did you mean 'nano'"),
-        (["ou_mid", "--out=curves.pdf"], "write to a name that ends in .html or .png or .svg"),
-        (["ou_mid", "--seed=-1"], "--seed: -1 is not a whole number from 0"),
-        (["ou_mid", "--steps=0"], "--steps: 0 is not a whole number of at least 1"),
-    ],
-)
-def test_what_is_wrong_is_one_line_before_anything_trains(command, args, says):
-    said = command("prove", *args)
-    assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
-
-
 @pytest.mark.slow
 def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
     for name, bar in prove_runs.BARS.items():

@@ -60,8 +60,6 @@ def test_once_fails_where_a_condition_holds(command, run):
     ("args", "says"),
     [
         ([], "give --run DIR, --journal FILE"),
-        (["--run", "none-such"], "no such folder"),
-        (["--run", ".", "--every", "0"], "not a number in [0.05, inf)"),
         (["--run", ".", "--rules", "none-such.toml"], "cannot be read"),
         (["--run", ".", "--prometheus", "many"], "give a port"),
         (["--run", ".", "--prometheus", "9105", "--once"], "leave out --once"),

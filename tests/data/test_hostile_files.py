@@ -394,8 +394,10 @@ def test_rows_that_are_only_out_of_order_are_sorted_as_before(tmp_path, seed):
     }
     for name, each in others.items():
         path = text_file(tmp_path, HEADER + "".join(each))
-        assert refusal(path).startswith("D020"), name
-        assert read_bars(path, repair="sort").digest() == want, name
+        said, bars = refusal(path), read_bars(path, repair="sort")
+        assert said.startswith("D020") and said.endswith('or pass repair="sort".'), name
+        assert ("newest first" in said) == (name == "newest first"), name
+        assert bars.digest() == want and bars.note.startswith("Repaired on reading: D020 by"), name
 
 
 def test_the_real_dates_of_a_messy_file_when_mangled_are_refused(shared, tmp_path):
