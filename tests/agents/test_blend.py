@@ -202,7 +202,7 @@ def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
     for row in table.to_dict("records"):
         alone_ = nca.backtest(bars, rule(row["slow"], row["share"]), COSTS)
         assert row["total_return"] == pytest.approx(alone_.metrics["total_return"], rel=1e-9)
-    walk = nca.walk_forward(bars, rule, train=120, test=60, grid={"share": [0.25]}, costs=COSTS)
+    walk = nca.walk_forward(bars, rule, train=120, test=140, grid={"share": [0.25]}, costs=COSTS)
     equity = walk.result.equity
     same = nca.backtest(bars, rule(share=0.25), COSTS, start=str(equity.index[0]))
     np.testing.assert_allclose(equity, same.equity[: len(equity)], rtol=1e-9)
