@@ -275,7 +275,7 @@ def _findings(
 ) -> Findings:
     """Backtest each span, decide, check, and replay the test span on paper."""
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.gate import deployable
+    from nca_trader.evaluate.deploy import deployable
     from nca_trader.evaluate.report.page import Seed
     from nca_trader.paper.parity import compare
     from nca_trader.runs.manifest import Run

@@ -12,7 +12,8 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.gate import GateResult, decide_deployment
+from nca_trader.evaluate.deploy import decide_deployment
+from nca_trader.evaluate.gate import GateResult
 from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.trials import DataRecord, data_record, record_of_env

@@ -121,7 +121,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """deployment.json: what trades in the place of a run's agent, see `evaluate.gate`.
+    """deployment.json: what trades in the place of a run's agent, see `evaluate.deploy`.
 
     Attributes:
       baseline: the rule that trades, the base of its policy or a baseline; "" where the agent does.

@@ -15,7 +15,7 @@ from nca_trader.config.records import plain
 from nca_trader.data.bars import write_bars
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import StateError
-from nca_trader.evaluate.gate import decide_deployment, deployable
+from nca_trader.evaluate.deploy import decide_deployment, deployable
 from nca_trader.paper.session import paper_trade
 from nca_trader.runs.manifest import Deployment, Run
 

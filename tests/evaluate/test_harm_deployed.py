@@ -12,7 +12,7 @@ import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import RunError
-from nca_trader.evaluate.gate import decide_deployment, deployable
+from nca_trader.evaluate.deploy import decide_deployment, deployable
 from nca_trader.paper.session import paper_trade
 from nca_trader.runs.manifest import Run
 

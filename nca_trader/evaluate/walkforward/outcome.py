@@ -15,7 +15,8 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.gate import GateResult, deploy, refuse_other
+from nca_trader.evaluate.deploy import deploy, refuse_other
+from nca_trader.evaluate.gate import GateResult
 from nca_trader.evaluate.inference import ConfidenceInterval
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.walkforward.refit import Fitted, Setup, candidate

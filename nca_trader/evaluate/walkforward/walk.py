@@ -40,7 +40,8 @@ from nca_trader.evaluate.combinations import (
     takes_bars,
     valid,
 )
-from nca_trader.evaluate.gate import gate, mean_exposure, refuse_other, with_harm
+from nca_trader.evaluate.deploy import mean_exposure, refuse_other, with_harm
+from nca_trader.evaluate.gate import gate
 from nca_trader.evaluate.inference import mean_difference_interval
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.verdict import walk_verdict
