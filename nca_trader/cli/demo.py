@@ -37,6 +37,12 @@ TRAIN_SHARE, SELECT_SHARE = 0.5, 0.8
 FUTURES = "shared/data/futures_daily.parquet"
 MOST_WARM = 300  # bars: the longest feature of `panel_daily` and some more
 YEAR = 252  # bars
+# A market whose optimum is known, and what trains the demo's network on it in a few seconds.
+KNOWN = "ou_mid"
+QUICK = {
+    "advantages": "exact", "steps": 100_000, "num_segments": 32, "segment_length": 64,
+    "envs_per_segment": 1, "num_epochs": 2, "num_minibatches": 2,
+}  # fmt: skip
 SIMULATED, PLANTED = "simulated", 2.0  # the Sharpe ratio of the best rule
 REPAIR = "close-only,no-volume,keep-jumps"
 # Files in the run's folder.
@@ -225,7 +231,8 @@ class Findings(NamedTuple):
     """What a demo found out, for its table and its page.
 
     mean: the mean agent. results: backtests of the test span, of each seed and of the mean agent.
-    scores: a `Seed` for each of these. baselines: results by name, what is deployed first.
+    scores: a `Seed` for each of these. baselines: results by name, its base first.
+    learnt: what its network learns on a market whose optimum is known.
     gate: the decision. checks: name and finding. advice: empty where the gate passed the agent.
     parity: how the paper session compares. paper: what the session returned.
     """
@@ -235,6 +242,7 @@ class Findings(NamedTuple):
     scores: list[Any]
     baselines: dict[str, Any]
     gate: Any
+    learnt: Any
     checks: list[tuple[str, str]]
     advice: list[str]
     parity: Any
@@ -307,19 +315,88 @@ def _findings(
         # On the same bars and at the same costs; `weigh` refuses others.
         # The gate may name any of these, so each of them needs its result.
         baselines = deployable(agent, bars, job.select_until)
-        # In the order of what a reader asks first: what trades, then what is simplest.
-        wanted = (gate.deployed, "buy and hold", "SMA cross 50/200", "always flat")
+        # In the order of what a reader asks first: its base, and what is simplest.
+        base = run.base.name if run.base is not None else ""
+        wanted = (base, "buy and hold", gate.deployed, "SMA cross 50/200", "always flat")
         first = [name for name in wanted if name in baselines]
         baselines = {name: baselines[name] for name in dict.fromkeys([*first, *baselines])}
     with stage("checks", "shift its positions in time"):
         checks = _checks(run, agent, baselines)
+    with stage("learn", f"train the same network on {KNOWN}, whose optimum is known"):
+        learnt = _learnt(run, args.seed)
     with stage("paper", f"replay {testing} on paper, in another process"):
         paper = _replay(path, job)
         parity = compare(path, path / JOURNAL)
     sharpe = [[result.metrics["sharpe"] for result in span] for span in (before, chosen, results)]
     scores = [Seed(seed, *each) for seed, *each in zip([*seeds, None], *sharpe, strict=True)]
     advice = [] if gate.trades else _advice(args, run, job)
-    return Findings(mean, results, scores, baselines, gate, checks, advice, parity, paper)
+    return Findings(mean, results, scores, baselines, gate, learnt, checks, advice, parity, paper)
+
+
+def _learnt(run: Any, seed: int) -> Any:
+    """Train the network of a run on a market whose optimum is known."""
+    from nca_trader.agents import load_agent
+    from nca_trader.config.ranges import switched
+    from nca_trader.evaluate.report.page import Learnt
+    from nca_trader.optimum.prove import prove
+
+    quick = load_agent("nano")
+    agent = dataclasses.replace(
+        quick,
+        policy=switched(run.agent_config.policy, base="none"),
+        learner=switched(quick.learner, **QUICK),
+        optimizer=dataclasses.replace(quick.optimizer, learning_rate=1e-2),
+    )
+    row = prove([KNOWN], agent, seeds=[seed], controls=False)[0].row()
+    return Learnt(KNOWN, row["fraction"], row["untrained"], row["seconds"])
+
+
+def _lead(found: Findings, job: DemoJob, base: str) -> str:
+    """Return the one sentence of the page: what the agent, its base and hold earned."""
+
+    def earned(name: str, result: Any) -> str:
+        m = result.metrics
+        ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
+        return f"{name} {m['total_return']:+.1%} (Sharpe ratio {ratio})"
+
+    held = found.baselines
+    rows = [earned("the mean of the agents earned", found.results[-1])]
+    if base:
+        rows.append(earned(f"its base, {base},", held[base]))
+    rows.append(earned("buy and hold", held["buy and hold"]))
+    return f"Out of sample, {job.spans[1]}: {'; '.join(rows)}."
+
+
+def _tilt(found: Findings, base: str) -> list[tuple[str, str]]:
+    """Return what the agent changed of its base, and what that earned: name and finding."""
+    import numpy as np
+
+    from nca_trader.evaluate.inference import sharpe_difference_interval
+
+    if not base:
+        return []
+    agent, rule = found.results[-1], found.baselines[base]
+    ours, theirs = (np.asarray(each.weights) for each in (agent, rule))
+    gross = np.abs(theirs).sum(axis=1).mean()
+    moved = np.abs(ours - theirs).sum(axis=1).mean() / gross if gross else 0.0
+    a, b = (each.excess_returns for each in (agent, rule))
+    ends = sharpe_difference_interval(a, b, agent.bars_per_year)
+    years = len(agent.equity) / agent.bars_per_year
+    gain = np.log(agent.equity.iloc[-1] / rule.equity.iloc[-1]) / years
+    differ = agent.metrics["sharpe"] - rule.metrics["sharpe"]
+    return [
+        ("Positions", f"{moved:.1%} of its base's gross position was moved, on average."),
+        (
+            "Turnover",
+            f"{agent.metrics['turnover']:.1f} times equity a year; "
+            f"its base {rule.metrics['turnover']:.1f} times.",
+        ),
+        ("Return over its base", f"{gain:+.2%} a year, in logs and net of costs."),
+        (
+            "Sharpe ratio less its base's",
+            f"{differ:+.3f}, 95% interval {ends.low:+.2f} to {ends.high:+.2f}.",
+        ),
+    ]
 
 
 def _print_findings(found: Findings, job: DemoJob) -> None:
@@ -340,6 +417,11 @@ def _print_findings(found: Findings, job: DemoJob) -> None:
     print(found.parity.sentence)
     print(f"  {found.mean.described}")
     print(found.gate.sentence)
+    known = found.learnt
+    print(
+        f"On {known.market}, whose optimum is known, the same network reached {known.fraction:.1%} "
+        f"of it; untrained {known.untrained:.1%}."
+    )
     for name, text in found.checks:
         print(f"  {name}: {text}")
     if found.advice:
@@ -437,8 +519,13 @@ def _write_page(
     from nca_trader.evaluate.report.page import Demo, report_on, write_report
 
     run = found.mean
+    base = run.base.name if run.base is not None else ""
     as_futures = AS_FUTURES if run.env_config.borrow else ""
     demo = Demo(
+        lead=_lead(found, job, base),
+        first=[name for name in (base, "buy and hold") if name],
+        tilt=_tilt(found, base),
+        learnt=found.learnt,
         deployment=f"{found.gate.sentence} {job.note}{as_futures}",
         deployed=found.gate.trades,
         checks=found.checks,

@@ -85,9 +85,25 @@ class Seed(NamedTuple):
     test: float
 
 
+class Learnt(NamedTuple):
+    """What an agent's network learnt on a market whose optimum is known.
+
+    market: its name. fraction, untrained: of the optimum, after and before training. seconds: of
+    training, without compilation.
+    """
+
+    market: str
+    fraction: float
+    untrained: float
+    seconds: float
+
+
 class Demo(NamedTuple):
     """What the demo knows of its agent in addition. An empty field has no section.
 
+    lead: one sentence under the first plot; with it everything else is folded away. first: of the
+    baselines, those in that plot. tilt: name and finding of what the agent changed of its base.
+    learnt: of the same network on a known market.
     deployment: what was decided to trade, in words. deployed: whether the agent is what trades.
     checks: name and finding of each further check. advice: what to try next, in words. seeds: every
     seed, and the mean of all. other_seeds: backtests of the seeds that do not act. parity: of the
@@ -95,6 +111,10 @@ class Demo(NamedTuple):
     seconds.
     """
 
+    lead: str = ""
+    first: Sequence[str] = ()
+    tilt: Sequence[tuple[str, str]] = ()
+    learnt: Learnt | None = None
     deployment: str = ""
     deployed: bool = True
     checks: Sequence[tuple[str, str]] = ()
@@ -381,10 +401,11 @@ def write_report(path: str | os.PathLike[str], report: ReportPage) -> Path:
 def page(report: ReportPage) -> str:
     """Render the page of a backtest."""
     agent, evidence, demo = report.agent, report.evidence, report.demo
+    # The first ones: a plot of all has no room left on a phone.
+    drawn = demo.first or list(report.baselines)[:DRAWN]
     lines = [
         Curve(report.label, agent.equity, "agent"),
-        # The first ones: a plot of all has no room left on a phone.
-        *(Curve(name, b.equity, "baseline") for name, b in list(report.baselines.items())[:DRAWN]),
+        *(Curve(name, report.baselines[name].equity, "baseline") for name in drawn),
         *(Curve("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
     ]
     # Both are shaded, but only an in-sample part that is not the whole gets a line around it.
