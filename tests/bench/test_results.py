@@ -55,6 +55,23 @@ def test_the_recipe_of_the_presets_is_that_of_the_rows(rows):
             assert known["agent"]["policy"].items() <= agent["policy"].items()
 
 
+def test_tilts_did_their_base_no_harm(rows):
+    found = rows("tilts.jsonl")
+    test = [row for row in found if row["phase"] == "test"]
+    keys = {(row["bars"], row["preset"]) for row in test}
+    assert len(keys) == len(test) == 10 and {preset for _, preset in keys} == {"panel", "panel_nca"}
+    for row in test:
+        assert row["less"][0] == pytest.approx(row["agent"] - row["base"], abs=1e-3)
+        assert row["less"][0] >= -0.05 and row["turnover"][0] <= 1.3 * row["turnover"][1]
+    # What was looked at before, on years before every test span of these bars.
+    looked = [row for row in found if row["phase"] == "selection"]
+    assert len(looked) == 32 and {row["span"][1] for row in looked} == {"1989-12-31"}
+    agent = nca.load_agent("panel")
+    chosen = agent.policy.tilt_penalty, agent.optimizer.learning_rate, agent.learner.steps
+    keys = ("tilt_penalty", "learning_rate", "steps")
+    assert chosen in [tuple(row[key] for key in keys) for row in looked]
+
+
 def test_panels_whose_truth_is_known_are_within_their_bounds(rows):
     found = rows("planted.jsonl")
     passed = {p: [r["passed"] for r in found if r["part"] == p] for p in ("noise", "power")}
