@@ -79,6 +79,10 @@ def test_page_says_what_was_done(demo):
     _, folder, _ = demo
     page = (folder / "report.html").read_text()
     shown = ("2013-01-02", "2018-12-31", "buy and hold", "next_open", "commission", "not tradable")
+    # First what was earned, and that the network can learn; the rest is folded.
+    first, _, rest = page.partition('<details class="fold">')
+    assert "Out of sample, 2013-2018: the mean of the agents earned" in first and "<svg" in first
+    assert "Can it learn?" in first and "<h2>Verdict" in rest
     for text in (*shown, "seed 2", "Turnover", "flat", "long", "jax", "What this shows"):
         assert text in page, text
     assert not re.search(r"src=.https?:|<link[^>]*href=|<script [^>]*src", page)
@@ -160,8 +164,10 @@ def test_a_panel_is_cut_into_spans_that_follow_each_other(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_of_a_simulated_panel_ends_with_its_page(tiny, tmp_path, root):
-    args = command("--panel", "simulated", "--agent", tiny, "--steps", STEPS, "--out", tmp_path)
+def test_the_demo_of_a_simulated_panel_ends_with_its_page(tmp_path, root):
+    tilted = tmp_path / "tilted.toml"
+    tilted.write_text(TINY.replace("[policy]", '[policy]\nbase = "half_and_half"'))
+    args = command("--panel", "simulated", "--agent", tilted, "--steps", STEPS, "--out", tmp_path)
     done = subprocess.run(
         [*args, "--json"], capture_output=True, text=True, cwd=root, env=QUICK, timeout=900
     )
@@ -182,7 +188,8 @@ def test_the_demo_of_a_simulated_panel_ends_with_its_page(tiny, tmp_path, root):
     # The best rule's 2.0 before costs; two standard errors of 5.8 years are 0.8.
     assert max(m["sharpe"] or 0.0 for m in result["results"].values()) < 2.8
     page = (folder / "report.html").read_text()
-    for text in ("planted trend", "Sharpe ratio of 2.00", "mean of all"):
+    shown = ("planted trend", "Sharpe ratio of 2.00", "mean of all", "What the tilt changed")
+    for text in (*shown, "its base, half equal weight"):
         assert text in page, text
     assert decided["sentence"] in done.stdout
     lines = (tmp_path / "trials.jsonl").read_text().splitlines()
