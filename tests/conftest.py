@@ -205,7 +205,13 @@ def tiny(tmp_path_factory):
     """A tiny agent, trained once for all tests; `tiny.copy(folder)` is one to change."""
     from tiny import Tiny
 
-    return Tiny.train(tmp_path_factory.mktemp("tiny"))
+    # A module that compiles quickly may ask for it first; others compare to the bit with it.
+    quick = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        return Tiny.train(tmp_path_factory.mktemp("tiny"))
+    finally:
+        jax.config.update("jax_disable_most_optimizations", quick)
 
 
 @pytest.fixture
