@@ -23,7 +23,7 @@ from scipy.stats import beta
 
 from benchmarks.proofs import machine
 from nca_trader.evaluate.gate import TOLERATED, harm
-from nca_trader.runs.manifest import commit, now
+from nca_trader.runs.folder import commit, now
 
 YEAR, ASSETS = 252, 8
 SHARPE, PAID = 0.84, 0.1  # of the base, and what it pays of it for trading, per year

@@ -20,7 +20,7 @@ import numpy as np
 from nca_trader.agents import load_agent
 from nca_trader.machine import cores
 from nca_trader.optimum.prove import BARS, prepare, prove_markets
-from nca_trader.runs.manifest import commit, now
+from nca_trader.runs.folder import commit, now
 
 
 def machine():

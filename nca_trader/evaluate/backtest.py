@@ -44,7 +44,8 @@ from nca_trader.evaluate.simulate import (
 from nca_trader.evaluate.wording import in_sample_sentence
 from nca_trader.machine import keep_freed_memory
 from nca_trader.runs import trials as trial_log
-from nca_trader.runs.manifest import Run, now, seen_rows
+from nca_trader.runs.folder import now
+from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.runs.universe import run_on
 from nca_trader.types import Bars, Costs

@@ -36,7 +36,8 @@ from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.core import Agent, Decision
 from nca_trader.paper.drift import Usual, usual_turnover
-from nca_trader.runs.manifest import Run, versions
+from nca_trader.runs.folder import versions
+from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars, Costs, EnvSpec
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run, into which one process trains at a time; and text that grows by lines.
+"""The folder of a run, into which one process trains at a time; text that grows by lines; versions.
 
 The lock is `train.lock` in the folder, there while a process trains, with its pid, host and
 command. The kernel releases it however the process ends. What it excludes:
@@ -17,11 +17,15 @@ Only training takes it. Checkpoints and JSON files appear whole, so readers need
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
+import importlib.metadata
 import io
 import logging
 import os
 import pathlib
+import platform
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +33,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from nca_trader import __version__
 from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
 from nca_trader.config.records import (
     CHECKSUM,
@@ -54,6 +59,8 @@ ROW = {
     "steps": int,
     "seeds": dict[str, list[float | None]],
 }
+# Those that decide a result, for records.
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
 NAMED = 10  # damaged rows that warnings name one by one
 log = logging.getLogger(__name__)
 
@@ -346,3 +353,32 @@ def read_returns(run: Any) -> pd.DataFrame:
     except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
         raise StateError(f"{file}: cannot be read ({error}); {RESTORE}.") from error
     return found[order]
+
+
+def now() -> str:
+    """Return the time as a manifest or the trial log has it: UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide a result."""
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), "nca-trader": __version__} | found
+
+
+def commit() -> str:
+    """Return the commit of the source tree, with "+dirty" if it was changed; or "unknown"."""
+    here = pathlib.Path(__file__).resolve().parents[2]
+    # An installed wheel has no repository, and `git -C` would find one of a folder above.
+    if not (here / ".git").exists():
+        return "unknown"
+
+    def git(*args: str) -> str:
+        command = ["git", "-C", str(here), *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
+
+    try:
+        head = git("rev-parse", "--short=12", "HEAD")
+        return head + "+dirty" if head and git("status", "--porcelain") else head or "unknown"
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"

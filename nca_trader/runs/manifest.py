@@ -19,21 +19,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import hashlib
-import importlib.metadata
 import os
-import pathlib
-import platform
-import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from nca_trader import __version__
 from nca_trader.agents.base import base_of, spec_on_base
 from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
@@ -63,7 +57,6 @@ from nca_trader.runs.universe import run_on
 from nca_trader.types import Bars, Costs, EnvSpec
 
 T = TypeVar("T")
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
 FORMAT = 5
 
 
@@ -483,32 +476,3 @@ def seen_rows(bars: Bars, run: Run) -> int:
     last = max(np.datetime64(span.last) for span in spans if span)
     # "right": the last bar itself was seen.
     return int(np.searchsorted(bars.time, last, "right"))
-
-
-def now() -> str:
-    """Return the time as a manifest or the trial log has it: UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that decide a result."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), "nca-trader": __version__} | found
-
-
-def commit() -> str:
-    """Return the commit of the source tree, with "+dirty" if it was changed; or "unknown"."""
-    here = pathlib.Path(__file__).resolve().parents[2]
-    # An installed wheel has no repository, and `git -C` would find one of a folder above.
-    if not (here / ".git").exists():
-        return "unknown"
-
-    def git(*args: str) -> str:
-        command = ["git", "-C", str(here), *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout.strip()
-
-    try:
-        head = git("rev-parse", "--short=12", "HEAD")
-        return head + "+dirty" if head and git("status", "--porcelain") else head or "unknown"
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"

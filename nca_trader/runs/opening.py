@@ -20,8 +20,8 @@ from nca_trader.machine import write_atomically
 from nca_trader.parallel import hosts
 from nca_trader.runs import trials
 from nca_trader.runs.consent import codes_of, own_names
-from nca_trader.runs.folder import check_shared, make_folder, training_in
-from nca_trader.runs.manifest import FORMAT, Run, RunManifest, commit, now, versions
+from nca_trader.runs.folder import check_shared, commit, make_folder, now, training_in, versions
+from nca_trader.runs.manifest import FORMAT, Run, RunManifest
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import reference_of
 from nca_trader.runs.trials import entry_of, record_of_env

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import datetime
 import fcntl
 import hashlib
 import itertools
@@ -31,6 +30,7 @@ from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import StateError
 from nca_trader.machine import no_link, write_atomically
+from nca_trader.runs.folder import now
 from nca_trader.types import Bars
 
 FILE = "trials.jsonl"
@@ -306,7 +306,7 @@ def count_rules(
             trials=len(new),
             targets=base64.b64encode(new.tobytes()).decode(),
             ratios=[float(len(t)), float(t.sum()), float((t**2).sum())],
-            time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            time=now(),
         )
         log.append(entry)
         if root is not None:

@@ -42,7 +42,8 @@ from nca_trader.evaluate.report.tables import (
 from nca_trader.evaluate.verdict import Evidence, weigh
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
-from nca_trader.runs.manifest import Run, commit, now, versions
+from nca_trader.runs.folder import commit, now, versions
+from nca_trader.runs.manifest import Run
 from nca_trader.types import Bars
 
 if TYPE_CHECKING:

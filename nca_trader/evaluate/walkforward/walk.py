@@ -72,7 +72,7 @@ from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials as trial_log
 from nca_trader.runs.consent import own_names
-from nca_trader.runs.manifest import now
+from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
