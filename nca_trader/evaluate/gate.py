@@ -24,6 +24,8 @@ POWER = 0.84  # standard normal quantile of 80%
 LEAST_YEARS = 8.0  # below which a gate can hardly say yes: see docs/guides/walk-forward.md
 # Of annual Sharpe ratios: an agent that may be worse than its base by more does not trade.
 TOLERATED = 0.15
+# A smaller gain says nothing: a tilt of almost nothing has almost no error either.
+LEAST_GAIN = 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class HarmResult:
     @property
     def gained(self) -> bool:
         """Whether the agent was shown to be better than its base at both costs."""
-        return all(bound > 0.0 for bound in self.bounds)
+        return all(bound > LEAST_GAIN for bound in self.bounds)
 
     @property
     def finding(self) -> str:

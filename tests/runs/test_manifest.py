@@ -474,4 +474,6 @@ def test_every_field_of_a_spec_comes_back(tmp_path, env, field):
     spec = dataclasses.replace(env.spec, **{field.name: other})
     env.market = dataclasses.replace(env.market, dynamics=env.dynamics._replace(spec=spec))
     run = open_run(env, AGENT, tmp_path / "r", seed=0)
-    assert Run(run.path).spec == env.spec
+    # Its base is what the agent's own file says: consent to load code is asked for that.
+    expected = dataclasses.replace(env.spec, base="none")
+    assert Run(run.path).spec == expected and (expected == env.spec) == (field.name != "base")
