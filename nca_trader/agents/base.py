@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,7 +39,7 @@ class Base(NamedTuple):
     """The base rule of a policy.
 
     Attributes:
-      strategy: the rule.
+      strategy: the rule as it is traded here, see `base_named`.
       init: `(num_assets) -> state`, before the first bar.
       update: `(state, bar) -> state, target [A]` at the close of `bar`.
       column: `(bars) -> [N, A]` float64, the same for all bars.
@@ -86,15 +88,19 @@ FORGET.append(strategy_named.cache_clear)
 
 
 def base_of(spec: EnvSpec) -> Base | None:
-    """Return the base of the policies of `spec`; None without one.
+    """Return the base of the policies of `spec`; None without one."""
+    return None if spec.base == "none" else base_named(spec.base, spec.targets[0] < 0.0)
+
+
+@functools.lru_cache(maxsize=64)
+def base_named(name: str, short: bool) -> Base:
+    """Return the base that `[policy] base` names.
 
     Where the rule gives no order its last target stands, and 0 before its first. It is at least 0
     where the environment does not short.
     """
-    if spec.base == "none":
-        return None
-    strategy = strategy_named(spec.base)
-    least = -np.inf if spec.targets[0] < 0.0 else 0.0
+    strategy = strategy_named(name)
+    least = -np.inf if short else 0.0
 
     def init(num_assets: int) -> tuple[Any, Array]:
         return strategy.init(num_assets), jnp.zeros(num_assets)
@@ -108,13 +114,34 @@ def base_of(spec: EnvSpec) -> Base | None:
     def column(bars: Bars) -> np.ndarray:
         if has_exits(bars, strategy):
             raise ConfigError(
-                f"policy.base = {spec.base!r}: its orders carry stops or targets, which a base "
+                f"policy.base = {name!r}: its orders carry stops or targets, which a base "
                 "cannot have; leave them out."
             )
         known = pd.DataFrame(strategy_targets(bars, strategy)).ffill().fillna(0.0)
         return np.maximum(known.to_numpy(), least)
 
-    return Base(strategy, init, update, column)
+    held = dataclasses.replace(strategy, init=init, act=lambda state, bar: update(state, bar))
+    return Base(held, init, update, column)
+
+
+FORGET.append(base_named.cache_clear)
+
+
+def history_of(name: str) -> int:
+    """Return how many bars a base looks back: the largest number among its values.
+
+    Example:
+      >>> history_of("half_and_half(lookback=1764)"), history_of("none")
+      (1764, 0)
+    """
+    bare, _, values = name.partition("(")
+    if bare == "none":
+        return 0
+    rule: Any = RULES[bare] if bare in RULES else load("strategies", bare)
+    known = () if isinstance(rule, Strategy) else inspect.signature(rule).parameters.values()
+    defaults = [float(p.default) for p in known if isinstance(p.default, int | float)]
+    given = [float(text) for text in re.findall(r"=\s*([\d.]+)", values)]
+    return int(max([*defaults, *given], default=0))
 
 
 def spec_on_base(spec: EnvSpec, policy: PolicyConfig) -> EnvSpec:

@@ -36,7 +36,7 @@ class HarmResult:
       agent: the name of the best agent.
       base: the name of its base.
       differences: the agent's Sharpe ratio less its base's, at true and at doubled costs.
-      bounds: one-sided 95% lower bounds of these; NaN where they are undefined.
+      bounds: one-sided 95% lower bounds of these; NaN where they are undefined. most: upper ones.
       needed: the difference above the tolerated harm that passes in 4 of 5 cases.
       years: of returns.
     """
@@ -45,6 +45,7 @@ class HarmResult:
     base: str
     differences: tuple[float, float]
     bounds: tuple[float, float]
+    most: tuple[float, float]
     needed: float
     years: float
 
@@ -63,6 +64,11 @@ class HarmResult:
         """What was shown, in plain words."""
         if self.gained:
             return f"Gain shown: {self.agent} was shown to be better than its base, {self.base}"
+        if self.passed and min(self.most) < 0.0:
+            return (
+                f"Harm shown, of less than {TOLERATED}: the Sharpe ratio of {self.agent} was shown "
+                f"to be below that of its base, {self.base}, by less than that"
+            )
         if self.passed:
             return (
                 f"No harm shown, no gain shown: the Sharpe ratio of {self.agent} was shown to be "
@@ -133,8 +139,8 @@ class GateResult:
 
     @property
     def trades(self) -> bool:
-        """Whether the agent should trade: it was shown to be better, or to do its base no harm."""
-        return self.passed or (self.harm is not None and self.harm.passed)
+        """Whether the agent should trade: by the second question where it has a base."""
+        return self.passed if self.harm is None else self.harm.passed
 
     @property
     def deployed(self) -> str:
@@ -156,10 +162,11 @@ class GateResult:
     @property
     def sentence(self) -> str:
         """The finding, and what is deployed by it."""
-        found = "No agent was shown to be better" if self.harm is None else self.harm.finding
-        if self.passed:
-            gain = "" if self.harm is None else "Gain shown: "
-            found = f"{gain}{self.agent} was shown to be better than {self.baseline}"
+        found = "No agent was shown to be better"
+        if self.harm is not None:
+            found = self.harm.finding
+        elif self.passed:
+            found = f"{self.agent} was shown to be better than {self.baseline}"
         numbers = self.numbers if self.harm is None else f"{self.harm.numbers} {self.numbers}"
         return f"{found}; deployed: {self.deployed}. {numbers}"
 
@@ -303,7 +310,7 @@ def harm(
     best = int(found[:split].argmax())
     pairs = ((best, split), (split + 1, split + 2))
     apart = [float(found[ours] - found[theirs]) for ours, theirs in pairs]
-    bounds, needed = [math.nan, math.nan], math.nan
+    bounds, most, needed = [math.nan, math.nan], [math.nan, math.nan], math.nan
     if luck is not None:
         for k, (ours, theirs) in enumerate(pairs):
             candidates = luck[:, :split].copy()
@@ -311,12 +318,14 @@ def harm(
             errors = candidates.max(axis=1) - luck[:, theirs]
             high = float(np.quantile(errors, LEVEL))
             bounds[k] = apart[k] - high
+            most[k] = apart[k] - float(np.quantile(errors, 1.0 - LEVEL))
             needed = np.fmax(needed, high + POWER * errors.std(ddof=1))
     return HarmResult(
         agent=[*agents][best],
         base=name,
         differences=(apart[0], apart[1]),
         bounds=(bounds[0], bounds[1]),
+        most=(most[0], most[1]),
         needed=float(needed),
         years=len(rows) / bars_per_year,
     )

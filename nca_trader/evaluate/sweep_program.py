@@ -65,7 +65,7 @@ class SweepOutput(NamedTuple):
 
 
 def in_blocks(bars: Bars, costs: Costs, rules: Rules, dtype: Any, most: int) -> Blocks:
-    """Cut bars into at most `most` blocks of equally many; returns are cast to `dtype`."""
+    """Cut bars into at most `most` blocks of equal length; returns are cast to `dtype`."""
     length = block_length(len(bars), most)
     # How many bars the last block lacks.
     short = -len(bars) % length

@@ -19,7 +19,7 @@ to it: training ends there, see `refuse_bankrupt`.
 With `objective = "sharpe"` J is the Sharpe ratio m / s of the accounts' simple returns R, with m
 and s^2 their mean and variance over all bars, accounts and devices. At m and s it has the gradient
 of the sum of a R - b R^2 / 2, with a = (1 + m^2 / s^2) / s and b = m / s^3. So `collect` measures m
-and s, and one step of one minibatch follows the exact gradient.
+and s, and one step of one minibatch follows the gradient, exactly where `discount` is 1.
 
 `pi` is the most probable action; its spread is not learnt. Rewards after a segment's last bar
 count as 0, as with exact advantages.

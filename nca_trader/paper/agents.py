@@ -88,6 +88,7 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
         rules=rules,
         usual=usual_of(run),
         identity=identity_of(run),
+        history=run.history,
     )
 
 
@@ -266,7 +267,7 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
         rules=rules,
         identity=_identity_of(strategy),
         sees_book=sees,
-        history=max((run.policy.first_decision for run in strategy.runs), default=0) + 1,
+        history=max((run.history for run in strategy.runs), default=1),
     )
 
 

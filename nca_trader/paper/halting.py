@@ -54,7 +54,7 @@ def request_halt(journal: str | Path, reason: str) -> bool:
 def read_halt(journal: str | Path) -> str | None:
     """Return the reason in a journal's halt file; None without one.
 
-    A file that cannot be read, or a link, halts as well: somebody wanted something.
+    A link, or a file that cannot be read, halts as well: someone put it there.
     """
     file = f"{journal}.halt"  # as text: a path costs as much as the call
     if not os.path.lexists(file):  # one system call, at every bar and before every order

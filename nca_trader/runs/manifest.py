@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from nca_trader.agents.base import base_of, spec_on_base
+from nca_trader.agents.base import base_of, history_of, spec_on_base
 from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
 from nca_trader.agents.strategy import Strategy
@@ -337,6 +337,11 @@ class Run:
             self._refuse_barred()
         base = base_of(self.spec)
         return None if base is None else base.strategy
+
+    @property
+    def history(self) -> int:
+        """Bars before its first decision, its base's memory included."""
+        return max(self.policy.first_decision, history_of(self.spec.base)) + 1
 
     def as_strategy(
         self, costs: Costs | None, fill: str | None, limits: dict[str, Any]

@@ -15,9 +15,11 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader import ConfigError
 from nca_trader.agents import rules
-from nca_trader.agents.base import RULES, base_of, env_on_base, strategy_named
+from nca_trader.agents.base import RULES, base_of, env_on_base, history_of, strategy_named
 from nca_trader.agents.policy import make_policy, stacked
 from nca_trader.config import PolicyConfig
+from nca_trader.envs.account.state import rules_of
+from nca_trader.paper.agents import run_agent
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 
 BASE = "half_and_half(lookback=20)"
@@ -61,6 +63,27 @@ def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, seeds, 
     assert own.num_fills > 10
     assert own.orders.equals(alone.orders) and own.equity.equals(alone.equity)
     assert run.base is not None and run.base.name == rule.name
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        ("time_series_momentum(lookback=20)", {"short": False}),
+        # It orders once, and as a base its target stands: with sizes that move, it trades.
+        ("buy_and_hold", {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
+        ("buy_and_hold", {"order": "rebalance"}),
+    ],
+)
+def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path, base, changes):
+    """What a gate compares with, and what trades in the agent's place."""
+    agent, env = agent_on(base), dataclasses.replace(WEIGHTS, **changes)
+    params = first_parameters(nca.TradingEnv(bars, env), agent)
+    run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
+    own = nca.backtest(bars, run, look=False)
+    given = own.rules._asdict() | {"start": str(own.equity.index[0])}
+    alone = nca.backtest(bars, run.base, env.costs, **given)
+    assert own.num_fills > 0 and own.equity.equals(alone.equity)
+    assert (np.asarray(own.targets) >= 0.0).all() or env.short
 
 
 @pytest.mark.parametrize("ensemble", ["mean", "agreement"])
@@ -150,6 +173,14 @@ def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages
     run = nca.train(env, dataclasses.replace(agent, learner=learner), tmp_path / "run")
     assert np.any(run.params()["head"]["logits"]) and run.spec.base == BASE
     assert np.isfinite(run.metrics()[-1]["loss"])
+
+
+def test_a_live_session_begins_with_the_bars_that_its_base_looks_back(bars, tmp_path):
+    run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on("sma_cross(slow=150)"))
+    assert run.history == run_agent(run, WEIGHTS.costs, rules_of(WEIGHTS)).history == 151
+    assert history_of("time_series_momentum") == 252 and history_of("tuned_sma") > 1
+    plain = untrained_run(tmp_path / "plain", bars[:200], WEIGHTS, AGENT)
+    assert plain.history == plain.policy.first_decision + 1
 
 
 def test_rules_are_named_as_they_are():

@@ -1,5 +1,6 @@
 """The gate's second question: whether an agent that tilts a base rule does that no harm."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -78,6 +79,20 @@ def test_both_costs_have_to_pass():
     assert not judged(dear, base, (dear, cheap)).passed
     richer, poorer = (agent + 0.01 * x / math.sqrt(YEAR) for x in (0.4, -0.1))
     assert judged(richer, base).gained and not judged(richer, base, (poorer, base)).gained
+
+
+def test_harm_and_a_gain_of_nothing_are_called_what_they_are():
+    _, base = pair(0, 20, 0.5, 0.5, 0.9)
+    worse, better = (base + 0.01 * x / math.sqrt(YEAR) for x in (-0.1, 1e-4))
+    found = judged(worse, base)
+    assert found.passed and max(found.most) < 0.0
+    assert found.finding.startswith("Harm shown, of less than 0.15: the Sharpe ratio of tilt was")
+    # The first question passes an agent that is better by next to nothing, and does not decide.
+    other = gate({"tilt": better}, {"the base": base}, YEAR)
+    other = dataclasses.replace(other, harm=judged(better, base))
+    assert other.passed and other.sentence.startswith("No harm shown, no gain shown")
+    dear = dataclasses.replace(other, harm=judged(better, base, (worse - 0.001, base)))
+    assert other.trades and dear.passed and not dear.trades and dear.deployed == "the base"
 
 
 def test_the_bound_at_true_costs_is_that_of_the_gate_against_the_base():

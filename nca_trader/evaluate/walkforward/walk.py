@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nca_trader.agents import load_agent
-from nca_trader.agents.base import strategy_named
+from nca_trader.agents.base import base_named
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
 from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy
@@ -272,8 +272,10 @@ class _Walk:
     @property
     def _base(self) -> Strategy | None:
         """The rule that the agent tilts."""
-        name = self.setup.subject.policy.base if self._agent else "none"
-        return None if name == "none" else strategy_named(name)
+        env = self.setup.env
+        if not self._agent or env is None or (name := self.setup.subject.policy.base) == "none":
+            return None
+        return base_named(name, env.short).strategy
 
     def fitted(self, shown: Progress) -> list[Fitted]:
         """Return every fold; those in the folder are not computed again."""
