@@ -21,10 +21,12 @@ from drawn import random_bars
 from hypothesis import strategies as st
 
 from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
+from nca_trader.agents.base import env_on_base
 from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
 from nca_trader.agents.targets import strategy_targets
 from nca_trader.config.agent import KINDS_WITH
+from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_names
 from nca_trader.data.features import FEATURES, feature_set
 from nca_trader.data.synthetic import Task, task_of
@@ -291,13 +293,21 @@ class Witness:
         self.source = source_of(self.config)
         # An account with stops costs a program of its own for each environment.
         self.stopped = name in TWO_LENGTHS
-        env = TradingEnv(self.source, self.config)
+        # A base looks back over few bars here, and is of weights alone.
+        agent = agent_of(name)
+        tilts = agent.policy.base != "none" and self.config.actions == "weights"
+        base = "half_and_half(lookback=5)" if tilts else "none"
+        self.agent = dataclasses.replace(agent, policy=switched(agent.policy, base=base))
+        env = self.env(self.source)
         # What an agent was trained with stays, whatever bars it is shown: neighbours and variances
         # are measured once, on the bars of training.
         self.dynamics = env.dynamics
-        self.policies = [make_policy(agent_of(name), env.spec)]
+        self.policies = [make_policy(self.agent, env.spec)]
         self.params = [random_params(policy) for policy in self.policies]
         self.programs = {}
+
+    def env(self, source):
+        return env_on_base(TradingEnv(source, self.config), self.agent.policy)
 
     def live(self, market, policy, params):
         """What an agent sees, decides and earns at every row, in a traced function."""
@@ -342,7 +352,7 @@ class Witness:
         Args:
           traded: whose targets an account trades.
         """
-        env = TradingEnv(source, self.config)
+        env = self.env(source)
         facts = {"features": env.features}
         for i, (decided, result) in enumerate(self.rollouts(env)):
             start = env.spec.warmup
