@@ -63,6 +63,8 @@ def strategy_named(name: str) -> Strategy:
       'half equal weight, half time-series momentum 100'
     """
     bare, bracket, values = name.partition("(")
+    if bare in RULES and bracket and not values.endswith(")"):
+        raise ConfigError(f"policy.base = {name!r}: write values as in {bare}(lookback=100).")
     if bare in RULES:
         found: Any = called(RULES[bare], name, values.removesuffix(")") if bracket else "")
     else:

@@ -165,6 +165,8 @@ def selection_line(found: Selection, patience: int) -> str:
     # None where no update's agent traded on the selection span.
     score = "no trade" if found.score is None else f"Sharpe ratio {found.score:.2f}"
     ended = f"; training ended after {patience} scores without a better one" if found.ended else ""
+    if found.scored == 1:
+        return f"update {found.update}: {score} of the mean agent on the selection span"
     return (
         f"selected: update {found.update}, the best of {found.scored} scored ({score} of the mean "
         f"agent on the selection span, which is the highest of them and so too good){ended}"

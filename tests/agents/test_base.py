@@ -197,6 +197,7 @@ REFUSED = [
     (PolicyConfig, {"tilt_limit": 0.2}, "tilt_limit=0.2 has no effect without base=a rule"),
     (PolicyConfig, {"base": BASE, "tilt_limit": 0.0}, "tilt_limit=0.0"),
     (strategy_named, {"name": "half_and_half(lookback=0)"}, "lookback=0"),
+    (strategy_named, {"name": "half_and_half(lookback=5"}, "write values as in half_and_half(look"),
     (strategy_named, {"name": "half_and_half(period=3)"}, "unexpected keyword argument 'period'"),
     (strategy_named, {"name": "tests.planted:NOTHING"}, "tests.planted"),
 ]

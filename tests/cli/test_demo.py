@@ -83,6 +83,7 @@ def test_page_says_what_was_done(demo):
     first, _, rest = page.partition('<details class="fold">')
     assert "Out of sample, 2013-2018: the mean of the agents earned" in first and "<svg" in first
     assert "Can it learn?" in first and "<h2>Verdict" in rest
+    assert "nothing on this page is advice" in rest.rpartition("</details>")[2]
     for text in (*shown, "seed 2", "Turnover", "flat", "long", "jax", "What this shows"):
         assert text in page, text
     assert not re.search(r"src=.https?:|<link[^>]*href=|<script [^>]*src", page)

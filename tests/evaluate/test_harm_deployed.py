@@ -39,7 +39,7 @@ def tilting(path, bars, tilt, base=BASE):
     def planted(where, leaf):
         name = jax.tree_util.keystr(where)
         if "'bias'" in name:
-            return np.full_like(leaf, 10.0)  # of which the hyperbolic tangent is 1
+            return np.full_like(leaf, 10.0)  # tanh(10) is 1 in float32
         if "'logits'" in name:
             return np.full_like(leaf, tilt / len(leaf))
         return leaf

@@ -13,13 +13,14 @@ from drawn import random_bars
 from nca_trader import AgentConfig, Costs, EnvConfig, Selector, TradingEnv, backtest, train
 from nca_trader.agents.baselines import baseline_rules
 from nca_trader.cli import main
+from nca_trader.cli.train import selection_line
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig, SelectionConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
 from nca_trader.evaluate.gate import gate
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import read_returns
-from nca_trader.runs.manifest import Run
+from nca_trader.runs.manifest import Run, Selection
 
 FROM, TO = "2020-08-01", "2020-11-01"
 UPDATES, EVERY = 12, 2
@@ -294,3 +295,10 @@ def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
     traded = backtest(bars, Run(copy))
     assert decided.baseline in traded.name
     assert traded.equity.index[0] == bars.index[bars.row(TO)]
+
+
+def test_a_single_score_is_not_called_a_choice():
+    one = Selection(update=7, score=0.25, scored=1)
+    said = "update 7: Sharpe ratio 0.25 of the mean agent on the selection span"
+    assert selection_line(one, 3) == said
+    assert "the best of 2" in selection_line(dataclasses.replace(one, scored=2), 3)

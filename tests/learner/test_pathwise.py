@@ -138,7 +138,7 @@ def test_the_gradient_is_the_adjoint_written_by_hand(discount):
 
 
 def test_the_pooled_sharpe_ratio_has_the_gradient_of_a_single_pass_in_float64():
-    """Of two devices' returns, each of which sees only the moments of all."""
+    """Two devices hold a half of the returns each, and know the moments of all returns."""
     config = dataclasses.replace(PNL, reward="log_return", risk_aversion=0.0, quadratic_cost=0.0)
     with jax.enable_x64(True):
         part = parts(config, discount=1.0)

@@ -45,7 +45,7 @@ def ratio(weights, returns):
 
 
 def best(signal):
-    """`w ~ (S + s s')^-1 s`, of which the unconditional Sharpe ratio is the highest."""
+    """Return `w = (S + s s')^-1 s`, the weights of the highest unconditional Sharpe ratio."""
     second = COVARIANCE + signal[:, :, None] * signal[:, None, :]
     return np.linalg.solve(second, signal[:, :, None])[..., 0]
 

@@ -182,7 +182,7 @@ def test_memory_alone_is_that_of_the_whole_compilation():
     question = Question(ENV, on_it(REPLAY), BARS, HERE)
     with compiler() as ask:
         alone, whole = ask(question._replace(memory_only=True)), ask(question)
-        assert not multiprocessing.active_children()  # nobody compiles on
+        assert not multiprocessing.active_children()  # the compiler has ended
     assert alone.fits and whole.fits and alone.cost is None
     assert alone.needed == pytest.approx(whole.needed - whole.kinds["code"], rel=0.1)
     assert alone._replace(fits=True, needed=0, seconds=0.0, cost=None) == whole._replace(
