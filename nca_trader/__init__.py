@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from nca_trader.optimum import synthetic
     from nca_trader.optimum.prove import prove
     from nca_trader.paper.check import check_broker, check_feed
+    from nca_trader.paper.loaded import AgentStream, LoadedAgent, load
     from nca_trader.paper.session import paper_trade
     from nca_trader.parallel.mesh import make_mesh
     from nca_trader.runs.manifest import Run
@@ -60,6 +61,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "AgentConfig",
+    "AgentStream",
     "Bar",
     "BarError",
     "Bars",
@@ -71,6 +73,7 @@ __all__ = [
     "EnvSpec",
     "HaltError",
     "Limits",
+    "LoadedAgent",
     "NcaTraderError",
     "Order",
     "Portfolio",
@@ -96,6 +99,7 @@ __all__ = [
     "compare",
     "flat_at_close",
     "leakcheck",
+    "load",
     "load_agent",
     "load_env",
     "make_learner",
@@ -126,6 +130,7 @@ __all__ = [
 # Imported when first asked for: jax and pandas take seconds, which `nca-trader --help` need not.
 _HOME = {
     "AgentConfig": "config",
+    "AgentStream": "paper.loaded",
     "Bar": "types",
     "BarError": "errors",
     "Bars": "types",
@@ -137,6 +142,7 @@ _HOME = {
     "EnvSpec": "types",
     "HaltError": "errors",
     "Limits": "config.env",
+    "LoadedAgent": "paper.loaded",
     "NcaTraderError": "errors",
     "Order": "envs.account.exits",
     "Portfolio": "envs.account.exits",
@@ -162,6 +168,7 @@ _HOME = {
     "compare": "evaluate.comparison",
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck",
+    "load": "paper.loaded",
     "load_agent": "agents",
     "load_env": "envs",
     "make_learner": "learner.learner",

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "evaluate.tune": EVALUATE | {"learner"},
     "evaluate.walkforward": EVALUATE | {"learner"},
     "paper": AGENTS | {"runs", "evaluate.metrics"},
+    "paper.loaded": AGENTS | {"runs", "paper", "evaluate.simulate"},
     "optimum": EVALUATE | {"learner"},
     "scale": EVALUATE | {"learner"},
     "watch": FOUNDATION | {"runs", "paper"},

@@ -266,11 +266,17 @@ def simulate_strategy(
             return jax.tree.map(np.asarray, trace)
 
 
-def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Encode every bar, in chunks with the halo they need; return cells `[N, A, C]` float32."""
+def encode(
+    policy: Policy, params: Any, features: np.ndarray, present: np.ndarray, start: int = 0
+) -> np.ndarray:
+    """Encode the bars from row `start` on, in chunks with the halo that they need.
+
+    Returns:
+      Cells `[N - start, A, C]` float32, bit for bit the same whatever `start` is.
+    """
     halo = policy.receptive_field - 1
     function = jax.jit(policy.encode)
-    pieces, begins = [], range(0, len(features), CHUNK)
+    pieces, begins = [], range(start // CHUNK * CHUNK, len(features), CHUNK)
     for begin in tracked(begins, "encode bars", "chunks"):
         first, end = max(begin - halo, 0), min(begin + CHUNK, len(features))
         # One shape for all chunks, so one compilation. A bar has one place in its chunk, however
@@ -280,7 +286,7 @@ def encode(policy: Policy, params: Any, features: np.ndarray, present: np.ndarra
         m = np.pad(present[first:end], pad)
         cells = function(params, x[None], m[None])[0, halo : halo + end - begin]
         pieces.append(np.asarray(cells))
-    return np.concatenate(pieces)
+    return np.concatenate(pieces)[start - begins.start :]
 
 
 def simulate_agent(
@@ -313,12 +319,7 @@ def simulate_agent(
     bars = source.bars if isinstance(source, Task) else source
     run = run_on(run, bars)
     policy = run.policy
-    if last <= policy.first_decision:
-        raise BarError(
-            f"{bars.source or 'bars'}: {last} bars, but the agent decides from bar "
-            f"{policy.first_decision + 1} on ({policy.spec.warmup} of feature warm-up and a "
-            f"receptive field of {policy.receptive_field}); give more bars before the span."
-        )
+    refuse_short(bars, policy, last)
     states = observed_states(source, run.env_config)[1]
     features = features_of(bars[:last], run.env_config, states[:last])
     # Before float64 is on: training and the live loop encode in float32 too.
@@ -333,6 +334,65 @@ def simulate_agent(
         return jax.tree.map(np.asarray, found)
 
 
+def refuse_short(bars: Bars, policy: Policy, last: int) -> None:
+    """Raise BarError where the `last` first bars are too few for a decision."""
+    if last <= policy.first_decision:
+        raise BarError(
+            f"{bars.source or 'bars'}: {last} bars, but the agent decides from bar "
+            f"{policy.first_decision + 1} on ({policy.spec.warmup} of feature warm-up and a "
+            f"receptive field of {policy.receptive_field}); give more bars before the span."
+        )
+
+
+MOVING = (
+    "overnight",
+    "intraday",
+    "dividend",
+    "funding",
+    "years",
+    "delisted",
+    "moved",
+    "low",
+    "high",
+)
+
+
+def decide_last(
+    bars: Bars, run: Run, params: Params, weight: np.ndarray, ordered: np.ndarray
+) -> np.ndarray:
+    """Return the target `[A]` at the last close of an account, bit for bit that of a backtest.
+
+    Args:
+      bars: N bars of A assets; all are history of the last.
+      run: an agent's, whose reward has no memory.
+      params: of `run.policy`.
+      weight: `[A]` held at that close, before the decision.
+      ordered: `[A]` the last target weights that were ordered.
+
+    Raises:
+      BarError: bars of symbols that the run does not trade, or too few for it to decide.
+      ConfigError: the agent observes the state of a synthetic market.
+    """
+    run, last = run_on(run, bars), len(bars)
+    policy = run.policy
+    refuse_short(bars, policy, last)
+    features = features_of(bars, run.env_config, observed_states(bars, run.env_config)[1])
+    cells = encode(policy, params, features, bars.present, start=last - 1)
+    costs, rules = run.env_config.costs, rules_of(run.env_config)
+    with float64_on_cpu():
+        legs = legs_between(bars, costs, rules, last - 1, last)
+        if (base := base_of(policy.spec)) is not None:
+            legs = legs._replace(base=base.column(bars)[last - 1 :])
+        # The account is as it stands at the close: this bar must not move it again.
+        moving = {name: getattr(legs, name) for name in MOVING}
+        still = {name: np.zeros_like(x) for name, x in moving.items() if x is not None}
+        # Twice, since a loop of one turn is compiled as no loop, which may round otherwise.
+        both = jax.tree.map(lambda x: np.repeat(x, 2, axis=0), (legs._replace(**still), (cells,)))
+        ready, held = np.ones(2, bool), (weight, ordered)
+        found = _scan_agent((params,), *both, ready, policy, costs, rules, held)
+        return np.asarray(found[0].target[0])
+
+
 @functools.partial(jax.jit, static_argnums=(4, 5, 6))
 def _scan_agent(
     params: tuple[Params, ...],
@@ -342,8 +402,12 @@ def _scan_agent(
     policy: Policy,
     costs: Costs,
     rules: Rules,
+    held: tuple[Array, Array] | None = None,
 ) -> tuple[Trace, tuple[Array, ...]]:
-    """Decide greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account."""
+    """Decide greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account.
+
+    The account begins flat, or with what is `held` and what was last ordered, `[A]` each.
+    """
     spec = policy.spec
 
     def step(account: Account, xs):
@@ -360,7 +424,9 @@ def _scan_agent(
         account, row, logits = step_of(account, legs_t, decide, costs, rules)
         return account, (row.kept, logits)
 
-    account = begun(spec, open_account(jnp.zeros(spec.num_assets, jnp.float64), rules))
+    flat = jnp.zeros(spec.num_assets, jnp.float64)
+    weight, ordered = (flat, flat) if held is None else held
+    account = begun(spec, open_account(weight, rules)._replace(ordered=ordered))
     xs = (legs, cells, ready, up_to_first(ready))
     return jax.lax.scan(step, account, xs)[1]
 
