@@ -166,7 +166,7 @@ def test_an_argument_of_another_kind_is_named_by_every_entry_point(bars, env, tm
         refusal(lambda path=path: nca.Run(path), "path is", "give a path")
         refusal(lambda path=path: paper_trade(path, "replay:x", "j"), "run is")
         refusal(lambda path=path: paper_trade("run", path, "j"), "feed is", "give replay:FILE")
-        refusal(lambda path=path: nca.read_bars(path), "source is", "a path or a DataFrame")
+        refusal(lambda path=path: nca.read_bars(path), "source is", "a path or a frame")
         refusal(lambda path=path: nca.write_bars(bars, path), "path is", "give a path")
         refusal(lambda path=path: nca.backtest(bars, weights).save(path), "path is")
     refusal(lambda: paper_trade("run", "replay:x", "j", capital="1e5"), "capital is the text")

@@ -188,9 +188,10 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; make it, or choose another.")
     from nca_trader.config.extensions import is_source
+    from nca_trader.config.reading import SAMPLE
 
     if (
-        bars and command != "doctor" and not is_source(bars)
+        bars and command != "doctor" and not bars.startswith(SAMPLE) and not is_source(bars)
     ):  # the doctor reports a missing file as a finding
         path = place(bars)
         if not isinstance(path, CloudPath) and not path.exists():

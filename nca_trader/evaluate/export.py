@@ -103,9 +103,10 @@ def training_bars(run: Run) -> Bars | Task:
         # The run may be a stranger's: what it says of its bars runs no code and calls no host.
         if is_source(record.source) or "//" in record.source:
             raise BarError(f"{record.source} is not a file.")
-        sample = record.source.startswith("sample bars ")
-        bars = sample_bars("sp500") if sample else read_bars(record.source)
-        # The run may have been trained on one of the two indexes.
+        name = record.source.removeprefix("sample bars ")
+        sample = name != record.source
+        bars = sample_bars(name) if sample else read_bars(record.source)
+        # The run may have been trained on some of its assets.
         if sample and list(bars.symbols) != record.symbols:
             bars = bars.select(*record.symbols)
         if _trained_by(run, bars):

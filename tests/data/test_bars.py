@@ -135,7 +135,7 @@ def test_missing_columns_are_named_with_those_found(read):
     (lambda path: path.write_text("date,close\n"), "D002 there are no rows."),
     (lambda path: path.write_text("date,open,high,low,close\n2018-01-02,1,1,1,1,5\n"), "D022 "),
     (lambda path: path.write_bytes(b"\xff\xfe\x00date"), "D001 is UTF-16 text. Save it as UTF-8."),
-    (lambda path: path.mkdir(), "D001 can't be read (Is a directory)"),
+    (lambda path: path.mkdir(), "D001 is a folder without a file"),
 ])  # fmt: skip
 def test_what_is_no_table_of_bars_is_refused_in_one_line(tmp_path, make, want):
     path = tmp_path / "bars.csv"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ import pyarrow.parquet
 
 from nca_trader.config.reading import role_of
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
-from nca_trader.errors import printable
+from nca_trader.errors import argument, printable
 
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes time
@@ -38,6 +39,8 @@ SHOWS = 1 << 24  # unpacked bytes that show how much a packed file unpacks to
 TEXT_BYTES = 4
 UNPACK, EXPORT = "Unpack it and give the file in it", "Save it as CSV or Parquet"
 RECODE, TABLE = "Save it as UTF-8", "Save the table in it as CSV"
+PARQUET = (".parquet", ".pq")
+DIGITS, YEAR = re.compile(r"[\d\W_]+"), re.compile(r"(19|20)\d\d(\d\d){0,2}")
 ZIP = b"PK\x03\x04"
 SPREADSHEET = ("[Content_Types].xml", "mimetype")  # files in those of Microsoft and OpenDocument
 NOT_TEXT = {  # what begins with these bytes, and what to do with it
@@ -195,6 +198,26 @@ def slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield frame.iloc[begin : begin + rows]
 
 
+def batches(source: Any) -> Iterator[pd.DataFrame]:
+    """Yield what gives Arrow data in pieces: a table, a reader of batches, a frame of polars."""
+    try:
+        reader = pa.RecordBatchReader.from_stream(source)
+    except pa.ArrowInvalid:
+        say = "is a column and not a table"
+        raise refusal(type(source).__name__, Kind.D001, say, "Give the table") from None
+    for batch in reader:
+        columns: dict[str, Any] = {}
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            if _is_category(field.type):  # Arrow finds no length of views, as polars gives
+                texts = column.dictionary.cast(pa.large_string())
+                column = pa.DictionaryArray.from_arrays(column.indices, texts)
+            if _is_flat(field.type):
+                columns[field.name] = column
+        flat, size = pa.RecordBatch.from_pydict(columns), _rows(len(columns))
+        for begin in range(0, len(flat), size):
+            yield _frame(flat.slice(begin, size), type(source).__name__)
+
+
 def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, int]:
     """Return the pieces of a Parquet or Feather file or of a folder; its name and number of rows.
 
@@ -203,7 +226,14 @@ def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, i
     """
     kind = "feather" if path.suffix in (".feather", ".arrow") else "parquet"
     hive = "hive" if path.is_dir() else None
-    whole = pyarrow.dataset.dataset(path, format=kind, partitioning=hive)
+    found: Any = path
+    if hive:
+        found = sorted(str(one) for end in PARQUET for one in path.rglob(f"[!._]*{end}"))
+        if not found:
+            say = f"is a folder without a file that ends in {' or '.join(PARQUET)}"
+            raise refusal(path, Kind.D001, say)
+    whole = pyarrow.dataset.dataset(found, format=kind, partitioning=hive)
+    names = _symbols_of(path, found, whole.schema.names, request) if hive else {}
     rows, size, width, files = 0, 0, len(whole.schema.names), []
     for part in whole.get_fragments():
         keys = pyarrow.dataset.get_partition_keys(part.partition_expression)
@@ -211,7 +241,7 @@ def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, i
             say = "its columns are not those of the folder's other files"
             raise refusal(part.path, Kind.D005, say, "Write them alike")
         flat = [field.name for field in part.physical_schema if _is_flat(field.type)]
-        files.append((part.path if hive else str(path), flat, keys))
+        files.append((part.path if hive else str(path), flat, keys | names.get(part.path, {})))
         rows += part.count_rows()
         if kind == "parquet":
             groups = pyarrow.parquet.read_metadata(part.path)
@@ -226,6 +256,32 @@ def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, i
         for batch in read(file, flat)
     )
     return pieces, str(path), rows
+
+
+def _symbols_of(
+    folder: Path, files: list[str], columns: list[str], request: Request
+) -> dict[str, dict[str, str]]:
+    """Return the symbol of each file of a folder whose tables have none; {} of parts of one table.
+
+    The first part of its path names it: SPY.parquet, SPY/2024.parquet. Names that differ in digits
+    alone, such as part-0 and part-1 or 2023 and 2024, are parts of one table.
+    """
+    roles = {role_of(column) for column in columns} | set(request.columns)
+    if "symbol" in roles or "close" not in roles:
+        return {}
+    names = {file: Path(file).relative_to(folder).parts[0] for file in files}
+    names = {file: name.removesuffix(Path(file).suffix) for file, name in names.items()}
+    if len({*names.values()}) > 1 and not request.symbols:
+        bare = next((n for n in names.values() if n.isdigit() and not YEAR.fullmatch(n)), None)
+        if bare is not None:
+            say = f"file {bare} may be a symbol's or a part of one table"
+            remedy = f"Name folders as in symbol={bare}, or pass {argument('symbol', 'NAME')}"
+            raise refusal(folder, Kind.D005, say, remedy)
+    if len({DIGITS.sub("", name) for name in names.values()}) < 2:
+        return {}
+    if all(name.startswith("part-") for name in names.values()):
+        return {}
+    return {file: {"symbol": name} for file, name in names.items()}
 
 
 def _parquet(path: str, names: list[str]) -> Iterator[pa.RecordBatch]:
@@ -254,6 +310,10 @@ def _is_flat(kind: pa.DataType) -> bool:
     return flat or types.is_dictionary(kind) or _is_text(kind)
 
 
+def _is_category(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) and _is_text(kind.value_type)
+
+
 def _is_text(kind: pa.DataType) -> bool:
     texts = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
     return kind in (*texts, pa.binary_view())
@@ -263,7 +323,7 @@ def _frame(rows: pa.RecordBatch, path: str | Path) -> pd.DataFrame:
     """Return a piece whose texts were stored once each, unless they are too long as a whole."""
     columns, size = [], 0
     for column in rows.columns:
-        if pa.types.is_dictionary(column.type) and _is_text(column.type.value_type):
+        if _is_category(column.type):
             known = pc.call_function("binary_length", [column.dictionary]).fill_null(0).to_numpy()
             size += int(known[column.indices.drop_null().to_numpy()].sum(dtype=np.int64))
             column = pc.cast(column, column.type.value_type) if size <= MOST_TEXT else column

@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
@@ -39,6 +39,18 @@ BETWEEN = re.compile("(?<=\\d)['\u00a0\u202f](?=\\d{3})")  # signs that part tho
 THOUSANDS = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
 
 
+@runtime_checkable
+class ArrowStream(Protocol):
+    """A table in memory that gives Arrow data: of pyarrow, polars, duckdb and others."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the stream, of Arrow's PyCapsule interface."""
+        ...
+
+
+Frame = pd.DataFrame | ArrowStream
+
+
 class TextFormat(NamedTuple):
     """The format of a delimited text.
 
@@ -62,9 +74,7 @@ class TextFormat(NamedTuple):
     chunk_rows: int
 
 
-def load(
-    source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Request
-) -> Iterator[Chunk]:
+def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -> Iterator[Chunk]:
     """Read a file or a frame in chunks of rows, so that memory stays bounded.
 
     Args:
@@ -78,11 +88,14 @@ def load(
     if isinstance(source, pd.DataFrame):
         yield from titled(slices(source), "DataFrame", len(source))
         return
+    if isinstance(source, ArrowStream):
+        yield from titled(files.batches(source), type(source).__name__, 0)
+        return
     path = copy = place(source)
     try:
         copy = fetched(path) if isinstance(path, CloudPath) else path
         size, done = _size(copy), 0
-        binary = copy.suffix in (".parquet", ".pq", ".feather", ".arrow")
+        binary = copy.is_dir() or copy.suffix in (*files.PARQUET, ".feather", ".arrow")
         chunks = titled(*tables(copy, request)) if binary else load_csv(copy, request)
         with Progress(size, f"read {copy.name}", "bytes") as shown:
             for chunk in chunks:

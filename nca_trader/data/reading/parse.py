@@ -40,7 +40,7 @@ from nca_trader.data.reading.faults import (
     refuse_large,
 )
 from nca_trader.data.reading.files import Chunk
-from nca_trader.data.reading.formats import load
+from nca_trader.data.reading.formats import Frame, load
 from nca_trader.data.reading.repairs import ADJUSTMENTS
 from nca_trader.data.reading.times import (
     holds_numbers,
@@ -277,7 +277,7 @@ def _is_vendors(column: object) -> bool:
     return any(plain(level) in VENDORS for level in levels)
 
 
-def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Request) -> Table:
+def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -> Table:
     """Read all rows of a file, a chunk at a time.
 
     Raises:
@@ -319,10 +319,10 @@ def parse(source: str | os.PathLike[str] | CloudPath | pd.DataFrame, request: Re
         for key in times.keys() & set(raw):
             times[key].append(kept(raw[key]))
         begin += len(raw)
-        if not isinstance(source, pd.DataFrame):  # whose owner holds it in memory already
+        if not isinstance(source, Frame):  # whose owner holds it in memory already
             _check_size(chunk.name, begin, begin / chunk.share, request)
     if chunk is None or arranged is None:
-        name = "DataFrame" if isinstance(source, pd.DataFrame) else place(source)
+        name = type(source).__name__ if isinstance(source, Frame) else place(source)
         raise refusal(name, Kind.D002, "there are no rows")
     _check_symbols(chunk.name, names, request)  # only the whole file shows that it lacks one
     if not begin:
