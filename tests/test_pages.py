@@ -73,7 +73,8 @@ def training(tiny, monkeypatch):
     return bars_and_costs() | {"agent": AGENT}
 
 
-def exported(tiny, monkeypatch):
+def served(tiny, monkeypatch):
+    shutil.copy(tiny.data, "bars.csv")
     assert main(["export", "--run", str(tiny.path), "--out", "agent.nca", "--force-agent"]) == 0
     return {}
 
@@ -122,7 +123,7 @@ PREPARE = {
     "docs/guides/paper.md": paper,
     "docs/guides/strategies.md": strategies,
     "docs/guides/training.md": training,
-    "docs/guides/export.md": exported,
+    "docs/guides/serve.md": served,
     "docs/guides/streaming.md": streaming,
     "docs/guides/cluster.md": cluster,
 }

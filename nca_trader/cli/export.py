@@ -1,4 +1,4 @@
-"""`nca-trader export`: writes a run's agent into one small file, and measures what that changes."""
+"""`nca-trader export`: writes a run's agent into one file, and measures what that changes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--until", "--stop", metavar="DATE", help="with --data: only bars before this date"
     )
+    forms = (
+        "nca (default): for this package; stablehlo: compiled, needs jax alone, not this package"
+    )
+    parser.add_argument("--format", choices=("nca", "stablehlo"), default="nca", help=forms)
     parser.add_argument(
         "--bits", type=int, choices=(4, 8, 16), default=8, help="4, 8 (default) or 16 per weight"
     )
@@ -62,15 +66,22 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
 def run_export(args: argparse.Namespace) -> dict[str, Any]:
     """Measure, and write the file if enough decisions are the same."""
     from nca_trader.cloud import local
-    from nca_trader.errors import CheckFailed, ConfigError
-    from nca_trader.evaluate.export import CALLS, measure
-    from nca_trader.runs.exported import Coding, write_exported
+    from nca_trader.errors import ConfigError
+    from nca_trader.evaluate.export import measure, measure_portable
+    from nca_trader.runs.exported import Coding
     from nca_trader.runs.manifest import Run
 
     out = local(args.out, "what --out writes")
     # Refused here, and not after the measurement.
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
+    compiled = args.format == "stablehlo"
+    few = {"bits": 8, "codebook": "none", "group": None, "activations": False}
+    given = [f"--{name}" for name, usual in few.items() if getattr(args, name) != usual]
+    if compiled and given:
+        raise ConfigError(
+            f"{', '.join(given)}: --format stablehlo has float32 weights; leave it out."
+        )
     # A cosine codebook codes directions, and a single weight has none.
     group = args.group or (2 if args.codebook == "cosine" else 1)
     # Its own checks refuse a pair of options that no format has.
@@ -86,18 +97,39 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
         )
     # None stands for the bars that trained the run.
     bars = None if args.data is None else load_bars(args).between(None, args.until)
-    measured = measure(run, coding, bars, args.codebook_seed)
-    found = measured.found
-    print(f"{'weights':<40} {'bytes':>9} {'agree':>8} {'equity':>9} {'stream us':>10} window us")
-    for row in measured.rows:
+    if compiled:
+        measured = measure_portable(run, bars)
+    else:
+        measured = measure(run, coding, bars, args.codebook_seed)
+    return _written(args, run, measured, out)
+
+
+def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dict[str, Any]:
+    """Write the measured agent and its model card."""
+    from nca_trader.errors import CheckFailed
+    from nca_trader.evaluate.export import CALLS
+    from nca_trader.machine import write_atomically
+    from nca_trader.runs.card import card_of
+    from nca_trader.runs.exported import write_exported
+    from nca_trader.runs.portable import USE, write_portable
+
+    found, compiled = measured.found, args.format == "stablehlo"
+    span = f"{found.decisions:,} decisions from {measured.first} to {measured.last}"
+    if compiled:
+        print(f"{found.share:.2%} of {span} agree.")
+    else:
         print(
-            f"{row['weights']:<40} {row['bytes']:>9,} {row['agreement']:>8.2%} "
-            f"{row['equity']:>9.4f} {row['stream_us']:>10.0f} {row['window_us']:>9.0f}"
+            f"{'weights':<40} {'bytes':>9} {'agree':>8} {'equity':>9} {'stream us':>10} window us"
         )
-    print(
-        f"Equity differs by {found.difference:+.3%}; {found.decisions:,} decisions from "
-        f"{measured.first} to {measured.last}; latency is the median of {CALLS} calls."
-    )
+        for row in measured.rows:
+            print(
+                f"{row['weights']:<40} {row['bytes']:>9,} {row['agreement']:>8.2%} "
+                f"{row['equity']:>9.4f} {row['stream_us']:>10.0f} {row['window_us']:>9.0f}"
+            )
+        print(
+            f"Equity differs by {found.difference:+.3%}; {span}; latency is the median of {CALLS} "
+            "calls."
+        )
     if measured.looks is not None:
         looks = measured.looks
         print(f"Evaluations on these data after training so far: {looks}, by the trial log.")
@@ -108,12 +140,27 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
             f"{args.min_agreement:g}; nothing is written. Give more --bits, or a smaller --group."
         )
     # Written after the check, so an agent that decides differently leaves no file.
-    size = write_exported(out, run, measured.weights)
-    # With the reading options, without which the same file may be refused.
-    read = typed("backtest", run_dir=str(out), data=args.data, **reading_options(args))
-    print(f"The agent: {out}, {size:,} bytes; `{read}` reads it, and so does `paper`.")
+    facts = {"Agreement": f"{found.share:.2%} of {span} equal those of the run"}
+    if compiled:
+        use = USE.replace('"agent.zip"', repr(out.name))
+        card = card_of(run, {"File": "stablehlo, float32", **facts}, use)
+        size, read = (
+            write_portable(out, run, measured.weights, card),
+            "README.md in it says how to run it",
+        )
+    else:
+        size = write_exported(out, run, measured.weights)
+        form = {"File": f"nca, {measured.rows[-1]['weights']}, {size:,} bytes", **facts}
+        card = card_of(run, form, f"import nca_trader as nca\n\nagent = nca.load({out.name!r})")
+        # With the reading options, without which the same file may be refused.
+        read = typed("backtest", run_dir=str(out), data=args.data, **reading_options(args))
+        read = f"`{read}` reads it, and so does `paper`"
+    beside = out.with_name(out.name + ".md")
+    write_atomically(beside, card)
+    print(f"The agent: {out}, {size:,} bytes; {read}. Its model card: {beside}.")
     return {
         "out": str(out),
+        "card": str(beside),
         "file_bytes": size,
         "agreement": found.share,
         "decisions": found.decisions,

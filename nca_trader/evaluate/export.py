@@ -3,37 +3,42 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pandas as pd
 
 from nca_trader.agents.policy import Params, Policy, decide, read_out
 from nca_trader.config.extensions import is_source
 from nca_trader.data.bars import read_bars, sample_bars
 from nca_trader.data.synthetic import Task, seed_of, task_of
-from nca_trader.envs.account.state import open_account
+from nca_trader.envs.account.state import open_account, rules_of
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.backtest import count_look
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.progress import tracked
 from nca_trader.runs.exported import Coding, compact
 from nca_trader.runs.manifest import Run, seen_rows
-from nca_trader.types import Bars
+from nca_trader.runs.portable import Portable, portable
+from nca_trader.runs.universe import run_on
+from nca_trader.types import EXTRAS, Bars
 
 CALLS = 300  # whose median is a latency
 
 
 class Measured(NamedTuple):
-    """An agent in few bits, and how it compares with the run's own weights.
+    """An exported agent, and how it compares with the run's own weights.
 
     Attributes:
       first: date of the first bar. last: date of the last bar.
-      weights: what `write_exported` writes.
+      weights: what `write_exported` or `write_portable` writes.
       found: decisions that agree, and the equity of both.
       looks: test-set evaluations so far; None if the run has seen all bars.
       rows: weights, bytes, agreement, equity and latencies of the run's weights and of these.
@@ -88,6 +93,62 @@ def measure(
     ]
     first, last = bars.index[0].date(), bars.index[-1].date()
     return Measured(first, last, weights, found, looks, rows)
+
+
+def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
+    """Compile the agent of a run for other processes, and measure whether it decides alike.
+
+    Args:
+      run: the run, opened with the seed of the agent.
+      source: bars to measure on, as in `measure`.
+
+    Raises:
+      ConfigError: the agent cannot be compiled so, see `portable`; the bars that trained the run
+        are needed and not there.
+      BarError: bars of symbols that the run does not trade, or too few for a decision.
+    """
+    source = training_bars(run) if source is None else source
+    bars = source.bars if isinstance(source, Task) else source
+    run = run_on(run, bars)
+    made = portable(run, [name for name in EXTRAS if name in bars.fields])
+    # Filled at the next open, an account is held at a close as it was before the decision there.
+    rules = rules_of(run.env_config)._replace(fill="next_open")
+    with_weights = (run.params(),), run.env_config.costs, rules, 0, len(bars)
+    trace, _ = simulate.simulate_agent(source, run, *with_weights)
+    ready = np.arange(len(bars)) >= run.policy.first_decision
+    ordered = pd.DataFrame(trace.target).ffill().shift().fillna(0.0).to_numpy()
+    found = _targets(made, bars, np.asarray(trace.weight), ordered)
+    low, high = run.spec.bounds
+    off = np.abs(found - np.asarray(trace.target))[ready]
+    share = float((off <= simulate.NEAR * (high - low)).mean())
+    seen = seen_rows(bars, run)
+    looks = count_look(run, bars[seen:]) if seen < len(bars) else None
+    equity = float(np.exp(np.asarray(trace.log_equity)[-1]))
+    same = simulate.Agreement(share, off.size, (equity, equity))
+    first, last = bars.index[0].date(), bars.index[-1].date()
+    return Measured(first, last, made, same, looks, [{"furthest": float(off.max())}])
+
+
+def _targets(made: Portable, bars: Bars, weight: np.ndarray, ordered: np.ndarray) -> np.ndarray:
+    """Return the targets `[N, A]` of a compiled agent that is shown these accounts, `[N, A]`."""
+    fields = bars.as_bar()._asdict()
+    given = tuple(fields[name] for name in made.fields)
+    with float64_on_cpu():
+
+        def see(memory: Any, bar: Any) -> Any:
+            memory, *seen = made.observe.call(memory, *bar)
+            return memory, tuple(seen)
+
+        _, seen = jax.jit(functools.partial(jax.lax.scan, see))(made.begin["observe"], given)
+    row, size, base = (np.asarray(x) for x in seen)
+
+    def act(memory: Any, bar: Any) -> Any:
+        memory, _, target = made.decide.call(memory, *bar)
+        return memory, target
+
+    account = (x.astype(np.float32) for x in (weight, ordered))
+    xs = (row, bars.present, *account, size, base)
+    return np.asarray(jax.jit(functools.partial(jax.lax.scan, act))(made.begin["decide"], xs)[1])
 
 
 def training_bars(run: Run) -> Bars | Task:

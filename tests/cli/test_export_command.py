@@ -41,6 +41,8 @@ def test_a_file_is_written_and_backtest_and_paper_read_it(export, command, tmp_p
     policy = export.tiny.run.policy
     assert row["decisions"] == 2 * (TRAINING_ROWS - policy.first_decision)
     assert row["looks"] is None and re.search(r"16 bits, .* too +[\d,]+ +100.00%", said.out)
+    card = pathlib.Path(row["card"]).read_text()
+    assert card.startswith("# tiny\n") and "nca, 16 bits, activations too" in card
     ours = command("backtest", "--run", export.path, *data, "--json").json
     assert ours["start"] == UNTIL and ours["in_sample"] == 0 and ours["looks"] == 1
     feed = ("--feed", f"replay:{export.tiny.data}", "--start", UNTIL)
@@ -129,3 +131,14 @@ def test_without_data_it_is_the_bars_that_trained_or_a_plain_refusal(export):
 def test_options_that_make_no_sense_are_refused_in_one_line(export, options, remedy):
     said = export(*options)
     assert said.code == 2 and remedy in said.err and said.err.count("\n") == 1
+
+
+def test_a_compiled_agent_and_its_card_are_written(export):
+    said = export("--format", "stablehlo", "--json")
+    assert said.code == 0, said.err
+    assert said.json["agreement"] == 1.0 and export.path.read_bytes()[:2] == b"PK"
+    assert "decisions from 2020-01-01" in said.out and "README.md in it says how" in said.out
+    card = pathlib.Path(said.json["card"]).read_text()
+    assert "stablehlo, float32" in card and "export.deserialize" in card
+    refused = export("--format", "stablehlo", "--bits", "4")
+    assert refused.code == 2 and "--bits: --format stablehlo has float32 weights" in refused.err

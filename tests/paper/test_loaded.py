@@ -1,10 +1,13 @@
 """`nca.load`: one decision in another program is that of the backtest."""
 
+import asyncio
 import dataclasses
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
+from documents import ROOT, blocks
 from drawn import random_bars
 from tiny import AGENT
 from untrained import untrained_run
@@ -161,6 +164,29 @@ def test_a_baseline_that_was_deployed_decides_in_the_agents_place(tmp_path, monk
         if row % 40 == 30:
             found = agent.decide(bars[: row + 1], [0.0, 0.0])
             np.testing.assert_array_equal(found, standing[row])
+
+
+def test_the_service_of_the_guide_answers_with_target_weights(tmp_path, opened):
+    bars, agent = opened
+    *_, service = blocks((ROOT / "docs" / "guides" / "serve.md").read_text(), "python")
+    space = {"nca": nca, "live": agent.stream(bars[:100])}
+    exec(service, space)
+    bar = next(bars[100:101].each())
+    fields = {name: x.tolist() for name, x in bar._asdict().items() if x is not None}
+    sent = json.dumps({"bar": fields, "held": [0.0, 0.5]}).encode()
+    said = []
+
+    async def receive():
+        return {"type": "http.request", "body": sent}
+
+    async def send(message):
+        said.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/update", "headers": []}
+    asyncio.run(space["app"](scope, receive, send))
+    assert said[0]["status"] == 200
+    expected = agent.stream(bars[:100]).update(bar, [0.0, 0.5])
+    np.testing.assert_array_equal(json.loads(said[1]["body"]), expected)
 
 
 @pytest.fixture(scope="module")
