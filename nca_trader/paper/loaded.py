@@ -40,6 +40,9 @@ def load(
       force_agent: the agent, also where a baseline was deployed in its place.
       allow_code: whether code that the run names and that came from elsewhere may load.
 
+    Returns:
+      The agent, or the baseline that was deployed in its place.
+
     Raises:
       RunError: there is no run.
       StateError: it is damaged.
