@@ -155,12 +155,12 @@ def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dic
         # With the reading options, without which the same file may be refused.
         read = typed("backtest", run_dir=str(out), data=args.data, **reading_options(args))
         read = f"`{read}` reads it, and so does `paper`"
-    beside = out.with_name(out.name + ".md")
-    write_atomically(beside, card)
-    print(f"The agent: {out}, {size:,} bytes; {read}. Its model card: {beside}.")
+    card_file = out.with_name(out.name + ".md")
+    write_atomically(card_file, card)
+    print(f"The agent: {out}, {size:,} bytes; {read}. Its model card: {card_file}.")
     return {
         "out": str(out),
-        "card": str(beside),
+        "card": str(card_file),
         "file_bytes": size,
         "agreement": found.share,
         "decisions": found.decisions,

@@ -123,7 +123,7 @@ def test_a_card_says_what_is_known(tmp_path):
     card = card_of(run, {"Agreement": "100% | all"}, "use it")
     for part in (
         "# a\n", "tilts of half_and_half(lookback=30)", "2020-01-01", "160 bars of",
-        BARS.digest()[:12], "Gate | has not decided", "100% / all", "commission", "no advice",
+        BARS.digest()[:12], "Gate | has not decided", "100% / all", "commission", "not advice",
         "```python\nuse it\n```",
     ):  # fmt: skip
         assert part in card, part
