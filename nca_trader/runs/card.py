@@ -10,8 +10,8 @@ from nca_trader.runs.universe import trades
 from nca_trader.types import Costs
 
 INTENDED = (
-    "For research, backtests and paper trading. It is not advice: anyone who trades by it answers for "
-    "the orders, the limits and the data that it is given."
+    "For research, backtests and paper trading. It is not advice: anyone who trades by it answers "
+    "for the orders, the limits and the data that it is given."
 )
 
 

@@ -86,7 +86,7 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
 
     Args:
       run: the run.
-      extras: fields of bars that its features may read in addition to prices and volume, e.g. "dividend".
+      extras: fields of bars that its features may read, next to prices and volume: "dividend".
 
     Raises:
       ConfigError: it observes what neither bars nor weights show, or calls code of Python.
