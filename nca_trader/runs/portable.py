@@ -29,7 +29,7 @@ from nca_trader.config.extensions import own_code
 from nca_trader.data.features import feature_set
 from nca_trader.envs.account.risk import VolatilityState, before_bars, size
 from nca_trader.envs.account.state import open_account, rules_of
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import Run
@@ -95,8 +95,8 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
     if spec.memory or (run.env_config.market and run.env_config.market_state):
         what = f"what it earned (reward = {spec.memory!r})" if spec.memory else "a market's state"
         raise ConfigError(
-            f"{run.path}: its agent observes {what}, which a bar and weights do not show; leave "
-            "out --format, whose file `paper` and nca.load read."
+            f"{run.path}: its agent observes {what}, which a bar and weights do not show; give "
+            f"{argument('format', 'nca')}, whose file `paper` and nca.load read."
         )
     features, base, count = feature_set(run.env_config.features), base_of(spec), spec.num_assets
     scale, fields = rules_of(run.env_config).scale, (*BAR, *extras)
@@ -161,8 +161,8 @@ def _exported(run: Run, function: Any, platforms: Sequence[str], like: Any) -> e
         except (NotImplementedError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
-                f"{run.path}: cannot be compiled for another process ({reason}); leave out "
-                "--format."
+                f"{run.path}: cannot be compiled for another process ({reason}); give "
+                f"{argument('format', 'nca')}."
             ) from None
 
 
@@ -197,7 +197,8 @@ def write_portable(path: pathlib.Path, run: Run, made: Portable, card: str) -> i
             members[f"{name}.bin"] = bytes(getattr(made, name).serialize())
     except ImportError:
         raise ConfigError(
-            "--format stablehlo needs flatbuffers, which is not installed; pip install flatbuffers."
+            f"{argument('format', 'stablehlo')} needs flatbuffers, which is not installed; pip "
+            "install flatbuffers."
         ) from None
     arrays: dict[str, Any] = {
         f"{k}_{i}": x for k, leaves in made.begin.items() for i, x in enumerate(leaves)

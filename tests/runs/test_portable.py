@@ -108,7 +108,7 @@ def test_the_file_says_what_it_takes_and_names_no_folder_of_this_machine(tmp_pat
 
 def test_what_two_functions_cannot_say_is_refused(tmp_path, monkeypatch):
     run = made(tmp_path, {"reward": "drawdown"}, {})
-    with pytest.raises(nca.ConfigError, match=r"observes what it earned.*leave out --format"):
+    with pytest.raises(nca.ConfigError, match=r"observes what it earned.*give format"):
         portable(run)
     other = made(tmp_path / "other", {}, {})
     two = portable(other)
