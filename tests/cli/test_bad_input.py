@@ -47,7 +47,7 @@ def too_few(mine):
 def a_folder(mine):
     mine.data.unlink()
     mine.data.mkdir()
-    return "bars.csv: D001 can't be read"
+    return "bars.csv: D001 is a folder without a file"
 
 
 BAD_DATA = [missing, empty, no_rows, no_close, nan_price, too_few, a_folder]
