@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from nca_trader.optimum import synthetic
     from nca_trader.optimum.prove import prove
     from nca_trader.paper.check import check_broker, check_feed
+    from nca_trader.paper.fetch import fetch_bars
     from nca_trader.paper.loaded import AgentStream, LoadedAgent, load
     from nca_trader.paper.session import paper_trade
     from nca_trader.parallel.mesh import make_mesh
@@ -97,6 +98,7 @@ __all__ = [
     "check_feed",
     "check_policy",
     "compare",
+    "fetch_bars",
     "flat_at_close",
     "leakcheck",
     "load",
@@ -166,6 +168,7 @@ _HOME = {
     "backtest": "evaluate.backtest",
     "blend": "agents.blend",
     "compare": "evaluate.comparison",
+    "fetch_bars": "paper.fetch",
     "flat_at_close": "data.calendar",
     "leakcheck": "evaluate.leakcheck",
     "load": "paper.loaded",

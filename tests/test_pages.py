@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import pandas as pd
 import pytest
 from documents import ROOT, blocks, with_python
+from fake_yahoo import FakeYahoo, Listing, days_from
 from tiny import AGENT
 
 import nca_trader as nca
@@ -116,6 +117,13 @@ def bound(function, answer):
     return call
 
 
+def venues(tiny, monkeypatch):
+    prices = {day: (9.0, 11.0, 8.0, 10.0, 1.0) for day in days_from("2024-01-02", 30)}
+    listings = dict.fromkeys(("SPY", "QQQ"), Listing(prices))
+    FakeYahoo(monkeypatch, pathlib.Path.cwd(), **listings)
+    return {}
+
+
 PREPARE = {
     "docs/guides/devices.md": devices,
     "docs/guides/bars.md": messy,
@@ -126,6 +134,7 @@ PREPARE = {
     "docs/guides/serve.md": served,
     "docs/guides/streaming.md": streaming,
     "docs/guides/cluster.md": cluster,
+    "docs/guides/live.md": venues,
 }
 
 

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from nca_trader.types import Bars
 
 
+SUFFIXES = (".parquet", ".feather", ".csv", ".csv.gz")
+
+
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add the bar file to check, or what to download."""
     what = "check: read the file, and say how it is; fetch: download a venue's history to --out"
@@ -19,7 +22,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE|VENUE",
-        help="check: a CSV, Parquet or Feather file; fetch: alpaca or ccxt:EXCHANGE",
+        help="check: a CSV, Parquet or Feather file; fetch: yahoo, alpaca or ccxt:EXCHANGE",
     )
     parser.add_argument("symbols", nargs="?", metavar="SYMBOLS", help="fetch: e.g. SPY,QQQ")
     dated = {"begin": ("from", "start"), "end": ("to", "until", "stop")}
@@ -31,6 +34,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="FILE", help="fetch: a .parquet, .feather or .csv; a second run resumes"
     )
+    parser.add_argument("--cache", metavar="FOLDER", help="fetch: what came; in the user's cache")
     add_options(parser, *READING)
 
 
@@ -47,14 +51,19 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         missing = [name for name, value in needed.items() if value is None]
         if missing:
             raise ConfigError(f"data fetch: give {', '.join(missing)} as well.")
-        from nca_trader.paper.fetch import fetch, late_starts
+        from nca_trader.paper.fetch import fetch_bars, late_starts, write_whole
 
-        # A trailing comma names no symbol.
-        symbols = [symbol for symbol in args.symbols.split(",") if symbol]
-        # It writes OUT, so the summary below is of the file and not of what the venue sent.
-        fetch(args.file, symbols, args.begin, args.end, args.bar, args.out)
+        if not args.out.endswith(SUFFIXES):
+            raise ConfigError(f"--out {args.out}: bars are written as {', '.join(SUFFIXES)}.")
+        source, how = f"{args.file}:{args.symbols}", {"repair": args.repair, "cache": args.cache}
+        # The summary below is of the file and not of what the venue sent.
+        write_whole(fetch_bars(source, args.begin, args.end, args.bar, **how), args.out)
         args.file = args.out
-    elif used := [name for name, value in (needed | {"--to": args.end}).items() if value]:
+    elif used := [
+        name
+        for name, value in (needed | {"--to": args.end, "--cache": args.cache}).items()
+        if value
+    ]:
         raise ConfigError(f"data check: {', '.join(used)} is of data fetch; leave it out.")
 
     bars = read_bars(args.file, **reading_options(args))

@@ -200,15 +200,7 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", path=path)
     expect("path", path, str | os.PathLike, "a path")
-    path = os.fspath(path)
-    width = bars.num_assets
-    frame = pd.DataFrame({"time": bars.index.repeat(width), "symbol": bars.symbols * len(bars)})
-    for field in bars.fields:
-        if field != "present":
-            frame[field] = getattr(bars, field).ravel()
-    # Without the column every row is a bar, so it is left out where it adds nothing.
-    if not bars.present.all():
-        frame["present"] = bars.present.ravel()
+    path, frame = os.fspath(path), frame_of(bars)
     writers: dict[str, Callable[..., object]] = {
         "parquet": functools.partial(frame.to_parquet, index=False),
         "feather": frame.to_feather,
@@ -229,6 +221,19 @@ def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
         writers[suffix](path)
     except OSError as error:
         raise BarError(f"{path}: can't be written ({error.strerror or error}).") from error
+
+
+def frame_of(bars: Bars) -> pd.DataFrame:
+    """Return the long table of bars, from which `read_bars` reads them back equal."""
+    width = bars.num_assets
+    frame = pd.DataFrame({"time": bars.index.repeat(width), "symbol": bars.symbols * len(bars)})
+    for field in bars.fields:
+        if field != "present":
+            frame[field] = getattr(bars, field).ravel()
+    # Without the column every row is a bar, so it is left out where it adds nothing.
+    if not bars.present.all():
+        frame["present"] = bars.present.ravel()
+    return frame
 
 
 def validate(bars: Bars) -> None:

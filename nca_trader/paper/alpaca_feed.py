@@ -86,6 +86,11 @@ def open_source(
                         seed)  # fmt: skip
 
 
+def grid_of(every: str, sessions: Sessions | None = None) -> Grid:
+    """Return the opens of bars of a length in sessions; None: New York's hours."""
+    return Grid(seconds_of(every), sessions or stock_sessions())
+
+
 def open_feed(
     symbols: Sequence[str], every: str, *, sessions: Sessions | None = None, **options: Any
 ) -> VenueFeed:
@@ -101,8 +106,7 @@ def open_feed(
       **options: those of `open_source`.
     """
     source = open_source(symbols, every, **options)
-    grid = Grid(seconds_of(every), sessions or stock_sessions())
-    return VenueFeed(source, grid, seed=options.get("seed", 0))
+    return VenueFeed(source, grid_of(every, sessions), seed=options.get("seed", 0))
 
 
 class AlpacaSource:

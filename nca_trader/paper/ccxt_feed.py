@@ -136,6 +136,11 @@ def open_source(
     raise ConfigError(f"bars of {every}: {exchange} begins them at no hour of UTC; give 1h.")
 
 
+def grid_of(every: str) -> Grid:
+    """Return the opens of bars of a length."""
+    return Grid(seconds_of(every))
+
+
 def open_feed(exchange: str, symbols: Sequence[str], every: str, **options: Any) -> VenueFeed:
     """Return live bars of spot markets, round the clock from midnight UTC.
 
@@ -146,7 +151,7 @@ def open_feed(exchange: str, symbols: Sequence[str], every: str, **options: Any)
       **options: those of `open_source`.
     """
     source = open_source(exchange, symbols, every, **options)
-    return VenueFeed(source, Grid(seconds_of(every)))
+    return VenueFeed(source, grid_of(every))
 
 
 class CcxtSource:
@@ -186,7 +191,10 @@ class CcxtSource:
             lambda: self._client.fetch_ohlcv(symbol, self._name, begin, count), self._session
         )
         try:
-            return [Row(symbol, int(t) // 1000, *map(float, values)) for t, *values in found]
+            return [
+                Row(symbol, int(t) // 1000, *map(float, values), dividend=0.0)
+                for t, *values in found
+            ]
         except (TypeError, ValueError):
             raise Unreachable("unreadable-body") from None
 

@@ -19,7 +19,7 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import LiveFeed, ReplayFeed, parse_feed
-from nca_trader.paper.fetch import open_vendor
+from nca_trader.paper.fetch import open_vendor, symbols_of
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.loop import WARMUP, Session
 from nca_trader.paper.subjects import Subject, Terms, refuse_subject, subject_on
@@ -218,7 +218,7 @@ def open_feed(text: str, every: str | None) -> LiveFeed:
     if every is None or parse_step(every) is None:
         raise ConfigError(f"{argument('every')} is missing; give the length of a bar, e.g. 1min.")
     exchange, _, symbols = rest.partition(":") if kind == "ccxt" else ("", "", rest)
-    return open_vendor(f"{kind}:{exchange}", _symbols(symbols), every)
+    return open_vendor(f"{kind}:{exchange}".rstrip(":"), symbols_of(symbols, "feed"), every)
 
 
 def open_venue(
@@ -261,13 +261,6 @@ def open_venue(
     from nca_trader.paper import alpaca  # imports alpaca-py, an extra
 
     return alpaca.open_venue(feed.symbols)
-
-
-def _symbols(text: str) -> tuple[str, ...]:
-    found = tuple(symbol.strip() for symbol in text.split(",") if symbol.strip())
-    if not found or len(set(found)) < len(found):
-        raise ConfigError(f"{argument('feed')}: {text!r} names no symbol, or one twice.")
-    return found
 
 
 def _made(text: str, what: str, needed: tuple[str, ...]) -> Any:

@@ -261,7 +261,10 @@ def _stamp(seconds: int) -> str:
 
 
 class Row(NamedTuple):
-    """A closed bar of one symbol as a venue gives it. time: seconds since 1970 UTC of its open."""
+    """A closed bar of one symbol as a venue gives it.
+
+    time: seconds since 1970 UTC of its open. dividend: as in `Bars`.
+    """
 
     symbol: str
     time: int
@@ -270,6 +273,7 @@ class Row(NamedTuple):
     low: float
     close: float
     volume: float
+    dividend: float = 0.0
 
 
 class Source(Protocol):
@@ -392,7 +396,7 @@ def bars_of(
     values[:, at, column] = numbers.T
     present = np.zeros(values.shape[1:], bool)
     present[at, column] = True
-    *prices, volume = values
+    *prices, volume, dividend = values
     # Of a value that is not a number the whole row becomes one, so that a gate sees the fault in a
     # longer bar, whose open and close are of other rows.
     broken = np.isnan(prices).any(0)
@@ -406,6 +410,8 @@ def bars_of(
         for name, price in zip(PRICES, prices, strict=True)
     }
     fields |= {"volume": np.where(present, volume, 0.0), "present": present}
+    if np.nan_to_num(dividend).any():
+        fields["dividend"] = np.where(present, dividend, 0.0)
     parts = Bars(time=_times(time), symbols=tuple(symbols), source=source, **fields)
     opens = grid.opens(time)
     inside = np.flatnonzero(opens >= 0)

@@ -57,9 +57,8 @@ def test_a_file_is_on_disk_before_it_gets_its_name(tmp_path, order, write, named
 
 
 def test_what_a_download_counts_as_done_is_on_disk(tmp_path, order):
-    with open(tmp_path / "file", "w") as file:
-        _append(file, ["a", "b"])
-        assert order == ["fsync"] and (tmp_path / "file").read_text() == "a\nb\n"
+    _append(tmp_path / "file", ["a", "b"])
+    assert order == ["fsync"] and (tmp_path / "file").read_text() == "a\nb\n"
 
 
 def test_the_exchanges_books_wait_for_the_disk_as_the_journal_does(tmp_path):
