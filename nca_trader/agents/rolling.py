@@ -15,17 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.core import Tracer
+from numpy.typing import ArrayLike
 
 from nca_trader.data.averages import add, empty_average
 from nca_trader.errors import ConfigError
-from nca_trader.numerics import pair_add, two_sum
+from nca_trader.numerics import float64_on_cpu, pair_add, two_sum
 from nca_trader.types import Tensor
 
 _LONGEST: contextvars.ContextVar[int | None] = contextvars.ContextVar("longest", default=None)
@@ -52,6 +54,32 @@ class Rolling(NamedTuple):
 
     init: Callable[[int], Any]
     update: Callable[[Any, Tensor, Tensor], tuple[Any, Array]]
+
+
+def over(indicators: Mapping[str, Rolling], x: ArrayLike, present: ArrayLike) -> dict[str, Any]:
+    """Compute each indicator of all values `x [N, A]`; return `[N, A]` by name.
+
+    Args:
+      indicators: by name.
+      x: values.
+      present: mask of those that exist.
+
+    Example:
+      >>> import numpy as np
+      >>> over({"mean": mean(2)}, np.array([[1.0], [3.0]]), np.ones((2, 1), bool))["mean"][1]
+      array([2.])
+    """
+
+    def step(states: Any, row: Any) -> tuple[Any, Any]:
+        found = {name: indicators[name].update(states[name], *row) for name in indicators}
+        states, values = ({name: each[i] for name, each in found.items()} for i in (0, 1))
+        return states, values
+
+    with float64_on_cpu():
+        rows = jnp.asarray(x, jnp.float64), jnp.asarray(present, bool)
+        start = {name: each.init(rows[0].shape[1]) for name, each in indicators.items()}
+        found = jax.lax.scan(step, start, rows)[1]
+    return {name: np.asarray(values) for name, values in found.items()}
 
 
 @contextlib.contextmanager

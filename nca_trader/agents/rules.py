@@ -9,11 +9,12 @@ them as one program.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from nca_trader.agents import rolling
@@ -21,7 +22,7 @@ from nca_trader.agents.rolling import Rolling
 from nca_trader.agents.strategy import Strategy
 from nca_trader.config.ranges import refuse, whole
 from nca_trader.errors import ConfigError
-from nca_trader.types import Bar
+from nca_trader.types import Bar, Bars
 
 
 def always_flat() -> Strategy:
@@ -134,7 +135,8 @@ def sma_cross(fast: Any = 10, slow: Any = 30) -> Strategy:
         raise ConfigError(
             f"sma_cross: fast = {fast} is not below slow = {slow}; lower fast or raise slow."
         )
-    indicators = (rolling.mean(fast), rolling.mean(slow))
+    periods = {f"fast SMA {_text(fast)}": fast, f"slow SMA {_text(slow)}": slow}
+    indicators = {shown: rolling.mean(period) for shown, period in periods.items()}
     name = f"SMA cross {_text(fast)}/{_text(slow)}"
     return _of_closes(name, indicators, lambda bar, quick, steady: _long(quick > steady))
 
@@ -210,8 +212,9 @@ def momentum(lookback: Any = 50) -> Strategy:
       'momentum 50'
     """
     _refuse_periods("momentum", lookback=lookback)
-    name, past = f"momentum {_text(lookback)}", rolling.past(lookback)
-    return _of_closes(name, (past,), lambda bar, before: _long(bar.close > before))
+    past = {f"close {_text(lookback)} bars before": rolling.past(lookback)}
+    name = f"momentum {_text(lookback)}"
+    return _of_closes(name, past, lambda bar, before: _long(bar.close > before))
 
 
 def time_series_momentum(lookback: Any = 252) -> Strategy:
@@ -231,8 +234,9 @@ def time_series_momentum(lookback: Any = 252) -> Strategy:
       'time-series momentum 252'
     """
     _refuse_periods("time_series_momentum", lookback=lookback)
-    name, past = f"time-series momentum {_text(lookback)}", rolling.past(lookback)
-    return _of_closes(name, (past,), lambda bar, before: jnp.sign(bar.close - before))
+    past = {f"close {_text(lookback)} bars before": rolling.past(lookback)}
+    name = f"time-series momentum {_text(lookback)}"
+    return _of_closes(name, past, lambda bar, before: jnp.sign(bar.close - before))
 
 
 def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strategy:
@@ -314,7 +318,13 @@ def mean_reversion(lookback: Any = 20, entry: Any = 1.0, leave: Any = 0.0) -> St
         side = jnp.where(away < -entry * width, 1.0, jnp.where(away > entry * width, -1.0, side))
         return (means, deviations, side), side * _share(bar)
 
-    return Strategy(init, act, f"mean reversion {_text(lookback)}, entry {_text(entry)}")
+    def shown(bars: Bars) -> dict[str, Any]:
+        found = rolling.over({"mean": mean, "width": deviation}, bars.close, bars.present)
+        width = entry * found.pop("width")
+        return found | {"short above": found["mean"] + width, "long below": found["mean"] - width}
+
+    name = f"mean reversion {_text(lookback)}, entry {_text(entry)}"
+    return Strategy(init, act, name, indicators=shown)
 
 
 def breakout(lookback: Any = 55, leave: Any = 20, stop: Any = 0.1) -> Strategy:
@@ -348,7 +358,15 @@ def breakout(lookback: Any = 55, leave: Any = 20, stop: Any = 0.1) -> Strategy:
         lows, ground = lowest.update(lows, bar.low, bar.present)
         return (highs, lows, ceiling, ground, side), side * _share(bar)
 
-    found = Strategy(init, act, f"breakout {_text(lookback)}/{_text(leave)}")
+    def shown(bars: Bars) -> dict[str, Any]:
+        # The channel of the bars before, which is what a close is compared with.
+        ceiling = rolling.over({f"high of {_text(lookback)}": highest}, bars.high, bars.present)
+        ground = rolling.over({f"low of {_text(leave)}": lowest}, bars.low, bars.present)
+        none = np.full((1, bars.num_assets), np.nan)
+        return {name: np.vstack([none, x[:-1]]) for name, x in (ceiling | ground).items()}
+
+    name = f"breakout {_text(lookback)}/{_text(leave)}"
+    found = Strategy(init, act, name, indicators=shown)
     return found if stop is None else found.with_trailing_stop(stop)
 
 
@@ -437,24 +455,27 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
 
 
 def _of_closes(
-    name: str, indicators: tuple[Rolling, ...], signal: Callable[..., Array]
+    name: str, indicators: Mapping[str, Rolling], signal: Callable[..., Array]
 ) -> Strategy:
     """Return the strategy `signal(bar, *values) / A` of indicators of the close; flat before."""
 
     def init(num_assets: int) -> Any:
-        return tuple(indicator.init(num_assets) for indicator in indicators)
+        return tuple(indicator.init(num_assets) for indicator in indicators.values())
 
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
         found = [
             indicator.update(s, bar.close, bar.present)
-            for indicator, s in zip(indicators, state, strict=True)
+            for indicator, s in zip(indicators.values(), state, strict=True)
         ]
         values = [value for _, value in found]
         ready = ~jnp.isnan(sum(values))
         target = jnp.where(ready, signal(bar, *values) * _share(bar), 0.0)
         return tuple(s for s, _ in found), target
 
-    return Strategy(init, act, name)
+    def shown(bars: Bars) -> dict[str, Any]:
+        return rolling.over(indicators, bars.close, bars.present)
+
+    return Strategy(init, act, name, indicators=shown)
 
 
 def _refuse_periods(rule: str, least: int = 1, **periods: Any) -> None:

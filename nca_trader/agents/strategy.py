@@ -11,19 +11,20 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import ArrayLike
 
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.risk import Sizing, before_bars, size
 from nca_trader.errors import ConfigError, argument
-from nca_trader.types import Bar
+from nca_trader.types import Bar, Bars
 
 
 class BlendPart(NamedTuple):
@@ -55,6 +56,8 @@ class Strategy:
       order: "on_change" trades when a target changes, "rebalance" at each target that is given.
       parts: of a blend.
       lag: bars by which a blend orders after its parts, see `with_delay`.
+      indicators: `(bars) -> {name: [N] or [N, A]}`, in units of the price, drawn on the price chart
+        of a page, and nothing else.
 
     Raises:
       ConfigError: `init` or `act` is not a function, or `act` takes other arguments.
@@ -76,6 +79,7 @@ class Strategy:
     order: str = "on_change"
     parts: tuple[BlendPart, ...] = ()
     lag: int = 0
+    indicators: Callable[[Bars], Mapping[str, ArrayLike]] | None = None
 
     def __post_init__(self):
         for field, form in (("init", "(num_assets)"), ("act", "(state, bar)")):

@@ -165,6 +165,7 @@ def backtest(
         run=run,
         unchecked=done.unchecked,
         parts=done.parts,
+        indicators=targets.indicators if isinstance(targets, Strategy) else None,
         again=functools.partial(
             backtest,
             bars=task if run else done.known,

@@ -7,11 +7,12 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from nca_trader.agents.targets import NO_CUT, Cut
 from nca_trader.config.ranges import expect
@@ -69,6 +70,7 @@ class Result:
         to both; "" elsewhere.
       parts: `[N, P]` of a blend, what the market gave to each part in each bar, in units of the
         capital; see `evaluate.attribution`. None elsewhere.
+      indicators: of the strategy, drawn on the price chart, see `Strategy`; None elsewhere.
       again: `nca.backtest` with the arguments of this one, but for the costs; what it is given
         takes their place.
 
@@ -108,6 +110,7 @@ class Result:
     tried_variance: float = 1.0
     standing: str = ""
     parts: pd.DataFrame | None = None
+    indicators: Callable[[Bars], Mapping[str, ArrayLike]] | None = None
     again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -335,12 +338,19 @@ class Result:
         """
         return stress(self, **options)
 
-    def report(self, path: str | os.PathLike[str], *, command: str = "") -> pathlib.Path:
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        command: str = "",
+        indicators: Mapping[str, ArrayLike] | None = None,
+    ) -> pathlib.Path:
         """Write this result as one self-contained HTML page, see `nca.report`.
 
         Args:
           path: of the page, ends in .html.
           command: shown on the page as the command that makes it again.
+          indicators: lines on the price chart, by name.
 
         Returns:
           The path.
@@ -353,7 +363,8 @@ class Result:
 
         if self.bars is None:
             raise ConfigError("this result has no bars; it was not made by nca.backtest.")
-        return report(self.bars, self, path, run=self.run, command=command)
+        more = {"command": command, "indicators": indicators}
+        return report(self.bars, self, path, run=self.run, **more)
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per bar: time, equity, log_equity, turnover, cost and per symbol columns.

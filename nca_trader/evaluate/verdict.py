@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is called a copy
 SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target
-# Above this many bars, returns are summed over neighbouring bars before they are resampled: the
-# intervals of 100,000 bars would take two minutes.
-RESAMPLED = 10_000
+# Above `LONG` bars, returns are summed over neighbouring bars before they are resampled, to at most
+# `RESAMPLED` sums: the intervals of 100,000 bars would take two minutes.
+LONG, RESAMPLED = 10_000, 2500
 DEFLATED_ENOUGH = 0.95  # deflated Sharpe ratio below which the search itself explains the result
 SIGNIFICANT = 0.05  # p-value below which a search has found something
 # Probability of overfitting below which the choice within a grid is more than luck. On noise two
@@ -165,7 +165,7 @@ def weigh(
       ConfigError: a baseline on other bars, costs or fills.
     """
     returns, ratios, scored = {}, {}, {}
-    joined = -(-len(agent.equity) // RESAMPLED)
+    joined = -(-len(agent.equity) // RESAMPLED) if len(agent.equity) > LONG else 1
     resampled_per_year = bars_per_year / joined
     # The agent last and under None, so that it cannot take a baseline's name.
     for name, result in [*baselines.items(), (None, agent)]:

@@ -79,10 +79,10 @@ def test_page_says_what_was_done(demo):
     _, folder, _ = demo
     page = (folder / "report.html").read_text()
     shown = ("2013-01-02", "2018-12-31", "buy and hold", "next_open", "commission", "not tradable")
-    # First what was earned, and that the network can learn; the rest is folded.
-    first, _, rest = page.partition('<details class="fold">')
+    # First what was earned, in a sentence and a plot; what it means is folded.
+    first, _, rest = page.partition('<details class="means">')
     assert "Out of sample, 2013-2018: the mean of the agents earned" in first and "<svg" in first
-    assert "Can it learn?" in first and "<h2>Verdict" in rest
+    assert "<h2>Verdict" in rest and "Can it learn?" in rest
     assert "nothing on this page is advice" in rest.rpartition("</details>")[2]
     for text in (*shown, "seed 2", "Turnover", "flat", "long", "jax", "What this shows"):
         assert text in page, text

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import StateError
+from nca_trader.evaluate.inference import ConfidenceInterval
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.figures import Curve
 from nca_trader.evaluate.report.page import Demo, ReportPage, Seed, write_report
@@ -226,10 +227,40 @@ def test_the_page_says(text, words):
     assert words in Page(text).seen
 
 
-def test_the_verdict_stands_at_the_top_in_full(text, report):
+def test_one_sentence_stands_at_the_top_and_the_verdict_in_full_behind_it(text, report):
     seen = Page(text).seen
-    assert report.verdict in seen
-    assert seen.index(report.verdict) < seen.index("Total return")
+    equity, held = report.agent.equity, report.baselines["buy and hold"].equity
+    start, stop = (str(equity.index[end].date()) for end in (0, -1))
+    way = "gained" if equity.iloc[-1] > 1.0 else "lost"
+    first = f"Out of sample, from {start} to {stop}, the selected agent {way} "
+    assert report.headline.startswith(f"{first}{abs(equity.iloc[-1] - 1):.1%}")
+    assert f"buy and hold gained {held.iloc[-1] - 1:.1%}" in report.headline
+    assert report.headline.count(". ") == 0 and report.headline.endswith(".")
+    assert seen.index(report.headline) < seen.index("Total return") < seen.index(report.verdict)
+
+
+@pytest.mark.parametrize(
+    ("ends", "difference", "words"),
+    [
+        ((-0.1, 0.5), 0.2, "that is better than SMA cross, though the difference may be chance"),
+        ((-0.5, 0.1), -0.2, "that is worse than SMA cross, though the difference may be chance"),
+        ((0.1, 0.5), 0.3, "that is better than SMA cross, by more than chance explains"),
+        ((-0.5, -0.1), -0.3, "that is worse than SMA cross, by more than chance explains"),
+        ((np.nan, np.nan), 0.0, "too little moved to compare"),
+    ],
+)
+def test_the_sentence_says_better_or_worse_only_as_the_interval_does(
+    report, ends, difference, words
+):
+    best = report.evidence.best
+    apart = dataclasses.replace(
+        report.evidence.differences[best],
+        sharpe=difference,
+        sharpe_interval=ConfidenceInterval(*ends, 0.95),
+    )
+    evidence = dataclasses.replace(report.evidence, differences={best: apart})
+    found = dataclasses.replace(report, evidence=evidence).headline
+    assert words.replace("SMA cross", best) in found
 
 
 def test_always_flat_has_no_sharpe_ratio_and_nothing_reads_nan(text):
@@ -252,7 +283,8 @@ def test_numbers_in_the_table_are_those_of_the_backtest(text, report):
 def test_shares_of_positions_are_counted_from_held_weights(text, report):
     held = report.agent.weights["NASDAQ"]
     counts = [(held < 0).mean(), (held == 0).mean(), (held > 0).mean()]
-    assert "NASDAQ " + " ".join(f"{share:.1%}" for share in counts) in Page(text).seen
+    shares = " ".join(f"{share:.1%}" for share in counts)
+    assert f"NASDAQ 0 n/a 0.00% {shares}" in Page(text).seen  # it has no trace, hence no trade
 
 
 def test_plots_and_tables_can_be_read_without_eyes(text):
@@ -316,7 +348,7 @@ def test_fills_at_the_close_are_called_idealised(report, seen_on):
 @pytest.mark.parametrize(
     ("parity", "words"),
     [
-        (None, "What the agent holds"),
+        (None, "Result by asset"),
         (SAME._replace(bars=9, decisions_differ=1), "8 of 9"),
         (SAME._replace(equity_off=1e-6), "1.00e-06"),
         (SAME._replace(bars=0), "0 of 0"),
@@ -433,7 +465,7 @@ def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp
     seen = Page(text).seen
     for words in (
         "Next to the baselines",
-        "What the strategy holds",
+        "Result by asset",
         "strategy less buy and hold",
         "Rules and parameters tried not counted in a trial log",
         "no trial log counts how many were tried before",
@@ -456,7 +488,8 @@ def test_an_agent_on_bars_that_it_saw_is_in_sample_at_the_top_and_everywhere(rep
     seen = seen_on(judged(report, 700))
     sentence = "IN SAMPLE: 700 of these 1,500 bars are not later than the last that the agent was"
     assert seen.count(sentence) == 2  # verdict, what it does not show
-    assert seen.index("Verdict: IN SAMPLE") < seen.index(sentence) < seen.index("Total return")
+    assert seen.index("IN SAMPLE IN SAMPLE, from 20") < seen.index("Total return")
+    assert "Verdict: IN SAMPLE" in seen
     assert "IN SAMPLE, next to the baselines" in seen
     for claim in ("out of sample", "separate years", "Deflated", "Test years evaluated"):
         assert claim.lower() not in seen.lower(), claim

@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import re
+import zlib
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.report import chart, figures, plots, tables
+from nca_trader.evaluate.report import chart, figures, page, plots, tables
 from nca_trader.evaluate.report.render import LIBRARY
 
 HOSTILE = "</script><script>alert(1)</script><b>&\"'"
@@ -37,6 +38,12 @@ def text(result, tmp_path_factory):
     return result.report(path, command=command).read_text(encoding="utf-8")
 
 
+def unpacked(text):
+    """The data of a page, as its script unpacks it."""
+    (data,) = re.findall(r'<script type="text/plain" id="price-data">(.*?)</script>', text)
+    return json.loads(zlib.decompress(base64.b64decode(data, validate=True)))
+
+
 def scripts(text):
     return re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
 
@@ -47,17 +54,15 @@ def test_only_the_scripts_of_this_package_may_run(text):
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-inline" not in policy.split("style-src")[0] and "http" not in policy
     found = scripts(text)
-    assert len(found) == 2 and found[0] == LIBRARY.read_text(encoding="utf-8").strip()
+    assert len(found) == 3 and found[0] == LIBRARY.read_text(encoding="utf-8").strip()
     for script in found:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"'sha256-{digest}'" in policy
-    assert text.count("<script") == 3  # and the data, which is not run
+    assert text.count("<script") == 4  # and the data, which is not run
 
 
 def test_names_from_outside_stay_text_in_the_data_of_the_chart_too(text, result):
-    (data,) = re.findall(r'<script type="application/json" id="price-data">(.*?)</script>', text)
-    assert json.loads(data)["assets"][0]["name"] == HOSTILE
-    assert "<" not in data and "alert(1)</script>" not in data
+    assert unpacked(text)["assets"][0]["name"] == HOSTILE  # base64 has no "<"
     assert HOSTILE not in text.replace(html.escape(HOSTILE), "")
 
 
@@ -84,34 +89,144 @@ def test_the_page_has_its_sections(text):
 def test_the_chart_has_the_bars_and_the_trades_of_the_result(result):
     data = chart.price_chart(result)
     bars, one = result.traded_bars, data["assets"][1]
+    times = np.cumsum(data["times"])
     assert data["per_candle"] == 1 and one["name"] == "B" and not data["intraday"]
     np.testing.assert_allclose(one["close"], bars.close[:, 1], rtol=1e-6)
-    assert one["time"][3] == bars.time[3].astype("datetime64[s]").astype(int)
-    own = result.trades[result.trades["symbol"] == "B"]
-    assert len(one["trades"]) == len(own) > 10
-    entry, exit_, side, bought, _, gain, reason = one["trades"][2]
-    row = own.iloc[2]
-    assert bars.index[entry] == row["entry"] and bars.index[exit_] == row["exit"]
-    assert (side, reason) == (np.sign(row["size"]), row["reason"])
-    assert bought == pytest.approx(row["entry_price"], rel=1e-6)
-    assert gain == pytest.approx(100 * row["return"], abs=1e-3)
+    assert times[3] == bars.time[3].astype("datetime64[s]").astype(int)
+    assert len(data["entry"]) == len(result.trades) > 10
+    for name, values in {
+        "entry": [bars.index[row] for row in data["entry"]],
+        "symbol": [data["symbols"][number] for number in data["symbol"]],
+        "reason": [data["reasons"][number] for number in data["reason"]],
+        "bars": data["bars"],
+    }.items():
+        assert values == result.trades[name].tolist(), name
+    left = result.trades["exit"].fillna(bars.index[-1])
+    assert [bars.index[row] for row in data["exit"]] == left.tolist()
+    assert data["open"] == (result.trades["reason"] == "open").tolist() and any(data["open"])
+    assert data["side"] == np.sign(result.trades["size"]).tolist()
+    for name in ("entry_price", "exit_price", "pnl", "return"):
+        np.testing.assert_allclose(data[name], result.trades[name].astype(float), rtol=1e-4)
     json.dumps(data, allow_nan=False)
+
+
+def test_indicators_of_a_rule_are_its_own_means_and_those_given_take_their_place(result):
+    bars = result.bars
+    crossed = nca.backtest(bars, nca.rules.sma_cross(3, 8), start=str(bars.index[50]))
+    (one, two) = chart.price_chart(crossed)["assets"]
+    means = pd.DataFrame(bars.close).rolling(8).mean()  # a second way
+    np.testing.assert_allclose(two["indicators"]["slow SMA 8"], means[1][50:], rtol=1e-5)
+    assert [*one["indicators"]] == ["fast SMA 3", "slow SMA 8"]
+    given = {"level": np.arange(300.0)}
+    found = chart.price_chart(crossed, given)["assets"][1]["indicators"]
+    assert [*found] == ["level"] and found["level"][0] == 50.0
+    with pytest.raises(ConfigError, match=r"indicator 'level' has shape \(299,\); give a value"):
+        chart.price_chart(crossed, {"level": np.arange(299.0)})
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "by_hand"),
+    [
+        (nca.rules.momentum(5), "close 5 bars before", lambda close, high, low: close.shift(5)),
+        (
+            nca.rules.breakout(7, 4),
+            "high of 7",
+            lambda close, high, low: high.rolling(7).max().shift(1),
+        ),
+        (
+            nca.rules.breakout(7, 4),
+            "low of 4",
+            lambda close, high, low: low.rolling(4).min().shift(1),
+        ),
+        (
+            nca.rules.mean_reversion(6, entry=2.0),
+            "long below",
+            lambda close, high, low: close.rolling(6).mean() - 2.0 * close.rolling(6).std(ddof=1),
+        ),
+    ],
+)
+def test_indicators_of_the_other_rules_are_those_by_hand(result, rule, name, by_hand):
+    bars = result.bars
+    wanted = by_hand(*(pd.DataFrame(x) for x in (bars.close, bars.high, bars.low)))
+    np.testing.assert_allclose(rule.indicators(bars)[name], wanted, rtol=1e-9)
+
+
+def test_drawdowns_are_those_that_a_walk_over_the_curve_finds():
+    time = pd.date_range("2020-01-01", periods=500, tz="UTC")
+    for seed in range(5):
+        steps = np.random.default_rng(seed).normal(0, 0.01, 500)
+        equity = pd.Series(np.exp(np.cumsum(steps)), time)
+        found, high, begun = [], 1.0, None
+        for row, value in enumerate(equity):
+            if value >= high:
+                if begun is not None:
+                    found.append((*begun, time[row], row - begun[3]))
+                high, begun = value, None
+            elif begun is None:
+                peak = max(row - 1, 0)
+                begun = (value / high - 1, time[peak], time[row], peak)
+            elif value / high - 1 < begun[0]:
+                begun = (value / high - 1, begun[1], time[row], begun[3])
+        if begun is not None:
+            found.append((*begun, pd.NaT, 499 - begun[3]))
+        deepest = sorted(found, key=lambda x: x[0])[: tables.DRAWDOWNS]
+        table = tables.drawdown_periods(equity)
+        assert len(table) == len(deepest) and table["depth"][0] == pytest.approx(deepest[0][0])
+        for row, (_, peak, bottom, _, recovery, bars) in zip(
+            table.itertuples(), deepest, strict=True
+        ):
+            assert (row.peak, row.bottom, row.bars) == (peak, bottom, bars)
+            assert row.recovery is recovery or row.recovery == recovery
+    assert tables.drawdown_periods(pd.Series([1.0, 1.1], time[:2])).empty
+
+
+def test_profits_by_asset_are_sums_of_trades(result):
+    rows = tables.by_asset(result)
+    assert [row[0] for row in rows] == [HOSTILE, "B"]
+    for name, (number, won, profit), shares in rows:
+        own = result.trades[result.trades["symbol"] == name]
+        assert number == str(len(own)) and profit == f"{own['pnl'].sum():.2%}"
+        ended = own[own["reason"] != "open"]
+        assert won == f"{(ended['pnl'] > 0).sum() / len(ended):.1%}"
+        assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_folds_are_marked_where_they_begin():
+    time = pd.date_range("2020-01-01", periods=400, tz="UTC")
+    folds = pd.DataFrame({"test_start": time[[0, 200]], "sharpe": 1.0})
+    starts = page.fold_starts(folds)
+    assert starts == {"0": time[0], "1": time[200]}
+    line = figures.Curve("a", pd.Series(np.linspace(1, 2, 400), time), "agent")
+    drawn = plots.equity_plot([line], starts=starts)
+    wide, narrow = drawn.split('<div class="narrow">')
+    assert wide.count(">fold 0<") == wide.count(">fold 1<") == narrow.count(">0</text>") == 1
+    assert page.fold_starts(None) == page.fold_starts(folds[["sharpe"]]) == {}
+
+
+def test_a_long_name_in_a_legend_is_broken_and_not_cut():
+    time = pd.date_range("2020-01-01", periods=30, tz="UTC")
+    name = "half equal weight, half time-series momentum 252, and another half of it"
+    drawn = plots.equity_plot(
+        [figures.Curve(name, pd.Series(np.linspace(1, 2, 30), time), "agent")]
+    )
+    narrow = drawn[drawn.index('<div class="narrow">') :]
+    parts = [x for x in re.findall(r">([^<>]+)</text>", narrow) if len(x) > 3 and x in name]
+    assert " ".join(parts) == name and max(map(len, parts)) <= 40 and len(parts) > 1
 
 
 def test_a_long_history_is_joined_into_candles(result, monkeypatch):
     monkeypatch.setattr(chart, "CANDLES", 150)
-    monkeypatch.setattr(chart, "MARKED", 3)
+    monkeypatch.setattr(chart, "TRADES", 3)
     seen = dataclasses.replace(result, in_sample=41)
     data = chart.price_chart(seen)
     bars, one = result.traded_bars, data["assets"][0]
-    assert data["per_candle"] == 4 and len(one["time"]) == 75 and data["seen"] == 11
+    assert data["per_candle"] == 4 and len(one["close"]) == 75 and data["seen"] == 11
     assert one["open"][1] == pytest.approx(bars.open[4, 0], rel=1e-6)
     assert one["high"][1] == pytest.approx(bars.high[4:8, 0].max(), rel=1e-6)
     assert one["low"][1] == pytest.approx(bars.low[4:8, 0].min(), rel=1e-6)
     assert one["close"][-1] == pytest.approx(bars.close[-1, 0], rel=1e-6)
-    assert len(one["trades"]) == 3 and data["trades_left_out"] > 10
-    assert one["count"] == (result.trades["symbol"] == one["name"]).sum() > 3
-    assert all(trade[0] < 75 for trade in one["trades"])
+    assert len(data["entry"]) == 3 and data["trades_left_out"] == len(result.trades) - 3 > 10
+    assert bars.index[data["entry"][-1]] == result.trades["entry"].iloc[-1]
 
 
 def test_months_and_years_compound_to_the_whole():
@@ -128,9 +243,13 @@ def test_months_and_years_compound_to_the_whole():
 def test_a_rolling_ratio_is_that_of_each_window():
     r = np.random.default_rng(1).normal(1e-3, 0.01, 80)
     r[30:60] = 0.0
-    ratio = plots.rolling_sharpe(r, 20, 252.0)
+    found = plots.rolling(r, 20, 252.0)
+    ratio, volatility = found["sharpe"].to_numpy(), found["volatility"].to_numpy()
     for t in range(80):
         window = r[t - 19 : t + 1]
+        if t >= 19:
+            moved = window.std(ddof=1) * np.sqrt(252)
+            assert volatility[t] == pytest.approx(moved, abs=1e-9)
         if t < 19 or window.std() == 0:
             assert np.isnan(ratio[t])
         else:
@@ -152,7 +271,7 @@ def test_plots_over_time_name_what_is_in_sample(result):
     assert drawn.count(">in sample<") == 2 and f"Bars up to {seen[1].date()} are in sample" in drawn
     assert "in sample" not in plots.equity_plot([figures.Curve("a", result.equity, "agent")])
     assert "in sample" in plots.exposure_plot(result.exposure, seen)
-    assert "in sample" in plots.rolling_sharpe_plot({"a": result}, 252.0, seen)
+    assert "in sample" in plots.rolling_plot({"a": result}, 252.0, seen)
 
 
 @pytest.fixture

@@ -296,6 +296,7 @@ def test_intervals_of_returns_summed_over_bars_are_those_of_the_bars(monkeypatch
     agent = made_up_result("agent", held, market)
     baselines = {"buy and hold": made_up_result("buy and hold", np.ones((2001, 1)), market)}
     exact = weigh(agent, baselines, 252.0)
+    monkeypatch.setattr("nca_trader.evaluate.verdict.LONG", 2000)
     monkeypatch.setattr("nca_trader.evaluate.verdict.RESAMPLED", 500)
     summed = weigh(agent, baselines, 252.0)
     there, here = (x.differences["buy and hold"] for x in (exact, summed))

@@ -8,6 +8,7 @@ without pyplot: no global state, no display, the same bytes every time.
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -91,16 +92,17 @@ class Curve(NamedTuple):
     role: str
 
 
-POINTS = 2400  # of a line at most; more than the widest screen has columns of
+POINTS = 1600  # of a line at most; more than a screen has columns of
+OF_A_PHONE = 700
 
 
-def thinned(values: pd.Series) -> pd.Series:
+def thinned(values: pd.Series, points: int = POINTS) -> pd.Series:
     """Keep the first, last, lowest and highest value of each stretch of a long line."""
-    if len(values) <= POINTS:
+    if len(values) <= points:
         return values
     numbers = values.to_numpy()
-    # Four values of each stretch, so POINTS in all.
-    edges = np.linspace(0, len(values), POINTS // 4 + 1).astype(int)
+    # Four values of each stretch, so `points` in all.
+    edges = np.linspace(0, len(values), points // 4 + 1).astype(int)
     # Extremes are kept, so that no drawdown disappears between two pixels.
     kept = {0, len(values) - 1}
     for first, last in itertools.pairwise(edges):
@@ -109,6 +111,17 @@ def thinned(values: pd.Series) -> pd.Series:
         known = np.nan_to_num(stretch, nan=0.0)
         kept |= {first, last - 1, first + int(known.argmin()), first + int(known.argmax())}
     return values.iloc[sorted(kept)]
+
+
+def points_of(axes: Axes) -> int:
+    """Return the number of points that a line has room for in a plot."""
+    return OF_A_PHONE if is_narrow(axes) else POINTS
+
+
+def is_narrow(axes: Axes) -> bool:
+    """Return whether a plot is the one for narrow screens."""
+    figure = axes.figure
+    return isinstance(figure, Figure) and figure.get_figwidth() < 6
 
 
 def times(values: pd.Series) -> np.ndarray:
@@ -174,7 +187,7 @@ def draw_lines(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]) -
             colour = BASELINES[baseline % len(BASELINES)]
             dash, width, order, alpha = DASHES[baseline % len(DASHES)], 1.4, 3, 1.0
             baseline += 1
-        values = thinned(line.values)
+        values = thinned(line.values, points_of(axes))
         axes.plot(
             times(values),
             values.to_numpy(),
@@ -203,10 +216,26 @@ def draw_drawdown(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]
     axes.set_ylabel("drawdown")
 
 
+def draw_years(axes: Axes, years: Mapping[str, pd.Series]) -> None:
+    """Draw the return of each year as bars, side by side: the first filled, the second empty."""
+    for number, (name, values) in enumerate(years.items()):
+        # In the middle of each year, on an axis of dates.
+        middle = pd.to_datetime([f"{year}-07-01" for year in values.index]).to_numpy()
+        shift = np.timedelta64(75 if number else -75, "D")
+        look: dict[str, Any] = {"color": AGENT}
+        if number:
+            look = {"facecolor": "none", "edgecolor": BASELINES[0], "linewidth": 1.4}
+        axes.bar(middle + shift, values.to_numpy(), np.timedelta64(140, "D"), label=name, **look)
+    axes.axhline(0.0, color=MUTED, linewidth=0.8)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_ylabel("return of the year")
+
+
 def draw_exposure(axes: Axes, exposure: pd.DataFrame, colours: Mapping[str, str]) -> None:
     """Draw long and short exposure as areas, as fractions of equity."""
     for name, colour in (("long", AGENT), ("short", BASELINES[0])):
-        kept = thinned(exposure[name])
+        kept = thinned(exposure[name], OF_A_PHONE)
         if kept.any():
             axes.fill_between(
                 times(kept), 0.0, kept.to_numpy(), color=colours.get(colour, colour), alpha=0.55,
@@ -239,8 +268,29 @@ def shade(
             axes.axvspan(*ends, color=colour, alpha=0.2, linewidth=0, label=label)
 
 
-def time_axis(axes: Axes, narrow: bool = False) -> None:
+def mark_starts(panels: Sequence[Axes], starts: Mapping[str, pd.Timestamp]) -> None:
+    """Draw a line where each fold of a walk-forward begins, with its number at the top."""
+    for name, start in starts.items():
+        at: Any = start.tz_localize(None).to_datetime64()
+        for axes in panels:
+            axes.axvline(at, color=MUTED, linewidth=0.8, linestyle=":")
+        narrow = is_narrow(panels[0])
+        if len(starts) <= 24:
+            panels[0].annotate(
+                name if narrow else f"fold {name}",
+                xy=(at, 1.0),
+                xycoords=("data", "axes fraction"),
+                xytext=(2, -2),
+                textcoords="offset points",
+                color=MUTED,
+                fontsize=9,
+                va="top",
+            )
+
+
+def time_axis(axes: Axes) -> None:
     """Write dates along the axis of time; fewer where it is narrow."""
+    narrow = is_narrow(axes)
     # With 5 ticks at most, no interval of months fits two to three years: 2 ticks must do.
     locator = AutoDateLocator(minticks=2 if narrow else 3, maxticks=5 if narrow else 9)
     axes.xaxis.set_major_locator(locator)
@@ -248,16 +298,17 @@ def time_axis(axes: Axes, narrow: bool = False) -> None:
     axes.margins(x=0.01)
 
 
-def legend(axes: Axes, columns: int) -> None:
-    """Name the lines above the plot, each name once, in at most `columns` columns."""
+def legend(axes: Axes, columns: int) -> int:
+    """Name the lines above the plot, each once, in at most `columns` columns; return its rows."""
     handles, labels = axes.get_legend_handles_labels()
     once: dict[str, Any] = {}  # one entry for all seeds
-    for label, handle in zip(labels, handles, strict=True):
-        once.setdefault(label, handle)
     # A row of long names would leave no width for the plot itself. Eight more characters stand for
     # the handle and the gap.
     room = 24 * columns
-    fits = max(1, room // (max(map(len, once), default=0) + 8))
+    for label, handle in zip(labels, handles, strict=True):
+        once.setdefault(textwrap.fill(label, room - 8), handle)
+    longest = max((len(line) for label in once for line in label.split("\n")), default=0)
+    fits = max(1, room // (longest + 8))
     axes.legend(
         list(once.values()),
         list(once),
@@ -268,6 +319,9 @@ def legend(axes: Axes, columns: int) -> None:
         columnspacing=1.4,
         handlelength=2.4,
     )
+    columns = min(fits, columns)
+    rows = [list(once)[i::columns] for i in range(columns)]
+    return max(sum(1 + label.count("\n") for label in column) for column in rows)
 
 
 def scale_equity(axes: Axes) -> None:

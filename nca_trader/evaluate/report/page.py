@@ -16,23 +16,25 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from nca_trader.agents import rules
 from nca_trader.config.records import plain
 from nca_trader.config.toml import to_toml
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate import inference, metrics
+from nca_trader.evaluate import inference
 from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.report import plots
-from nca_trader.evaluate.report.chart import CHART, price_chart
+from nca_trader.evaluate.report.chart import CHART, TABLE, price_chart
 from nca_trader.evaluate.report.figures import Curve, seen_by
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import annual
 from nca_trader.evaluate.report.tables import (
+    by_asset,
+    cell,
     details,
-    extreme_trades,
+    drawdown_periods,
     folds_section,
     monthly_returns,
     relative,
@@ -40,6 +42,7 @@ from nca_trader.evaluate.report.tables import (
     sweep_section,
 )
 from nca_trader.evaluate.verdict import Evidence, weigh
+from nca_trader.evaluate.wording import percent
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.folder import commit, now, versions
@@ -70,7 +73,6 @@ NOT_CHARGED = {
     "borrow_fee": "borrowing fees",
     "interest_lend": "interest on cash",
 }
-SIDES = {"short": -1, "flat": 0, "long": 1}
 DRAWN = 3  # baselines in a plot
 
 
@@ -102,8 +104,8 @@ class Learnt(NamedTuple):
 class Demo(NamedTuple):
     """What the demo knows of its agent in addition. An empty field has no section.
 
-    lead: one sentence under the first plot; with it everything else is folded away. first: of the
-    baselines, those in that plot. tilt: name and finding of what the agent changed of its base.
+    lead: the one sentence above the first plot. first: of the baselines, those in that plot. tilt:
+    name and finding of what the agent changed of its base.
     learnt: of the same network on a known market.
     deployment: what was decided to trade, in words. deployed: whether the agent is what trades.
     checks: name and finding of each further check. advice: what to try next, in words. seeds: every
@@ -159,6 +161,7 @@ class ReportPage:
       sweep: the table of a sweep that chose the parameters.
       folds: the fold table of a walk-forward.
       stress: the backtest under worse conditions.
+      indicators: lines on the price chart; None takes those of the strategy.
     """
 
     title: str
@@ -186,6 +189,37 @@ class ReportPage:
     sweep: pd.DataFrame | None = None
     folds: pd.DataFrame | None = None
     stress: Stress | None = None
+    indicators: Mapping[str, ArrayLike] | None = None
+
+    @property
+    def headline(self) -> str:
+        """The one sentence that says what happened, next to the best baseline and to holding."""
+        if self.demo.lead:
+            return self.demo.lead
+        evidence, best = self.evidence, self.evidence.best
+
+        def earned(name: str, m: Mapping[str, float]) -> str:
+            way = "gained" if m["total_return"] >= 0.0 else "lost"
+            return f"{name} {way} {percent(abs(m['total_return']))}"
+
+        ours, baselines = evidence.agent.metrics, evidence.baselines
+        names = [best, *(name for name in ("buy and hold",) if name in baselines and name != best)]
+        accounts = [earned(f"the {self.label}", ours)]
+        accounts += [earned(name, baselines[name].metrics) for name in names]
+        difference = evidence.differences[best]
+        ends, better = difference.sharpe_interval, difference.sharpe >= 0.0
+        found = f"for the risk taken that is {'better' if better else 'worse'} than {best}, "
+        apart = ends.low > 0.0 or ends.high < 0.0
+        found += "by more than chance explains" if apart else "though the difference may be chance"
+        if math.isnan(ends.low):
+            found = "too little moved to compare their risk"
+        if evidence.copies:
+            found = f"it held the same weights as {evidence.nearest}"
+        start, stop = (f"{end:%Y-%m-%d}" for end in (evidence.start, evidence.stop))
+        where = f"{evidence.standing}, from {start} to {stop}, ".removeprefix(", ")
+        listed = ", ".join(accounts[:-1]) + f" and {accounts[-1]}"
+        said = f"{where}{listed}; {found}."
+        return said[0].upper() + said[1:]
 
     @property
     def verdict(self) -> str:
@@ -257,6 +291,7 @@ def report(
     sweep: pd.DataFrame | None = None,
     folds: pd.DataFrame | None = None,
     stress: Stress | None = None,
+    indicators: Mapping[str, ArrayLike] | None = None,
 ) -> Path:
     """Write a backtest as one self-contained HTML page, compared with baselines.
 
@@ -269,12 +304,15 @@ def report(
       sweep: the table of `nca.sweep` that chose the parameters, for a heat map and its verdict.
       folds: the fold table of `nca.walk_forward`.
       stress: of `result.stress()`.
+      indicators: lines on the price chart by name, `[N]` or `[N, A]` for the N bars, in units of
+        the price; None takes those of the strategy.
 
     Returns:
       The path.
 
     Raises:
-      ConfigError: `path` does not end in .html, or `nca.backtest` did not make `result`.
+      ConfigError: `path` does not end in .html, `nca.backtest` did not make `result`, or an
+        indicator has another shape.
       StateError: the page cannot be written.
 
     Example:
@@ -306,7 +344,8 @@ def report(
                 more = {"tried": known["trials"], "tried_variance": known["trials_variance"]}
                 result = dataclasses.replace(result, **more)
         shown = report_on(bars, result, baselines, run, command)
-        shown = dataclasses.replace(shown, sweep=sweep, folds=folds, stress=stress)
+        more = {"sweep": sweep, "folds": folds, "stress": stress, "indicators": indicators}
+        shown = dataclasses.replace(shown, **more)
         return write_report(path, shown)
 
 
@@ -399,6 +438,13 @@ def write_report(path: str | os.PathLike[str], report: ReportPage) -> Path:
     return write(Path(path), page(report))
 
 
+def fold_starts(folds: pd.DataFrame | None) -> dict[str, pd.Timestamp]:
+    """Return the first test bar of each fold, by its number; none where the table lacks it."""
+    if folds is None or "test_start" not in folds:
+        return {}
+    return {str(name): pd.Timestamp(at) for name, at in folds["test_start"].items()}
+
+
 def page(report: ReportPage) -> str:
     """Render the page of a backtest."""
     agent, evidence, demo = report.agent, report.evidence, report.demo
@@ -417,31 +463,31 @@ def page(report: ReportPage) -> str:
     # A seed that was selected is marked, because selection makes its metrics too good.
     seed_name = "the selected seed" if report.selected else f"seed {report.seed}"
     seed_name = "the mean of the seeds" if report.seed is None else seed_name
-    held = {
-        symbol: metrics.positions(agent.weights.iloc[:, number])
-        for number, symbol in enumerate(report.symbols)
-    }
     costs = dataclasses.asdict(agent.charged)
     # A cost of the user's own has a name and no rate, so it is listed apart.
     own, scale = costs.pop("own") or (), costs.pop("own_scale")
-    chart = price_chart(agent)
+    chart = price_chart(agent, report.indicators)
     # The strongest baseline, which is the one that an agent has to beat.
     best = report.baselines[evidence.best]
     years = len(agent.equity) / agent.bars_per_year
+    pair = {report.label: agent, evidence.best: best}
+    monthly = {name: monthly_returns(result.equity) for name, result in pair.items()}
     return render(
         "report.html",
-        scripts=[] if chart is None else [script(LIBRARY), script(CHART)],
+        scripts=[] if chart is None else [script(LIBRARY), script(TABLE), script(CHART)],
         report=report,
-        equity=plots.equity_plot(lines, evidence.standing, seen),
-        drawdown=plots.drawdown_plot(lines, evidence.standing, seen),
-        rolling=plots.rolling_sharpe_plot(
-            {report.label: agent, evidence.best: best}, agent.bars_per_year, seen
-        ),
-        monthly=monthly_returns(agent.equity),
+        equity=plots.equity_plot(lines, evidence.standing, seen, fold_starts(report.folds)),
+        rolling=plots.rolling_plot(pair, agent.bars_per_year, seen),
+        yearly=plots.yearly_plot({name: x["Year"] for name, x in monthly.items()}, seen),
+        monthly=monthly[report.label],
+        drawdowns=[
+            [percent(row.pop("depth")), *(cell(str(name), x) for name, x in row.items())]
+            for row in drawdown_periods(agent.equity).to_dict("records")
+        ],
+        uncharged_sentence=agent.uncharged,
         histogram=plots.histogram(agent.excess_returns),
         exposure=plots.exposure_plot(agent.exposure, seen),
         chart=chart,
-        extremes=extreme_trades(agent.trades),
         details=details(agent, best),
         relative=relative(agent.metrics),
         annual=functools.partial(annual, years=years),
@@ -456,10 +502,7 @@ def page(report: ReportPage) -> str:
         seed_name=seed_name,
         several_seeds=any(plots.per_seed(rows, key).shape[1] > 1 for key in keys),
         copy_share=words.COPY_SHARE,
-        held=[
-            (symbol, {name: float(np.mean(p == side)) for name, side in SIDES.items()})
-            for symbol, p in held.items()
-        ],
+        assets=by_asset(agent),
         uncharged=[text for name, text in NOT_CHARGED.items() if not costs[name]],
         other_costs={
             name.replace("_", " ").capitalize(): cost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -21,6 +22,7 @@ from nca_trader.evaluate.report.figures import (
     BASELINES,
     INK,
     MUTED,
+    OF_A_PHONE,
     SEED,
     VARIABLES,
     Curve,
@@ -28,10 +30,14 @@ from nca_trader.evaluate.report.figures import (
     draw_equity,
     draw_exposure,
     draw_lines,
+    draw_years,
     fallen,
+    is_narrow,
     legend,
+    mark_starts,
     settings,
     shade,
+    thinned,
     time_axis,
 )
 
@@ -75,33 +81,52 @@ def svg(
 
 
 def over_time(
-    draw: Callable[[Axes], None],
+    draw: Callable[[Sequence[Axes]], None],
     name: str,
     description: str,
     seen: tuple[pd.Timestamp, pd.Timestamp] | None = None,
     height: float = 1.0,
+    heights: Sequence[float] = (1.0,),
+    starts: Mapping[str, pd.Timestamp] = MappingProxyType({}),
 ) -> Markup:
     """Draw a plot over time for a page, see `in_both_widths`.
 
     Args:
-      draw: draws the lines and sets scales and labels.
+      draw: draws the lines of each panel and sets scales and labels.
       name: of the plot, unique in the page.
       description: for readers who cannot see it.
       seen: the first and the last bar that an agent was trained or selected on, which are shaded
         and named.
       height: relative to the usual one.
+      heights: of the panels, one below the other.
+      starts: of the folds of a walk-forward, by name.
     """
 
     def whole(figure: Figure) -> None:
-        axes, narrow = figure.add_subplot(), figure.get_figwidth() < 6
-        draw(axes)
-        shade([axes], [seen] if seen else [], {})
-        time_axis(axes, narrow)
-        legend(axes, 2 if narrow else 5)
+        grid = figure.subplots(len(heights), sharex=True, height_ratios=heights, squeeze=False)
+        panels: list[Axes] = list(grid[:, 0])
+        draw(panels)
+        shade(panels, [seen] if seen else [], {})
+        mark_starts(panels, starts)
+        time_axis(panels[-1])
+        for axes in panels:
+            axes.margins(x=0.01)
+        rows = legend(panels[0], 2 if is_narrow(panels[0]) else 5)
+        with_margins(figure, rows)
 
     if seen is not None:
         description += f" Bars up to {seen[1].date()} are in sample."
     return in_both_widths(whole, name, description, height)
+
+
+def with_margins(figure: Figure, legend_rows: int = 0, bottom: float = 0.32) -> None:
+    """Set the margins of a figure over time: a constrained layout would draw all of it twice."""
+    figure.set_layout_engine(None)
+    width, height = figure.get_size_inches()
+    top = 1.0 - (0.08 + 0.22 * legend_rows) / height
+    figure.subplots_adjust(
+        left=0.94 / width, right=1.0 - 0.08 / width, bottom=bottom / height, top=top, hspace=0.09
+    )
 
 
 def in_both_widths(
@@ -116,36 +141,58 @@ def in_both_widths(
     )
 
 
-def equity_plot(lines: Sequence[Curve], standing: str = "", seen: Any = None) -> Markup:
-    """Draw equity on a log scale; capital before the first bar is 1.
+def equity_plot(
+    lines: Sequence[Curve],
+    standing: str = "",
+    seen: Any = None,
+    starts: Mapping[str, pd.Timestamp] = MappingProxyType({}),
+) -> Markup:
+    """Draw equity on a log scale, and the drawdown from its highest value so far below it.
+
+    Capital before the first bar is 1.
 
     Args:
       lines: of equity.
       standing: as of `Evidence`.
       seen: see `over_time`.
+      starts: see `over_time`.
     """
+    shown = [line for line in lines if line.role != "seed"]
     ends = "; ".join(
-        f"{line.label} ends at {line.values.iloc[-1]:.2f}" for line in lines if line.role != "seed"
+        f"{line.label} ends at {line.values.iloc[-1]:.2f}, deepest drawdown "
+        f"{fallen(line).values.min():.1%}"
+        for line in shown
     )
-    text = f"{f'Equity {standing}'.rstrip()} on a log scale. {ends}."
-    return over_time(lambda axes: draw_equity(axes, lines, {}), "equity", text, seen)
+    text = f"{f'Equity {standing}'.rstrip()} on a log scale, and drawdown. {ends}."
+
+    def draw(panels: Sequence[Axes]) -> None:
+        draw_equity(panels[0], lines, {})
+        draw_drawdown(panels[1], shown, {})
+
+    return over_time(draw, "equity", text, seen, 1.35, (2.2, 1.0), starts)
 
 
-def drawdown_plot(lines: Sequence[Curve], standing: str = "", seen: Any = None) -> Markup:
-    """Draw the drawdown from the highest equity so far; takes what `equity_plot` takes."""
-    ends = "; ".join(
-        f"{line.label} {fallen(line).values.min():.1%}" for line in lines if line.role != "seed"
-    )
-    text = f"{f'Drawdown {standing}'.rstrip()}. Deepest: {ends}."
-    return over_time(lambda axes: draw_drawdown(axes, lines, {}), "drawdown", text, seen)
+def yearly_plot(years: Mapping[str, pd.Series], seen: Any = None) -> Markup | None:
+    """Draw the return of each calendar year; None for fewer than two of them.
+
+    Args:
+      years: name as shown -> return by year; the first is what the page is about.
+      seen: see `over_time`.
+    """
+    name, own = next(iter(years.items()))
+    if len(own) < 2:
+        return None
+    text = f"Return of each year: {name} {own.min():.1%} to {own.max():.1%}."
+    return over_time(lambda panels: draw_years(panels[0], years), "years", text, seen, 0.75)
 
 
 def exposure_plot(exposure: pd.DataFrame, seen: Any = None) -> Markup:
     """Draw long and short exposure over time, as fractions of equity."""
 
-    def draw(axes: Axes) -> None:
-        draw_lines(axes, [Curve("net", exposure["net"], "frame")], {})
-        draw_exposure(axes, exposure, {})
+    def draw(panels: Sequence[Axes]) -> None:
+        net = thinned(exposure["net"], OF_A_PHONE)
+        draw_lines(panels[0], [Curve("net", net, "frame")], {})
+        draw_exposure(panels[0], exposure, {})
 
     mean = exposure.mean()
     text = f"Exposure over time: on average {mean['long']:.1%} long, {-mean['short']:.1%} short."
@@ -155,8 +202,8 @@ def exposure_plot(exposure: pd.DataFrame, seen: Any = None) -> Markup:
 SHORTEST = 20  # bars of a window: fewer say nothing of a ratio
 
 
-def rolling_sharpe(returns: np.ndarray, window: int, bars_per_year: float) -> np.ndarray:
-    """Compute the annualised Sharpe ratio of the last `window` returns at each bar.
+def rolling(returns: np.ndarray, window: int, bars_per_year: float) -> pd.DataFrame:
+    """Compute the annualised Sharpe ratio and volatility of the last `window` returns at each bar.
 
     Args:
       returns: `[N]`.
@@ -164,7 +211,8 @@ def rolling_sharpe(returns: np.ndarray, window: int, bars_per_year: float) -> np
       bars_per_year: P.
 
     Returns:
-      `[N]`, NaN for the first `window - 1` bars and where nothing moved.
+      `[N]` each, columns `sharpe` and `volatility`. NaN for the first `window - 1` bars; the ratio
+      is NaN where nothing moved.
     """
     r = pd.Series(returns).rolling(window)
     mean, deviation = r.mean().to_numpy(), r.std(ddof=1).to_numpy()
@@ -172,13 +220,14 @@ def rolling_sharpe(returns: np.ndarray, window: int, bars_per_year: float) -> np
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = mean / deviation * np.sqrt(bars_per_year)
     # A running sum leaves rounding where a window has no volatility, hence not `NO_VOLATILITY`.
-    return np.where(deviation > 1e-8, ratio, np.nan)
+    ratio = np.where(deviation > 1e-8, ratio, np.nan)
+    return pd.DataFrame({"sharpe": ratio, "volatility": deviation * np.sqrt(bars_per_year)})
 
 
-def rolling_sharpe_plot(
+def rolling_plot(
     results: Mapping[str, Result], bars_per_year: float, seen: Any = None
 ) -> Markup | None:
-    """Draw the Sharpe ratio of the last year of bars, or of a quarter of a shorter span.
+    """Draw Sharpe ratio and volatility of the last year of bars, or of a quarter of a shorter span.
 
     Args:
       results: name as shown -> result; the first is the one that the page is about.
@@ -192,25 +241,33 @@ def rolling_sharpe_plot(
     window = min(round(bars_per_year), len(first.equity) // 4)
     if window < SHORTEST:
         return None
-    lines = []
-    for number, (name, result) in enumerate(results.items()):
-        ratio = rolling_sharpe(result.excess_returns, window, bars_per_year)
-        values = pd.Series(ratio, result.equity.index)
-        lines.append(Curve(name, values, "baseline" if number else "agent"))
+    found = {
+        name: rolling(result.excess_returns, window, bars_per_year).set_index(result.equity.index)
+        for name, result in results.items()
+    }
 
-    def draw(axes: Axes) -> None:
-        draw_lines(axes, lines, {})
-        axes.axhline(0.0, color=MUTED, linewidth=0.8)
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        axes.set_ylabel(f"Sharpe ratio of {window:,} bars")
+    def draw(panels: Sequence[Axes]) -> None:
+        for axes, column in zip(panels, ("sharpe", "volatility"), strict=True):
+            lines = [
+                Curve(name, table[column], "baseline" if number else "agent")
+                for number, (name, table) in enumerate(found.items())
+            ]
+            draw_lines(axes, lines, {})
+            axes.yaxis.set_major_locator(MaxNLocator(4))
+        panels[0].axhline(0.0, color=MUTED, linewidth=0.8)
+        panels[0].set_ylabel("Sharpe ratio")
+        panels[1].yaxis.set_major_formatter(PercentFormatter(1.0))
+        panels[1].set_ylabel("volatility")
 
-    known = lines[0].values.dropna()
-    text = f"Sharpe ratio of the last {window:,} bars."
+    known = next(iter(found.values())).dropna()
+    text = f"Sharpe ratio and volatility per year of the last {window:,} bars."
     if len(known):
+        ratio, moved = known["sharpe"], known["volatility"]
         text += (
-            f" Between {known.min():.2f} and {known.max():.2f}, at the end {known.iloc[-1]:.2f}."
+            f" The ratio is between {ratio.min():.2f} and {ratio.max():.2f}, at the end "
+            f"{ratio.iloc[-1]:.2f}; the volatility between {moved.min():.1%} and {moved.max():.1%}."
         )
-    return over_time(draw, "rolling", text, seen)
+    return over_time(draw, "rolling", text, seen, 1.1, (1.2, 1.0))
 
 
 def histogram(returns: np.ndarray) -> Markup | None:
@@ -237,6 +294,7 @@ def histogram(returns: np.ndarray) -> Markup | None:
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
         axes.set_xlabel("return per bar, where it is not 0")
         axes.set_ylabel("bars")
+        with_margins(figure, bottom=0.52)
 
     text = f"Histogram of {len(r):,} returns per bar, 5% value at risk {tail:.2%}."
     return in_both_widths(draw, "histogram", text, height=0.75)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from nca_trader.machine import make_directory, write_atomically
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "lightweight_charts" / "lightweight-charts.standalone.production.js"
 # Functions with which the templates write numbers and sentences.
-WRITERS = ("count", "decimal", "percent", "times", "in_sample_sentence")
+WRITERS = ("count", "decimal", "percent", "times", "whole", "in_sample_sentence")
 
 
 def script(path: Path) -> str:
@@ -32,6 +34,12 @@ def script(path: Path) -> str:
     # It would end the element early.
     assert "</script" not in text
     return text
+
+
+def packed(data: Any) -> str:
+    """Return data as compressed JSON in base64; `table.js` unpacks it."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode(), 6)).decode()
 
 
 def policy(scripts: Sequence[str]) -> str:
@@ -65,7 +73,7 @@ def render(template: str, scripts: Sequence[str] = (), **shown: Any) -> str:
         lstrip_blocks=True,
     )
     environment.globals |= {name: getattr(wording, name) for name in WRITERS}
-    environment.globals |= {"copy_sentence": copy_sentence}
+    environment.globals |= {"copy_sentence": copy_sentence, "packed": packed}
     environment.globals |= {"scripts": scripts, "policy": policy(scripts)}
     environment.filters["percent"] = wording.percent
     return environment.get_template(template).render(shown)

@@ -37,7 +37,7 @@ SHARES = {
     "expected_shortfall", "win_rate", "hit_rate", "alpha", "average_trade", "best_trade",
     "worst_trade", "expectancy", "ulcer_index", "interest",
 }  # fmt: skip
-TRADES_SHOWN = 5  # best and worst ones each
+SIDES = {"short": -1, "flat": 0, "long": 1}
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # Metrics of the table of details: group, then key, name and how it is written.
 DETAILS = {
@@ -372,10 +372,10 @@ def _rows(table: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, list[str
 
 def cell(name: str, value: Any) -> str:
     """Write a value by its type, and a metric by its name."""
+    if value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value)):
+        return "n/a"
     if isinstance(value, pd.Timestamp):
         return str(value)[:16].removesuffix(" 00:00")
-    if value is None or (isinstance(value, float) and np.isnan(value)):
-        return "n/a"
     if isinstance(value, bool | np.bool_):
         return "yes" if value else "no"
     if isinstance(value, int | np.integer):
@@ -438,27 +438,60 @@ def relative(m: dict[str, float]) -> dict[str, str]:
     }
 
 
-def extreme_trades(trades: pd.DataFrame) -> list[tuple[str, list[Any]]]:
-    """Return the rows of the table of the best and the worst trades."""
-    # A position that is still open has no result yet.
-    closed = trades[trades["reason"] != OPEN].sort_values("pnl", ascending=False)
-    if len(closed) > 2 * TRADES_SHOWN:
-        closed = pd.concat([closed[:TRADES_SHOWN], closed[-TRADES_SHOWN:]])
-    rows: list[dict[Any, Any]] = closed.to_dict("records")
-    return [
-        (
-            row["symbol"],
-            [
-                "long" if row["size"] > 0 else "short",
-                cell("", row["entry"]),
-                cell("", row["exit"]),
-                f"{row['entry_price']:,.6g}",
-                f"{row['exit_price']:,.6g}",
-                percent(row["pnl"], 2),
-                percent(row["return"], 2),
-                row["bars"],
-                row["reason"],
-            ],
-        )
-        for row in rows
-    ]
+DRAWDOWNS = 5  # the deepest ones
+
+
+def drawdown_periods(equity: pd.Series) -> pd.DataFrame:
+    """List the deepest drawdowns, deepest first.
+
+    Args:
+      equity: `[N]` on a time axis; 1 before the first bar.
+
+    Returns:
+      One row each: `depth`; `peak`, the bar of the high before it (the first bar where it begins
+      there); `bottom`; `recovery`, the first bar that is as high again, NaT where there is none
+      yet; `bars`, from the peak to the recovery or the last bar.
+
+    Example:
+      >>> index = pd.date_range("2020-01-01", periods=5, tz="UTC")
+      >>> found = drawdown_periods(pd.Series([1.0, 0.9, 0.8, 1.1, 1.0], index))
+      >>> found["depth"].round(2).tolist(), found["bars"].tolist()
+      ([-0.2, -0.09], [3, 1])
+    """
+    depth = metrics.drawdown_series(metrics.simple_returns(equity))
+    below = np.concatenate([[False], depth < -metrics.NO_VOLATILITY, [False]])
+    # Of each period the first bar below a high, and the first that is not any more.
+    first, after = (np.flatnonzero(x) for x in (below[1:] & ~below[:-1], below[:-1] & ~below[1:]))
+    bottoms = [i + int(np.argmin(depth[i:j])) for i, j in zip(first, after, strict=True)]
+    order = np.argsort(depth[bottoms], kind="stable")[:DRAWDOWNS]
+    index = pd.DatetimeIndex(equity.index)
+    peak, after = np.maximum(first[order] - 1, 0), after[order]
+    ended = after < len(index)
+    last = np.minimum(after, len(index) - 1)
+    bottom = np.array(bottoms, int)[order]
+    return pd.DataFrame(
+        {
+            "depth": depth[bottom],
+            "peak": index[peak],
+            "bottom": index[bottom],
+            "recovery": index[last].where(ended),
+            "bars": last - peak,
+        }
+    )
+
+
+def by_asset(agent: Result) -> list[tuple[str, list[str], dict[str, float]]]:
+    """Return per asset its name, its trades, winners and profit, and its shares of bars by side."""
+    table, rows = agent.trades, []
+    for number, symbol in enumerate(agent.weights.columns):
+        own = table[table["symbol"] == symbol]
+        ended = own.loc[own["reason"] != OPEN, "pnl"].to_numpy(float)
+        side = metrics.positions(agent.weights.iloc[:, number])
+        cells = [
+            f"{len(own):,}",
+            percent(float((ended > 0).mean()) if len(ended) else np.nan),
+            percent(float(own["pnl"].sum()), 2),
+        ]
+        shares = {name: float(np.mean(side == value)) for name, value in SIDES.items()}
+        rows.append((symbol, cells, shares))
+    return rows
