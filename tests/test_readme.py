@@ -20,8 +20,11 @@ def readme(root):
     return (root / "README.md").read_text()
 
 
-def test_the_first_two_commands_are_the_demo_and_the_tests(readme):
-    assert blocks(readme, "sh")[:2] == ["make demo\n", "make test\n"]
+def test_a_wheel_and_the_demo_come_first_then_the_commands_of_a_clone(readme):
+    install, clone = blocks(readme, "sh")[:2]
+    assert install.splitlines()[1:] == ["pip install dist/nca_trader-*.whl", "nca-trader demo"]
+    assert install.startswith("pip wheel --no-deps --wheel-dir dist .")
+    assert clone == "make demo\nmake test\n"
 
 
 def anchors(page):
