@@ -316,6 +316,7 @@ class EnvSpec:
       decay: of the moving moments of "differential_sharpe".
       choices, limits: of actions of your own: their number for each asset, 0 where they are
         numbers, and the bounds of these numbers. None with other actions.
+      bar_seconds: length of a bar, where features of a slower time frame need it; else 0.
       base, tilt_limit, tilt_penalty: of the policy, see `PolicyConfig`. With a base an action is a
         tilt in [-1, 1].
 
@@ -338,6 +339,7 @@ class EnvSpec:
     decay: float = 0.0
     choices: int | None = None
     limits: tuple[float, float] | None = None
+    bar_seconds: int = 0
     base: str = "none"
     tilt_limit: float = 0.0
     tilt_penalty: float = 0.0

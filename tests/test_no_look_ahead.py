@@ -26,6 +26,7 @@ from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
 from nca_trader.agents.targets import strategy_targets
 from nca_trader.config.agent import KINDS_WITH
+from nca_trader.config.extensions import split_frame
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_names
 from nca_trader.data.features import FEATURES, feature_set
@@ -85,6 +86,7 @@ EXTRA = {
         size_cap=2.0,
         dead_band=0.01,
     ),
+    "slower bars": EnvConfig(features=("return_1", "2h:rsi", "4h:rsi")),  # of bars of an hour
     "filled at the close": EnvConfig(
         features=tuple(FEATURES), fill="close", actions="orders", reward="drawdown"
     ),
@@ -105,7 +107,7 @@ STOPPED = rules.sma_cross(2, 5).with_stop(0.01).with_volatility(0.2, span=5.0)
 
 def rows_of(config):
     """`(short, long)` numbers of rows: `SHORT` and `LONG`, more where the warm-up is longer."""
-    more = max(0, feature_set(config.features).warmup - WARMUP)
+    more = max(0, feature_set(config.features, 3600).warmup - WARMUP)
     return SHORT + more, LONG + more
 
 
@@ -115,7 +117,8 @@ def source_of(config):
     if config.market:
         return task_of(dataclasses.replace(config, market_bars=rows))
     rng = np.random.default_rng(0)
-    bars = random_bars(rng, rows, 3, missing=0.1)
+    slower = any(split_frame(name)[0] for name in config.features)
+    bars = random_bars(rng, rows, 3, missing=0.1, unit="h" if slower else "D")
     shape = bars.close.shape
     wick = np.exp(np.abs(rng.normal(0, 0.01, (2, *shape))))
     return dataclasses.replace(
@@ -182,7 +185,8 @@ class Change:
                 after = after * np.exp(self.size * rng.normal(size=after.shape))
             values[self.t + 1 :, columns] = after
         time = (source.bars if isinstance(source, Task) else source).time
-        steps = rng.choice(np.diff(time), tail) * rng.integers(1, 4, tail)
+        # Most are as long as a bar, or the bars would be of another length.
+        steps = rng.choice(np.diff(time), tail) * rng.choice((1, 1, 1, 2, 3), tail)
         return rebuilt(source, np.r_[time[: self.t + 1], time[self.t] + np.cumsum(steps)], new)
 
 

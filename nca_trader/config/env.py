@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from numbers import Real
 from typing import Any, ClassVar
 
-from nca_trader.config.extensions import known
+from nca_trader.config.extensions import known, split_frame
 from nca_trader.config.ranges import between, one_of, refuse, whole, without_effect
 from nca_trader.config.strict import strict
 
@@ -145,6 +145,7 @@ DEFAULT_FEATURES = (
 )
 SIZES = ("volatility_target", "volatility_span", "volatility_floor", "size_cap")
 ACTIONS = ("direction", "orders", "weights")
+SESSIONS = ("every_day", "fx_week", "new_york")
 REWARDS = ("log_return", "pnl", "differential_sharpe", "drawdown", "mean_variance", "crra")
 # The fields that only some rewards have.
 REWARDS_WITH = {
@@ -186,7 +187,10 @@ class EnvConfig:
 
     Attributes:
       features: names from `nca_trader.data.FEATURES`, in order; or of your own, as
-        "module:name" or as a Python object, see docs/guides/extend.md.
+        "module:name" or as a Python object, see docs/guides/extend.md; "1h:rsi" is the feature of
+        bars of an hour, see docs/concepts/features.md.
+      sessions: from which bars of a slower time frame count: "every_day", from midnight UTC;
+        "new_york"; "fx_week"; or your own `nca.Sessions`, as "module:name" or as an object.
       fill: "next_open" fills at the open of the bar after the decision; "close" at the close
         that the decision saw. No real order can be filled there, and reports say so.
       order: "on_change" trades when the ordered target changes; "rebalance" every bar.
@@ -243,9 +247,15 @@ class EnvConfig:
 
     RENAMED: ClassVar = {"drop_bars": "feature_dropout"}  # old keys of files, read with a warning
     # These may name your own code.
-    OWN: ClassVar = {"features": "features", "reward": "rewards", "actions": "actions"}
+    OWN: ClassVar = {
+        "features": "features",
+        "sessions": "sessions",
+        "reward": "rewards",
+        "actions": "actions",
+    }
 
     features: tuple[str, ...] = DEFAULT_FEATURES
+    sessions: str = "every_day"
     fill: str = "next_open"
     order: str = "on_change"
     short: bool = True
@@ -288,6 +298,7 @@ class EnvConfig:
         problems = [
             *one_of(self, "fill", ("next_open", "close")),
             *one_of(self, "order", ("on_change", "rebalance")),
+            *known(self, "sessions", "sessions", SESSIONS),
             *known(self, "actions", "actions", ACTIONS),
             *known(self, "reward", "rewards", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
@@ -360,6 +371,8 @@ class EnvConfig:
                 yield name, "sizing='volatility'"
         if not given.market:
             yield "market_bars", "a market"
+        if not any(split_frame(name)[0] for name in given.features):
+            yield "sessions", 'a feature of a slower time frame, e.g. "1h:rsi"'
 
 
 MOST_ORDERS = 10_000  # per minute: each is remembered

@@ -45,6 +45,7 @@ OWN = re.compile(
     r"(?:\((?P<values>.*)\))?",
     re.DOTALL,
 )
+FRAME = re.compile(r"(\d+[A-Za-z]+):(.+)", re.DOTALL)
 # A market's own state is listed among the features as "state:NAME".
 RESERVED = "state:"
 # Objects that were given in Python, by the name that a config has of them. A script's own objects
@@ -82,6 +83,17 @@ def parse_name(text: str) -> Name | None:
     if found is None or text.startswith(RESERVED):
         return None
     return Name(found["module"], found["member"], found["values"])
+
+
+def split_frame(text: str) -> tuple[str, str]:
+    """Return the time frame that a feature's name begins with, "" without one, and the rest.
+
+    Example:
+      >>> split_frame("1h:mine:momentum"), split_frame("rsi")
+      (('1h', 'mine:momentum'), ('', 'rsi'))
+    """
+    found = FRAME.fullmatch(text)
+    return ("", text) if found is None else (found[1], found[2])
 
 
 @functools.cache

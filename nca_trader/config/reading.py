@@ -178,7 +178,8 @@ def parse_step(every: str | None) -> np.timedelta64 | None:
     import pandas as pd  # slow to import, and not needed where nothing is given
 
     try:
-        step = pd.Timedelta(re.sub(r"d$", "D", every))  # pandas deprecates "d" for a day
+        # pandas deprecates "d" for a day and "w" for a week.
+        step = pd.Timedelta(re.sub(r"[dw]$", lambda unit: unit[0].upper(), every))
     except ValueError:
         step = pd.NaT
     day = pd.Timedelta(1, "D")

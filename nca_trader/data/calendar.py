@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import zoneinfo
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,11 +24,15 @@ from pandas.tseries.holiday import (
     sunday_to_monday,
 )
 
-from nca_trader.config.ranges import expect
+from nca_trader.config.extensions import FORGET, own_code
+from nca_trader.config.ranges import described, expect
+from nca_trader.config.registry import Registry
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.types import Bars
+from nca_trader.numerics import arrays
+from nca_trader.types import Bars, Tensor
 
 HOUR = 3_600_000_000_000  # nanoseconds
+DAY_NS = 24 * HOUR
 WEEK_HOURS, MONDAY = 7 * 24, 3 * 24 * HOUR  # 1970-01-01 was a Thursday
 # A zone for each rule of changing the clock; others with that rule differ by whole hours.
 ZONES = (
@@ -35,8 +41,10 @@ ZONES = (
 )  # fmt: skip
 DAY = np.timedelta64(1, "D")
 FILLS = ("next_open", "close")
+OUTSIDE = np.iinfo(np.int64).min  # of every session; numpy's NaT
 REGULAR = 0.2  # of the weeks: an hour that trades less often is an exception
 FIRST_YEAR, JUNETEENTH = 2014, "2022-06-19"  # before 2014 some half days were other ones
+LAST_YEAR = 2060  # of the sessions that a name stands for
 
 
 def expected_times(
@@ -104,10 +112,10 @@ def _clock(time: np.ndarray, zone: str) -> np.ndarray:
     return local.to_numpy("datetime64[ns]").astype(np.int64) + MONDAY
 
 
-def _utc(local: np.ndarray, zone: str) -> np.ndarray:
-    """Convert local times; an ambiguous one becomes NaT."""
+def _utc(local: np.ndarray, zone: str, ambiguous: Any = "NaT") -> np.ndarray:
+    """Convert local times; an ambiguous one becomes NaT, with True `[N]` the earlier one."""
     # A session that opens in a skipped hour opens as soon as the clock has passed it.
-    zoned = pd.DatetimeIndex(local).tz_localize(zone, ambiguous="NaT", nonexistent="shift_forward")
+    zoned = pd.DatetimeIndex(local).tz_localize(zone, ambiguous, nonexistent="shift_forward")
     return zoned.tz_convert(None).to_numpy("datetime64[ns]")
 
 
@@ -165,6 +173,33 @@ class Sessions:
         for closes in self.half_days.values():
             _local(0, closes)
 
+    def hours(self, first: np.datetime64, last: np.datetime64) -> Hours:
+        """Return the sessions of the weeks from the day `first` to the day `last`."""
+        begun = first.astype("datetime64[D]")
+        monday = begun - (begun.astype(np.int64) + 3) % 7 - 14  # a session may last two weeks
+        mondays = np.arange(monday, last.astype("datetime64[D]") + 1, 7)
+        opened = np.concatenate([mondays + _local(day, clock) for day, clock, _, _ in self.weekly])
+        closed = np.concatenate([mondays + _local(day, clock) for _, _, day, clock in self.weekly])
+        order = np.argsort(closed, kind="stable")
+        opened, closed = opened[order], closed[order]
+        if self.half_days:
+            known = np.array(sorted(self.half_days), dtype="datetime64[D]")
+            clocks = [_local(0, self.half_days[str(day)]) for day in known]
+            dates = closed.astype("datetime64[D]")
+            row = np.minimum(np.searchsorted(known, dates), len(known) - 1)
+            closed = np.where(known[row] == dates, (known + np.array(clocks))[row], closed)
+        # A part for each date of a session, so that its holidays can be left out.
+        date = opened.astype("datetime64[D]")
+        count = (closed - np.timedelta64(1, "ns")).astype("datetime64[D]") - date
+        count = count.astype(np.int64) + 1
+        part = np.repeat(np.arange(len(count)), count)
+        date = date[part] + np.arange(len(part)) - np.repeat(np.cumsum(count) - count, count)
+        kept = ~np.isin(date, np.array(sorted(self.holidays), dtype="datetime64[D]"))
+        part, date = part[kept], date[kept].astype("datetime64[ns]")
+        opened, closed = opened[part], closed[part]
+        bounds = np.maximum(opened, date), np.minimum(closed, date + DAY), opened, closed
+        return Hours(*(_utc(x, self.zone, np.ones(len(x), bool)).astype(np.int64) for x in bounds))
+
     def spans(self, time: np.ndarray, length: np.timedelta64) -> tuple[np.ndarray, np.ndarray]:
         """Return open and close of the session of each bar.
 
@@ -176,28 +211,41 @@ class Sessions:
         Returns:
           Two arrays `[N]` datetime64[ns] UTC, NaT outside every session.
         """
-        index = pd.DatetimeIndex(time, tz="UTC").tz_convert(self.zone).tz_localize(None)
-        local = index.to_numpy("datetime64[ns]")
-        opened = np.full(len(local), np.datetime64("NaT", "ns"))
-        closed = opened.copy()
-        monday = local.astype("datetime64[D]") - (index.day_of_week.to_numpy() * DAY)
-        off = np.array(sorted(self.holidays), dtype="datetime64[D]")
-        known = sorted(self.half_days)
-        days = np.array(known, dtype="datetime64[D]")
-        clocks = [_local(0, self.half_days[day]) for day in known]
-        early = days + np.array(clocks, dtype="timedelta64[ns]")
-        for day, opens, last, closes in self.weekly:
-            # A bar of this week may lie in a session that began in the week before.
-            for week in (monday, monday - 7 * DAY):
-                begin, end = week + _local(day, opens), week + _local(last, closes)
-                if known:
-                    dates = end.astype("datetime64[D]")
-                    at = np.minimum(np.searchsorted(days, dates), len(days) - 1)
-                    end = np.where(days[at] == dates, early[at], end)
-                inside = (local + length > begin) & (local < end)
-                inside &= ~np.isin(np.maximum(local, begin).astype("datetime64[D]"), off)
-                opened[inside], closed[inside] = begin[inside], end[inside]
-        return _utc(opened, self.zone), _utc(closed, self.zone)
+        if not len(time) or not self.weekly:
+            nowhere = np.full(len(time), np.datetime64("NaT", "ns"))
+            return nowhere, nowhere.copy()
+        nanoseconds = length.astype("timedelta64[ns]").astype(np.int64)
+        hours = self.hours(time.min(), time.max() + length)
+        inside, *span = hours.of(time.astype("datetime64[ns]").astype(np.int64), nanoseconds)
+        opened, closed = (np.where(inside, x, OUTSIDE).astype("datetime64[ns]") for x in span)
+        return opened, closed
+
+
+class Hours(NamedTuple):
+    """Sessions in order, `[S]` int64 nanoseconds since 1970 UTC.
+
+    begin, stop: of a part of a session, a local date other than a holiday. opened, closed: of the
+    session.
+    """
+
+    begin: np.ndarray
+    stop: np.ndarray
+    opened: np.ndarray
+    closed: np.ndarray
+
+    def of(self, time: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return whether bars lie in a session, and its open and close; numpy or traced.
+
+        Args:
+          time: the bars' opens, in nanoseconds.
+          length: of a bar, in nanoseconds.
+        """
+        row = arrays(time).searchsorted(self.stop, time, side="right")
+        row = arrays(time).minimum(row, len(self.stop) - 1)
+        begin, stop, opened, closed = (arrays(time).asarray(x)[row] for x in self)
+        # A bar that begins before the session and ends within it belongs to it.
+        begun = (time >= begin) | ((begin == opened) & (time + length > begin))
+        return begun & (time < stop), opened, closed
 
 
 EVERY_DAY = Sessions(zone="UTC", weekly=())
@@ -347,3 +395,70 @@ def new_york(first: int, last: int, closed: Iterable[str] = ()) -> Sessions:
         half_days={date: "13:00" for date in dates if date not in holidays},
         holidays=frozenset(holidays),
     )
+
+
+def own_sessions(value: Any, name: str) -> Sessions:
+    """Return the sessions that your own code gives.
+
+    Args:
+      value: `Sessions`, or a function without arguments that returns them.
+      name: of it, for messages.
+
+    Raises:
+      ConfigError: it is something else.
+    """
+    if callable(value):
+        with own_code(name):
+            value = value()
+    if not isinstance(value, Sessions):
+        raise ConfigError(f"{name}: is {described(value)}; give nca.Sessions(...).")
+    return value
+
+
+SESSIONS: Registry[Sessions] = Registry(
+    "sessions",
+    {
+        "every_day": EVERY_DAY,
+        "fx_week": FX_WEEK,
+        "new_york": new_york(FIRST_YEAR, LAST_YEAR),
+    },
+    own_sessions,
+)
+
+
+@functools.lru_cache(maxsize=8)
+def hours_of(name: str) -> Hours | None:
+    """Return the sessions of `SESSIONS` over all years of bars; None for those without a close."""
+    sessions = SESSIONS[name]
+    years = np.datetime64("1970-01-01"), np.datetime64(f"{LAST_YEAR}-12-31")
+    return sessions.hours(*years) if sessions.weekly else None
+
+
+FORGET.append(hours_of.cache_clear)
+
+
+def bins(time: Tensor, length: int, width: int, hours: Hours | None) -> tuple[Tensor, Tensor]:
+    """Return begin and end of the longer bar that each bar belongs to, numpy or traced.
+
+    Longer bars count from midnight UTC, or from each session's open, and the last one of a session
+    ends with it. One of a day is the session.
+
+    Args:
+      time: the bars' opens, in nanoseconds since 1970 UTC.
+      length: of a bar, in nanoseconds.
+      width: of a longer bar, a multiple of `length` that divides a day.
+      hours: the sessions; None for bars around the clock.
+
+    Returns:
+      Two arrays like `time`; the end is `OUTSIDE` outside every session.
+    """
+    if hours is None:
+        begin = time // width * width
+        return begin, begin + width
+    xp = arrays(time)
+    inside, begin, end = hours.of(time, length)
+    if width < DAY_NS:
+        # A bar that begins before the session belongs to its first longer bar.
+        begin = begin + xp.maximum(time - begin, 0) // width * width
+        end = xp.minimum(begin + width, end)
+    return begin, xp.where(inside, end, OUTSIDE)

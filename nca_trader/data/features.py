@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.extensions import FORGET, own_code
+from nca_trader.config.extensions import FORGET, own_code, split_frame
 from nca_trader.config.ranges import described
 from nca_trader.config.registry import Registry
 from nca_trader.data.averages import (
@@ -35,9 +35,11 @@ from nca_trader.data.averages import (
     wilder,
     z_score,
 )
-from nca_trader.errors import ConfigError
+from nca_trader.data.calendar import bar_length
+from nca_trader.data.time_frames import TimeFrame
+from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import MOST_ASSETS, as_one_kernel, float64_on_cpu, packed, unpacked
-from nca_trader.types import Bar, Bars, Tensor
+from nca_trader.types import SECOND, Bar, Bars, Tensor
 
 
 class Feature(NamedTuple):
@@ -85,6 +87,7 @@ def make_feature(
 
 DAY = 86_400  # seconds
 YEAR = 365.2425 * DAY  # seconds, the mean Gregorian year
+LEAST_BARS = 20  # that show their length
 LEVEL_SPAN = 4096  # bars: span of the average that a level is measured from
 
 
@@ -371,15 +374,26 @@ class FeatureSet:
     """Several features of several assets; get one from `feature_set`.
 
     Attributes:
-      names: `F` names of `FEATURES`, in the order of the values.
+      names: `F` names of `FEATURES`, in the order of the values; "1h:rsi" is a feature of bars of
+        an hour.
+      parts: a feature by its name; a `TimeFrame`, which has all of its features, by its own.
+      bar_seconds: length of the bars; 0 where no feature needs it.
     """
 
     names: tuple[str, ...]
+    parts: Mapping[str, Feature | TimeFrame]
+    bar_seconds: int = 0
 
     @property
     def warmup(self) -> int:
         """Number of present bars of an asset before all of its values are meaningful."""
-        return max((FEATURES[name].warmup for name in self.names), default=0)
+        return max((part.warmup for part in self.parts.values()), default=0)
+
+    def warmup_on(self, bars: Bars) -> int:
+        """Return `warmup`, or more where features of a longer time frame leave bars out."""
+        time = bars.time.astype(np.int64)
+        slow = (part for part in self.parts.values() if isinstance(part, TimeFrame))
+        return max([self.warmup, *(part.rows_to_warm(time) for part in slow)])
 
     def init(self, num_assets: int) -> State:
         """Return the state before any bar: numpy arrays `[n]`, one for each dtype."""
@@ -395,19 +409,21 @@ class FeatureSet:
         Returns:
           The new state, and values `[A, F]` float32.
         """
-        before, after, values = unpacked(state, self._states(len(bar.close))), {}, []
-        for name in self.names:
+        before, after, values = unpacked(state, self._states(len(bar.close))), {}, {}
+        for name, part in self.parts.items():
             # One asset's update, mapped over assets: no asset sees another.
             with own_code(name):
-                after[name], value = jax.vmap(FEATURES[name].update)(before[name], bar)
-            values.append(value[:, None])
-        return packed(after), jnp.concatenate(values, axis=-1).astype(jnp.float32)
+                after[name], values[name] = jax.vmap(part.update)(before[name], bar)
+        slow = {frame: iter(values[frame].T) for frame in self.parts if values[frame].ndim > 1}
+        # The features of a time frame come in their order.
+        columns = [next(slow[f]) if (f := split_frame(n)[0]) else values[n] for n in self.names]
+        return packed(after), jnp.stack(columns, axis=-1).astype(jnp.float32)
 
     def _states(self, num_assets: int) -> dict[str, Any]:
         """Return the features' states before any bar by name, `[A, ...]`."""
         # `init` of your own feature may use jax, and `update` is traced.
         with float64_on_cpu(), jax.ensure_compile_time_eval():
-            first = {name: FEATURES[name].init() for name in self.names}
+            first = {name: part.init() for name, part in self.parts.items()}
         return jax.tree.map(lambda x: np.broadcast_to(x, (num_assets, *np.shape(x))).copy(), first)
 
     @functools.cached_property
@@ -437,29 +453,83 @@ class FeatureSet:
         return state, np.asarray(values)
 
     def batch(self, bars: Bars) -> np.ndarray:
-        """Return values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU."""
+        """Return values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU.
+
+        Raises:
+          BarError: features of a slower time frame are of bars of another length.
+        """
+        refuse_other_length(bars, self.bar_seconds)
         with float64_on_cpu():
             _, values = self.jitted[1](self.init(bars.num_assets), bars.as_bar())
         return np.asarray(values)
 
 
-@functools.lru_cache
-def feature_set(names: tuple[str, ...]) -> FeatureSet:
-    """Return the features called `names`, in that order.
+def seconds_of_bars(bars: Bars) -> int:
+    """Return the length of the bars in whole seconds; 0 where it is none, or is not known."""
+    length = bar_length(bars.time)
+    return int(length / SECOND) if length % SECOND == np.timedelta64(0) else 0
+
+
+def refuse_other_length(bars: Bars, bar_seconds: int) -> None:
+    """Refuse bars of another length than features of longer time frames were made for.
 
     Raises:
-      ConfigError: a name is unknown, or given twice.
+      BarError: in one line, both lengths.
+    """
+    length = seconds_of_bars(bars)
+    if bar_seconds not in (0, length) and len(bars) >= LEAST_BARS:
+        raise BarError(
+            f"{bars.source or 'bars'}: are of {length} s, and the features of {bar_seconds} s; "
+            "give bars of that length."
+        )
+
+
+@functools.lru_cache
+def feature_set(
+    names: tuple[str, ...], bar_seconds: int = 0, sessions: str = "every_day"
+) -> FeatureSet:
+    """Return the features called `names`, in that order.
+
+    Args:
+      names: of `FEATURES`; or of bars of a longer time frame, e.g. "1h:rsi".
+      bar_seconds: length of the bars. Only features of longer time frames need it.
+      sessions: the name of the sessions that longer bars count from, "every_day" (from midnight
+        UTC), "new_york", "fx_week", or of your own.
+
+    Raises:
+      ConfigError: a name is unknown, or given twice; a time frame that is not a longer multiple of
+        the bars.
 
     Example:
       >>> feature_set(("rsi", "macd")).warmup
       60
+      >>> feature_set(("rsi", "1h:rsi"), bar_seconds=60).warmup  # minutes
+      958
+    """
+    refuse_unknown(names)
+    parts: dict[str, Feature | TimeFrame] = {}
+    slow: dict[str, list[Feature]] = {}
+    for name in names:
+        frame, bare = split_frame(name)
+        if frame:
+            slow.setdefault(frame, []).append(FEATURES[bare])
+        else:
+            parts[name] = FEATURES[name]
+    parts |= {frame: TimeFrame(frame, x, bar_seconds, sessions) for frame, x in slow.items()}
+    return FeatureSet(names, parts, bar_seconds if slow else 0)
+
+
+def refuse_unknown(names: tuple[str, ...]) -> None:
+    """Refuse names that are unknown or listed twice.
+
+    Raises:
+      ConfigError: in one line, the first.
     """
     for name in names:
-        FEATURES[name]  # refuses an unknown one
+        FEATURES[split_frame(name)[1]]  # refuses an unknown one
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"feature {twice!r} is listed twice; list it once.")
-    return FeatureSet(names)
 
 
 FORGET.append(feature_set.cache_clear)

@@ -8,7 +8,7 @@ import numpy as np
 
 from nca_trader.config.ranges import expect
 from nca_trader.config.reading import parse_step
-from nca_trader.data.calendar import DAY, Sessions, bar_length
+from nca_trader.data.calendar import Sessions, bar_length, bins
 from nca_trader.errors import BarError
 from nca_trader.types import Bars
 
@@ -104,24 +104,26 @@ def _bin_ends(
     time: np.ndarray, length: np.timedelta64, width: np.timedelta64, sessions: Sessions | None
 ) -> np.ndarray:
     """Return `[N]` the close of each bar's bin, NaT outside the sessions."""
-    if sessions is None or not sessions.weekly:
-        midnight = time.astype("datetime64[D]").astype("datetime64[ns]")
-        return midnight + ((time - midnight) // width + 1) * width
-    opened, closed = sessions.spans(time, length)
-    if width >= DAY:
-        return closed
-    # A bar that begins before the session belongs to the first bin.
-    since = np.maximum(time - opened, np.timedelta64(0, "ns"))
-    known = ~np.isnat(opened)
-    end = closed.copy()
-    end[known] = np.minimum(opened[known] + (since[known] // width + 1) * width, closed[known])
-    return end
+    hours = None
+    if sessions is not None and sessions.weekly:
+        hours = sessions.hours(time[0], time[-1] + length)
+    _, end = bins(time.astype(np.int64), int(length.astype(int)), int(width.astype(int)), hours)
+    return np.asarray(end).astype("datetime64[ns]")
 
 
 def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
     """Return the fields `[M, A]` of the bins that begin at `starts` of `rows`."""
     present = bars.present[rows]
-    count = np.add.reduceat(present.astype(np.int64), starts, axis=0)
+    place = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(rows))))
+
+    def total(values: np.ndarray) -> np.ndarray:
+        # One after the other, as a feature of a slower time frame adds them: a sum by halves would
+        # round otherwise.
+        found = np.zeros((len(starts), values.shape[1]), values.dtype)
+        np.add.at(found, place, values)
+        return found
+
+    count = total(present.astype(np.int64))
     has = count > 0
     last = np.append(starts[1:], len(rows)) - 1
     high = np.maximum.reduceat(np.where(present, bars.high[rows], -np.inf), starts, axis=0)
@@ -135,13 +137,13 @@ def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.
         "high": np.where(has, high, close),
         "low": np.where(has, low, close),
         "close": close,
-        "volume": np.add.reduceat(bars.volume[rows], starts, axis=0),
+        "volume": total(bars.volume[rows]),
         "present": has,
     }
     for name in ("dividend", "funding"):
         if getattr(bars, name) is not None:
-            fields[name] = np.add.reduceat(getattr(bars, name)[rows], starts, axis=0)
+            fields[name] = total(getattr(bars, name)[rows])
     if bars.half_spread is not None:
         spread = np.where(present, bars.half_spread[rows], 0.0)
-        fields["half_spread"] = np.add.reduceat(spread, starts, axis=0) / np.maximum(count, 1)
+        fields["half_spread"] = total(spread) / np.maximum(count, 1)
     return fields

@@ -58,10 +58,10 @@ def load_env(
 
     config = read_preset(EnvConfig, name_or_path, "envs", overrides, name)
     # jax takes seconds to import. Errors in the file itself are raised before.
-    from nca_trader.data.features import feature_set
+    from nca_trader.data.features import refuse_unknown
 
     try:
-        feature_set(config.features)
+        refuse_unknown(config.features)
     except ConfigError as error:
         source = "EnvConfig" if isinstance(name_or_path, EnvConfig) else name_or_path
         raise ConfigError(f"{source}: features: {error}") from None

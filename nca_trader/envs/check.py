@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
+from nca_trader.config.extensions import split_frame
 from nca_trader.data.bars import sample_bars
 from nca_trader.envs import load_env
 from nca_trader.envs.actions import every_action, to_target
@@ -390,11 +391,12 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
         gross < 1.0 - config.ruin_floor or (gross <= 1.0 and config.ruin_floor < least)
     ):
         return Check(skipped="long without borrowing, this account cannot fall to its floor")
-    features = config.features or ("return_1",)
+    # The bars below are of a day, which no slower time frame is longer than.
+    features = tuple(name for name in config.features if not split_frame(name)[0]) or ("return_1",)
     # Bars of our own take the place of the market, so the settings of the market must be defaults:
     # a config refuses what has no effect.
     changes = {"market": "", "market_bars": type(config).market_bars, "features": features}
-    changes |= {"random_start": False, "episode_bars": None}
+    changes |= {"sessions": type(config).sessions, "random_start": False, "episode_bars": None}
     config = dataclasses.replace(config, **changes, feature_dropout=0.0)
     price = 100.0
     if config.capital is not None and config.lot:  # at which the position is a hundred lots

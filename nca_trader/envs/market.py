@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import MAX_NEIGHBOURS, EnvConfig
-from nca_trader.data.features import feature_set
+from nca_trader.data.features import FeatureSet, feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import rewards
@@ -101,26 +101,32 @@ def market_of(
     return Market(pad(features), jax.tree.map(pad, legs), volatility, rows, dynamics)
 
 
-def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...] = ()) -> EnvSpec:
+def spec_of(
+    config: EnvConfig,
+    symbols: tuple[str, ...],
+    states: tuple[str, ...] = (),
+    bar_seconds: int = 0,
+) -> EnvSpec:
     """Describe the environment of `config` over `symbols` for a policy.
 
     Args:
       config: of the environment.
       symbols: A names, in order.
       states: names of the market's own state, which is observed after the features.
+      bar_seconds: length of the bars; only features of a slower time frame need it.
 
     Returns:
       The spec, without what follows from the values of bars: `nearest` and `variance`.
     """
     size = 1.0 / len(symbols) if config.size is None else config.size
-    scheme = SCHEMES[config.actions]
+    scheme, features = SCHEMES[config.actions], feature_set_of(config, bar_seconds)
     own = config.actions not in SCHEMES.builtin
     return EnvSpec(
         symbols=symbols,
         features=(*config.features, *states),
         targets=(-size, 0.0, size) if config.short else (0.0, size),
         warmup=max(
-            feature_set(config.features).warmup,
+            features.warmup,
             # Before that bar a size is 0, so nothing could be ordered.
             config.volatility_span if config.sizing == "volatility" else 0,
         ),
@@ -129,8 +135,14 @@ def spec_of(config: EnvConfig, symbols: tuple[str, ...], states: tuple[str, ...]
         memory="" if rewards.SCHEMES[config.reward].memory is None else config.reward,
         decay=config.sharpe_decay if config.reward == "differential_sharpe" else 0.0,
         choices=scheme.choices if own else None,
+        bar_seconds=features.bar_seconds,
         limits=(float(scheme.low), float(scheme.high)) if own and not scheme.choices else None,
     )
+
+
+def feature_set_of(config: EnvConfig, bar_seconds: int) -> FeatureSet:
+    """Return the features of `config` on bars of that length, see `EnvSpec.bar_seconds`."""
+    return feature_set(config.features, bar_seconds, config.sessions)
 
 
 def first_of(shards: Shards, config: EnvConfig) -> Bars:
@@ -174,8 +186,14 @@ def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, 
     return (), np.zeros((*bars.close.shape, 0), np.float32)
 
 
-def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray:
+def features_of(bars: Bars, config: EnvConfig, states: np.ndarray, bar_seconds: int) -> np.ndarray:
     """Return `[N, A, F]` float32: the features of `config`, then the market's own `states`.
+
+    Args:
+      bars: N bars.
+      config: of the environment.
+      states: `[N, A, S]` of the market.
+      bar_seconds: see `EnvSpec`.
 
     Raises:
       BarError: memory does not hold them.
@@ -191,7 +209,7 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray) -> np.ndarray
             f"{bars.num_assets} assets need {need / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; "
             "give fewer bars or features, or train on shards (docs/guides/streaming.md)."
         )
-    return np.concatenate([feature_set(config.features).batch(bars), states], axis=-1)
+    return np.concatenate([feature_set_of(config, bar_seconds).batch(bars), states], axis=-1)
 
 
 def volatility_of(legs: Legs) -> np.ndarray:

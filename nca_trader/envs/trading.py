@@ -20,6 +20,7 @@ from jax import Array
 
 from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import expect
+from nca_trader.data.features import seconds_of_bars
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs import actions, load_env, rewards
@@ -36,6 +37,7 @@ from nca_trader.envs.account.step import place as place_order
 from nca_trader.envs.market import (
     Dynamics,
     Market,
+    feature_set_of,
     features_of,
     first_of,
     market_of,
@@ -350,8 +352,9 @@ class TradingEnv:
         self.bars = bars
         # The prefix keeps the market's own state apart from a feature of the same name.
         names = tuple(f"state:{name}" for name in states[0])
-        spec = spec_of(config, bars.symbols, names)
-        spec = dataclasses.replace(spec, nearest=nearest_assets(bars))
+        spec = spec_of(config, bars.symbols, names, seconds_of_bars(bars))
+        warmup = max(spec.warmup, feature_set_of(config, spec.bar_seconds).warmup_on(bars))
+        spec = dataclasses.replace(spec, nearest=nearest_assets(bars), warmup=warmup)
         if spec.memory:
             # In the spec, and so stored with a run: a backtest on other bars shows the policy its
             # memory in the unit of the bars that it was trained on.
@@ -366,7 +369,7 @@ class TradingEnv:
         rewards.check_paid(config, bars, spec.size)
         rewards.check_own(config, spec, rules_of(config), len(bars))
         actions.check_own(spec, len(bars))
-        self.features = features_of(bars, config, states[1])
+        self.features = features_of(bars, config, states[1], spec.bar_seconds)
         dynamics = Dynamics(config, spec, rules_of(config))
         self.market = market_of(bars, self.features, dynamics, self.shards)
         # The market of shards stays on the host: training puts one after the other on the devices.
@@ -388,7 +391,8 @@ class TradingEnv:
           StateError: the shard has other columns than the first one.
         """
         rewards.check_paid(self.config, bars, self.spec.size)
-        features = features_of(bars, self.config, np.zeros((*bars.close.shape, 0), np.float32))
+        none = np.zeros((*bars.close.shape, 0), np.float32)
+        features = features_of(bars, self.config, none, self.spec.bar_seconds)
         market = self._on_base(market_of(bars, features, self.dynamics, self.shards), bars)
         # A column more or less is another tree, for which every step would be compiled again.
         if jax.tree.structure(market) != jax.tree.structure(self.market):

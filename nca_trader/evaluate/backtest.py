@@ -29,6 +29,7 @@ from nca_trader.agents.targets import (
     strategy_targets,
 )
 from nca_trader.config.ranges import expect
+from nca_trader.data.features import refuse_other_length
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
@@ -306,6 +307,8 @@ def _looked(
 def _of_blend(mix: Strategy, terms: _Terms) -> _Simulated:
     """Simulate a blend, and divide what it earned among its parts."""
     bars, _, rules, first, last, delay = terms
+    for run in mix.runs:
+        refuse_other_length(bars, run.spec.bar_seconds)
     # Before the simulation, so that an error names the part that it is of.
     asked = parts_of(bars[:last], mix, first)
     done = _of_targets(mix, terms, check=False)

@@ -21,7 +21,7 @@ import pandas as pd
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import needs_account, strategy_targets
 from nca_trader.config.ranges import expect
-from nca_trader.data.features import Feature, feature_set
+from nca_trader.data.features import Feature, feature_set, seconds_of_bars
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.futures import Case, Cases, arrays_of, equal, holed
@@ -176,7 +176,7 @@ def leakcheck(
             f"{bars.source or 'bars'}: {len(bars)} bars are too few to tell a past from a future; "
             f"give at least {LEAST_BARS}."
         )
-    known = as_subject(subject)
+    known = as_subject(subject, seconds_of_bars(bars))
     search = Search(known._replace(name=name or known.name), tolerance, decided == "open")
     drawn = search.begin(np.random.default_rng(seed), bars)
     for number in tracked(range(cases), "leakcheck", "cases"):
@@ -207,10 +207,16 @@ def leakcheck(
     )
 
 
-def as_subject(subject: Any) -> BarFunction:
-    """Turn a function, a `Strategy`, a `Feature` or a feature's name into a function of bars."""
+def as_subject(subject: Any, bar_seconds: int = 0) -> BarFunction:
+    """Turn a function, a `Strategy`, a `Feature` or a feature's name into a function of bars.
+
+    Args:
+      subject: what `leakcheck` takes.
+      bar_seconds: length of the bars, for a feature of a slower time frame.
+    """
     if isinstance(subject, str):
-        return BarFunction(f"feature {subject}", feature_set((subject,)).batch, True)
+        features = feature_set((subject,), bar_seconds)
+        return BarFunction(f"feature {subject}", features.batch, True)
     if isinstance(subject, Strategy):
 
         def decisions(bars: Bars) -> np.ndarray:

@@ -321,7 +321,7 @@ def simulate_agent(
     policy = run.policy
     refuse_short(bars, policy, last)
     states = observed_states(source, run.env_config)[1]
-    features = features_of(bars[:last], run.env_config, states[:last])
+    features = features_of(bars[:last], run.env_config, states[:last], policy.spec.bar_seconds)
     # Before float64 is on: training and the live loop encode in float32 too.
     cells = tuple(encode(policy, p, features, bars.present[:last])[first:last] for p in params)
     # Before its features and receptive field are full the agent holds what it has.
@@ -376,7 +376,8 @@ def decide_last(
     run, last = run_on(run, bars), len(bars)
     policy = run.policy
     refuse_short(bars, policy, last)
-    features = features_of(bars, run.env_config, observed_states(bars, run.env_config)[1])
+    states = observed_states(bars, run.env_config)[1]
+    features = features_of(bars, run.env_config, states, policy.spec.bar_seconds)
     cells = encode(policy, params, features, bars.present, start=last - 1)
     costs, rules = run.env_config.costs, rules_of(run.env_config)
     with float64_on_cpu():

@@ -15,7 +15,7 @@ from nca_trader.agents.base import RULES
 from nca_trader.agents.strategy import Strategy, arguments_needed
 from nca_trader.config.extensions import load, module_of, origin_of
 from nca_trader.config.ranges import nearest
-from nca_trader.data.features import Feature, feature_set
+from nca_trader.data.features import Feature, refuse_unknown
 from nca_trader.envs.account.costs import SIZES, Trade, own_rates
 from nca_trader.envs.account.state import Rules, legs_of
 from nca_trader.errors import ConfigError, user_line
@@ -40,7 +40,7 @@ def subject_of(name: str, params: Mapping[str, Any] | None = None) -> Any:
         that is not a strategy.
     """
     if name.startswith("feature:"):
-        feature_set((name.removeprefix("feature:"),))  # refuses an unknown one
+        refuse_unknown((name.removeprefix("feature:"),))
         return name.removeprefix("feature:")
     if name.startswith("cost:"):
         return functools.partial(cost_rates, name.removeprefix("cost:"))

@@ -27,10 +27,10 @@ from nca_trader.agents.targets import (
     strategy_faults,
 )
 from nca_trader.cloud import CloudPath
-from nca_trader.data.features import feature_set
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.state import Account, Rules, open_account
+from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import cpu, float64_on_cpu
@@ -52,7 +52,8 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
             "which no feed has; paper-trade one that was trained on bars alone."
         )
-    policy, features, base = run.policy, feature_set(run.env_config.features), base_of(run.spec)
+    policy, base = run.policy, base_of(run.spec)
+    features = feature_set_of(run.env_config, run.spec.bar_seconds)
     # One bar is too little work for an accelerator: the way to it takes longer.
     params = jax.device_put(run.params(), cpu())
 

@@ -15,6 +15,7 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.extensions import called, load
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import parse_step, replayed, source_of
+from nca_trader.data.features import refuse_other_length
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.exchange import Exchange
@@ -121,6 +122,13 @@ def paper_trade(
     terms = Terms(costs, fill, limits, order)
     subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent, allow_code)
     agent, one = subject.agent, subject.run
+    for each in subject.runs:
+        if live and each.spec.bar_seconds not in (0, live.period):
+            raise ConfigError(
+                f"the feed has bars of {live.period} s, and {each.name} sees slower time frames of "
+                f"bars of {each.spec.bar_seconds} s; give a feed of these."
+            )
+        refuse_other_length(source.bars, each.spec.bar_seconds)
     if live:
         result = trade_on(subject, live, broker, Path(journal), capital, first, warmup, stop)
         named = {"in_sample": 0, "seed": None, "agent": ""}

@@ -20,7 +20,7 @@ import stat
 from collections.abc import Collection, Mapping
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.extensions import origin_of, refuse_foreign
+from nca_trader.config.extensions import origin_of, refuse_foreign, split_frame
 from nca_trader.config.modules import digest_of_files, locate
 from nca_trader.errors import ConfigError, RunError, argument, in_a_command, printable
 from nca_trader.machine import write_once
@@ -118,6 +118,8 @@ def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
         for field, kind in config.OWN.items():
             value = getattr(config, field)
             names = [value] if isinstance(value, str) else value or ()
+            if kind == "features":  # of another time frame it is the same code
+                names = [split_frame(name)[1] for name in names]
             # By its kind: a name of two kinds may be built in as one of them alone.
             found |= {text: kind for text in names if origin_of(kind, text) is not None}
     return found

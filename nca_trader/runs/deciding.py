@@ -14,9 +14,9 @@ from nca_trader.agents.blend import Own, moved, ordered, own_account
 from nca_trader.agents.heads import best_target
 from nca_trader.agents.policy import read_out
 from nca_trader.agents.strategy import Strategy
-from nca_trader.data.features import feature_set
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.state import rules_of, with_limits
+from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError
 from nca_trader.runs.universe import run_on
@@ -67,7 +67,8 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
         )
     costs = costs or run.env_config.costs
     rules = with_limits(rules_of(run.env_config), fill, None, costs, limits)
-    features, params = feature_set(run.env_config.features), run.params()
+    features = feature_set_of(run.env_config, run.spec.bar_seconds)
+    params = run.params()
     base = base_of(run.spec)
 
     @functools.lru_cache(maxsize=8)

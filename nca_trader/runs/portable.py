@@ -26,9 +26,9 @@ from nca_trader.agents.base import base_of
 from nca_trader.agents.heads import best_target
 from nca_trader.agents.policy import read_out
 from nca_trader.config.extensions import own_code
-from nca_trader.data.features import feature_set
 from nca_trader.envs.account.risk import VolatilityState, before_bars, size
 from nca_trader.envs.account.state import open_account, rules_of
+from nca_trader.envs.market import feature_set_of
 from nca_trader.errors import ConfigError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.numerics import float64_on_cpu
@@ -98,7 +98,8 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
             f"{run.path}: its agent observes {what}, which a bar and weights do not show; give "
             f"{argument('format', 'nca')}, whose file `paper` and nca.load read."
         )
-    features, base, count = feature_set(run.env_config.features), base_of(spec), spec.num_assets
+    features, base = feature_set_of(run.env_config, spec.bar_seconds), base_of(spec)
+    count = spec.num_assets
     scale, fields = rules_of(run.env_config).scale, (*BAR, *extras)
 
     def observe(memory: tuple[Array, ...], *given: Array) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ import json
 import jax
 import numpy as np
 
+from nca_trader.config.extensions import split_frame
 from nca_trader.data.features import FEATURES
 from nca_trader.errors import ConfigError
 
@@ -62,17 +63,18 @@ def schema_of(names: tuple[str, ...]) -> str:
 
     Another version that computes a feature from other bars has another schema.
     """
-    if any(name not in FEATURES for name in names):
+    features = {name: split_frame(name)[1] for name in names}
+    if any(name not in FEATURES for name in features.values()):
         return ""
     memory = {
         name: [
-            FEATURES[name].warmup,
+            FEATURES[bare].warmup,
             *(
                 [jax.tree_util.keystr(path), str(np.asarray(x).dtype), list(np.shape(x))]
-                for path, x in jax.tree_util.tree_leaves_with_path(FEATURES[name].init())
+                for path, x in jax.tree_util.tree_leaves_with_path(FEATURES[bare].init())
             ),
         ]
-        for name in names
+        for name, bare in features.items()
     }
     return hashlib.sha256(json.dumps([list(names), memory], sort_keys=True).encode()).hexdigest()
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nca_trader.agents.nca import num_slots
+from nca_trader.data.features import refuse_other_length
 from nca_trader.envs.market import spec_of
 from nca_trader.errors import BarError
 from nca_trader.types import Bars
@@ -50,14 +51,17 @@ def run_on(run: Run, bars: Bars) -> Run:
       is that of as many assets: `size` of the environment, or 1 / number of assets.
 
     Raises:
-      BarError: the policy is tied to the symbols that trained it.
+      BarError: the policy is tied to the symbols that trained it; or a feature of a slower time
+        frame to the length of the bars.
     """
+    if isinstance(bars, Bars):
+        refuse_other_length(bars, run.spec.bar_seconds)
     symbols, own = bars.symbols, run.spec.symbols
     if symbols == own:
         return run
     config = run.agent_config.policy
     states = tuple(name for name in run.spec.features if name.startswith("state:"))
-    targets = spec_of(run.env_config, symbols, states).targets
+    targets = spec_of(run.env_config, symbols, states, run.spec.bar_seconds).targets
     # The ranking of the training bars holds for the symbols of another shard as well: "nearest"
     # trains on shards of one universe alone.
     spec = dataclasses.replace(run.spec, symbols=symbols, targets=targets)
