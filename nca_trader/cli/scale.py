@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import pathlib
+import shlex
 import sys
 from typing import Any
 
@@ -14,7 +16,9 @@ from nca_trader.cli.options import (
     load_bars,
     load_experiment,
     reading_options,
+    typed,
 )
+from nca_trader.errors import ConfigError
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +37,13 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="search for the largest batch that fits, and the smallest that is as fast, which "
         "takes minutes",
     )
+    job = parser.add_argument_group("the job", "starts the run on the slice, if it fits")
+    job.add_argument(
+        "--manifest", choices=("jobset", "slurm"), help="write a JobSet for GKE, or a batch script"
+    )
+    job.add_argument("--run", metavar="DIR", help="folder of the run, which every host sees")
+    job.add_argument("--image", help="of the container that has the package, for a JobSet")
+    job.add_argument("--out", metavar="FILE", help="of the job (train.yaml, train.sh)")
 
 
 def run_plan(args: argparse.Namespace) -> dict[str, Any]:
@@ -45,6 +56,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.scale.plan import plan
     from nca_trader.scale.words import plan_lines
 
+    refuse_half_a_job(args)
     env, agent = load_experiment(args)
     # A synthetic market has as many bars as its config says: plan draws none.
     bars = None if env.market and args.data is None else load_bars(args)
@@ -66,7 +78,53 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
     if not report["fits"]:
         name = slice_of(args.topology).name
         fail_check(args, report, f"{args.agent} does not fit on a chip of {name}; see above.")
+    if args.manifest:
+        report["manifest"] = str(write_job(args, report["set"]))
+        print(f"the job: {report['manifest']}")
     return report
+
+
+def refuse_half_a_job(args: argparse.Namespace) -> None:
+    """Refuse what makes no job, before minutes of compilation.
+
+    Raises:
+      ConfigError: `--manifest` without `--run`, a JobSet without `--image`, options of a job
+        without `--manifest`, or a slice that no machines make up.
+    """
+    from nca_trader.scale.chips import slice_of
+    from nca_trader.scale.manifest import hosts_of
+
+    if args.manifest is None:
+        given = [f"--{name}" for name in ("run", "image", "out") if getattr(args, name)]
+        if given:
+            raise ConfigError(f"{given[0]} is of a job; give --manifest jobset or slurm too.")
+        return
+    if not args.run:
+        raise ConfigError("--manifest needs --run DIR, the folder that the job trains.")
+    if args.manifest == "jobset" and not args.image:
+        raise ConfigError("--manifest jobset needs --image, a container that has the package.")
+    hosts_of(slice_of(args.topology))
+
+
+def write_job(args: argparse.Namespace, changes: dict[str, Any]) -> pathlib.Path:
+    """Write the job that trains what was planned; return its path.
+
+    Args:
+      args: of the command.
+      changes: keys that the slice needs, and their values.
+    """
+    from nca_trader.machine import write_atomically
+    from nca_trader.scale.chips import slice_of
+    from nca_trader.scale.manifest import SUFFIXES, hosts_of, manifest
+
+    there = slice_of(args.topology)
+    options = {name: getattr(args, name) for name in ("env", "agent", "data", *READING)}
+    options["set"] = [*args.set, *(f"{name}={value}" for name, value in changes.items())]
+    options |= {"run_dir": args.run, "distributed": hosts_of(there)[0] > 1}
+    words = shlex.split(typed("train", **options))
+    path = pathlib.Path(args.out or f"train{SUFFIXES[args.manifest]}")
+    write_atomically(path, manifest(args.manifest, there, words, args.run, args.image or ""))
+    return path
 
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:

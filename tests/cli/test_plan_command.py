@@ -4,14 +4,18 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
+import shlex
 import signal
 import threading
 import time
 
 import pytest
+import yaml
 
 import nca_trader as nca
 from nca_trader import progress
+from nca_trader.agents import load_agent
+from nca_trader.cli import build_parser
 from nca_trader.scale import compiled
 from nca_trader.scale.compiled import Needs
 from nca_trader.scale.hlo import Collective, Part, ProgramCost
@@ -47,6 +51,58 @@ def answers(monkeypatch):
         return asked
 
     return put
+
+
+@pytest.mark.parametrize("kind", ["jobset", "slurm"])
+def test_a_manifest_starts_the_training_that_was_planned(
+    command, answers, tmp_path, monkeypatch, kind
+):
+    asked = answers()
+    monkeypatch.chdir(tmp_path)
+    run = "/shared/my runs/$(a)"
+    given = ("--agent", "base", "--topology", "v5e-256", "--set", "policy.remat=step")
+    job = ("--manifest", kind, "--run", run, "--image", "europe-docker.pkg.dev/mine/nca:1")
+    said = command("plan", *given, *job, "--json")
+    assert said.code == 0, said.err
+    path = tmp_path / {"jobset": "train.yaml", "slurm": "train.sh"}[kind]
+    assert said.json["manifest"] == path.name and f"the job: {path.name}" in said.out
+    if kind == "jobset":
+        jobs = yaml.safe_load(path.read_text())["spec"]["replicatedJobs"]
+        (pod,) = jobs[0]["template"]["spec"]["template"]["spec"]["containers"]
+        words = [word.replace("$$(", "$(") for word in pod["command"]]
+    else:
+        line = next(x for x in path.read_text().splitlines() if x.startswith("srun"))
+        words = shlex.split(line)[2:]
+    args = build_parser().parse_args(words[1:])
+    assert words[0] == "nca-trader" and args.command == "train"
+    assert args.run_dir == run and args.distributed
+    assert "policy.remat=step" in args.set
+    # With these keys the agent is the one that was compiled for the slice.
+    trained, (question, *_) = load_agent("base", args.set), asked
+    assert trained.mesh == question.agent.mesh and trained.learner == question.agent.learner
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--manifest", "slurm"], "--manifest needs --run DIR"),
+        (["--manifest", "jobset", "--run", "a"], "needs --image"),
+        (["--run", "a"], "--run is of a job; give --manifest"),
+        (["--manifest", "slurm", "--run", "a", "--topology", "v5e:1x2"], "no machine has 2 chips"),
+    ],
+)
+def test_half_a_job_is_refused_before_it_is_compiled(command, answers, given, words):
+    asked = answers()
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", *given)
+    assert said.code == 2 and words in said.err and not asked
+
+
+def test_what_does_not_fit_has_no_job(command, answers, tmp_path, monkeypatch):
+    answers(fits=False, needed=20 * 2**30)
+    monkeypatch.chdir(tmp_path)
+    job = ("--manifest", "slurm", "--run", "a")
+    assert command("plan", "--agent", "nano", "--topology", "v5e-8", *job).code == 1
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, answers):

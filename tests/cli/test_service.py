@@ -17,6 +17,8 @@ from drawn import bars_of
 from nca_trader.cli import build_parser
 from nca_trader.data.bars import write_bars
 from nca_trader.paper.journal import read_events, verify
+from nca_trader.scale.chips import slice_of
+from nca_trader.scale.manifest import manifest
 from nca_trader.watch.alerts import read_rules
 
 UNITS = ("nca-trader-paper@.service", "nca-trader-watch@.service", "nca-trader-train@.service")
@@ -92,16 +94,14 @@ def test_the_training_unit_starts_a_command_that_trains(service):
 
 
 def test_the_guides_have_the_exit_codes_of_the_units(root):
-    service, several = (
-        (root / f"docs/guides/{n}.md").read_text() for n in ("service", "multihost")
-    )
+    service = (root / "docs/guides/service.md").read_text()
     rows = dict(re.findall(r"^\| ([^|]+) \| [^|]+ \| (yes|no)", service, re.M))
     assert {code: rows[code] for code in ("0", "130", "2", "3", "4")} == dict.fromkeys(
         ("0", "130", "2", "3", "4"), "no"
     )
     assert rows["1, or a signal"] == "yes"
-    # What SLURM and JobSet are told is the same.
-    assert "0|2|3|4|130)" in several and "values: [2, 3, 4]" in several
+    # What SLURM is told is the same.
+    assert "0|2|3|4|130)" in manifest("slurm", slice_of("v5e-16"), ["nca-trader"], "runs/a")
 
 
 def test_the_alerts_are_rules_that_can_be_read(service):
