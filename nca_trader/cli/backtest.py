@@ -39,6 +39,7 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
         *READING,
         seed={"help": "with --run: the agent of that number, from 0"},
         env={"help": "with --strategy: an environment's costs and limits"},
+        track={"help": "with --run: show the results where `train --track` showed its metrics"},
     )
     parser.add_argument(
         "--steps",
@@ -75,16 +76,22 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.config import EnvConfig
     from nca_trader.data.synthetic import seed_of, task_of
     from nca_trader.envs import load_env
+    from nca_trader.errors import ConfigError
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.subjects import subject_of
     from nca_trader.runs.exported import read_run
+    from nca_trader.runs.trackers import track_results, tracker_of
     from nca_trader.runs.universe import trained_symbols
 
     out = None if args.out is None else pathlib.Path(args.out)
     run = None
     if args.run_dir:
         run = read_run(args.run_dir, args.steps, args.seed, args.force_agent, args.allow_code)
+    if args.track is not None:
+        if run is None or not run.path.is_dir():
+            raise ConfigError("--track is of a run folder; give --run, or leave it out.")
+        tracker_of(args.track)  # refused before the backtest
     if run is not None:
         env = run.env_config
     else:  # a rule: without --env nothing costs, and nothing limits its weights
@@ -109,6 +116,8 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             trials=args.trials or "runs",
             **rules,
         )
+    if run is not None and args.track is not None:
+        track_results(args.track, run, "test", result.metrics)
     # `stress` runs the same backtest again, and its first rows are those of the result.
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":

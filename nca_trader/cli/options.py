@@ -63,6 +63,11 @@ ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
 SHARED: dict[str, dict[str, Any]] = {
     "env": {"help": "an environment: preset name or TOML file"},
     "agent": {"help": "an agent: preset name or TOML file"},
+    "track": {
+        "metavar": "KIND[:OPTIONS]",
+        "help": "also show the metrics elsewhere: tensorboard[:DIR] or wandb[:ENTITY/PROJECT]; see "
+        "docs/guides/training.md",
+    },
     "run": {"dest": "run_dir", "metavar": "DIR", "help": "run folder or exported file"},
     "seed": {"type": SEED, "metavar": "N", "help": "the agent of that number, from 0"},
     "force-agent": {

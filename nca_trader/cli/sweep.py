@@ -123,7 +123,10 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = TUNE_NOTE
     add_options(parser, "data", *READING, env={"required": True}, agent={"required": True})
     add_options(
-        parser, "set", seed={"default": 0, "help": "of the search and the agents (default 0)"}
+        parser,
+        "set",
+        "track",
+        seed={"default": 0, "help": "of the search and the agents (default 0)"},
     )
     parser.add_argument(
         "--until",
@@ -165,7 +168,7 @@ def run_tune(args: argparse.Namespace) -> dict[str, Any]:
     else:
         # One draw for all trials: they must differ in the agent alone.
         bars = task_of(env, args.seed).bars
-    names = ("trials", "seeds", "steps", "metric", "seed", "batch", "workers")
+    names = ("trials", "seeds", "steps", "metric", "seed", "batch", "workers", "track")
     found = tune(
         bars.between(None, args.until),
         agent,

@@ -59,8 +59,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         seed={"default": 0, "help": "of everything random, also a synthetic market (default 0)"},
     )
     parser.add_argument("--steps", type=COUNT, help="environment steps of each seed, in all")
-    tracked = "also show the metrics elsewhere: tensorboard[:DIR]; see docs/guides/training.md"
-    parser.add_argument("--track", metavar="KIND[:OPTIONS]", help=tracked)
+    add_options(parser, "track")
     peers = parser.add_argument_group(
         "several hosts", "the same command on each; see docs/guides/multihost.md"
     )
@@ -109,6 +108,7 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
 def _train(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.data.shards import folder_of_shards
     from nca_trader.learner.train import planned_steps, steps_done, train
+    from nca_trader.runs.trackers import track_results
     from nca_trader.runs.universe import trades
 
     # First, because it sets --until, by which the training bars are cut.
@@ -136,6 +136,8 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         found = hosts.on_first(lambda: select.decide(run))
         if found is not None:
             gate = dataclasses.asdict(found) | {"deployed": found.deployed}
+            if hosts.first():
+                track_results(args.track, run, "gate", found)
             print(found.sentence)
     if done < steps and not ended:
         print(

@@ -68,6 +68,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("trials", "DIR", str, None, "of the trial log (default: that of --folder, or runs)"),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, default=default, help=text)
+    add_options(parser, "track")
     parser.add_argument(
         "--warm-start", action="store_true", help="agents begin with those of the fold before"
     )
@@ -137,7 +138,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
             # The wrapper keeps the rule's name and source, by which folds and trials know it.
             subject = functools.update_wrapper(functools.partial(subject, **params), subject)
     names = ("train", "test", "purge", "embargo", "scheme", "metric")
-    more |= {name: getattr(args, name) for name in (*names, "folder", "workers")}
+    more |= {name: getattr(args, name) for name in (*names, "folder", "workers", "track")}
     more["trials"] = args.trials or (None if args.folder else "runs")
     walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
     print(walk)

@@ -73,6 +73,8 @@ class Training:
       deploy: a run that `WalkForward.deploy` will be asked about; refused before the first fold
         where it would be refused there.
       name: for reports; None is that of the preset, the file or the strategy.
+      track: shows each trial, or each fold and the whole, elsewhere; see `nca.train`. Folds of
+        strategies too.
 
     Example:
       >>> Training(env="index_daily", seeds=5, steps=500_000).seeds
@@ -86,6 +88,7 @@ class Training:
     warm_start: bool = False
     deploy: Any = None
     name: str | None = None
+    track: Any = None
 
     def __post_init__(self):
         if self.seeds is not None:

@@ -44,6 +44,7 @@ from nca_trader.runs import trials
 from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
+from nca_trader.runs.trackers import Subject, tracker_of, tracking
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars
 
@@ -181,13 +182,25 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
+    tracker = tracker_of(how.track)
     WorkFolder(path, SETTINGS, "search", decisive).begin()
     study = _study(path)
-    with Progress(trials * seeds, "tune", "agents") as shown:
+    before = len(_finished(study))
+    with (
+        Progress(trials * seeds, "tune", "agents") as shown,
+        tracking(tracker, Subject(path.resolve().name, path, decisive), before) as tracked,
+    ):
+
+        def told(number: int, score: float) -> None:
+            tracked.log(number, study.get_trials()[number].params | {"score": score})
+            done(number, score)
+
         # The time left is estimated from what is still to be trained.
-        shown.skip(min(len(_finished(study)), trials) * seeds)
-        _search(study, setup, space, path, trials, seeds, batch, workers, done, shown)
-    return _result(study, setup, path)
+        shown.skip(min(before, trials) * seeds)
+        _search(study, setup, space, path, trials, seeds, batch, workers, told, shown)
+        found = _result(study, setup, path)
+        tracked.results = {name: getattr(found, name) for name in ("score", "count", "by_luck")}
+    return found
 
 
 def _study(folder: pathlib.Path) -> Any:

@@ -51,7 +51,7 @@ from nca_trader.progress import Progress, quiet
 from nca_trader.runs.checkpoint import Checkpoints, unflatten
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import training_run
-from nca_trader.runs.trackers import Tracker, tracker_of, tracking
+from nca_trader.runs.trackers import Tracker, subject_of, tracker_of, tracking
 
 Report = Callable[[dict[str, Any]], None]
 log = logging.getLogger(__name__)
@@ -88,8 +88,8 @@ def train(
       select: a `nca_trader.Selector`: scores the mean agent on a selection span as training goes
         on, see `agent.selection`. Training stops when no better score came for a while, and the
         run acts as after the update with the best. None trains all steps.
-      track: also shows the metrics elsewhere: "tensorboard:DIR", or a
-        `nca_trader.runs.trackers.Tracker` of your own.
+      track: also shows the metrics elsewhere: "tensorboard:DIR", "wandb:ENTITY/PROJECT", the name
+        of an installed tracker, or a `nca_trader.runs.trackers.Tracker` of your own.
 
     Returns:
       The run; `steps_done(run)` is its number of environment steps.
@@ -141,9 +141,9 @@ def train(
         state, done = _resume(learner, checkpoints, seed, run, params)
         stopping.resume(done)
         shown.skip(done * learner.steps_per_update)
-        tracked = stack.enter_context(
-            tracking(tracker if hosts.first() else None, run, done * learner.steps_per_update)
-        )
+        tracker = tracker if hosts.first() else None
+        steps_before = done * learner.steps_per_update
+        tracked = stack.enter_context(tracking(tracker, subject_of(run), steps_before))
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
         # Each turn is one update. All processes take the same turns, since `step` is a collective.
@@ -164,7 +164,7 @@ def train(
                 stopping.score(state, done, row)
             if hosts.first():
                 run.append(row)
-                tracked(row)
+                tracked.log(row["steps"], row)
             # A metric that is not finite is None.
             known = {name: row[name] for name in ("reward", "entropy") if row[name] is not None}
             shown.update(learner.steps_per_update, **known)
@@ -183,6 +183,8 @@ def train(
                 intervals.saved()
             if stopped:
                 break
+        if (chosen := run.selection) is not None:
+            tracked.results = {"selection/update": chosen.update, "selection/score": chosen.score}
     return run
 
 

@@ -1,41 +1,60 @@
 """Trackers show training as it goes on, in a program of their own: `train --track`.
 
 A tracker is three functions, see `Tracker`. `Tracking` calls them in a thread, so that a tracker
-that is slow or fails never delays or ends training. Its library is imported when it is named.
+that is slow or fails never delays or ends training. Its library is imported when it is named. A
+package of its own offers one as an entry point of the group `nca_trader.trackers`: a name, and
+what makes the tracker of the text after the colon.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib.metadata
 import json
 import logging
 import math
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from nca_trader.cloud import local
+import numpy as np
+
+from nca_trader.cloud import CloudPath, Place, local
+from nca_trader.config.extensions import own_code
 from nca_trader.config.ranges import described, nearest
 from nca_trader.config.records import finite, plain
 from nca_trader.errors import ConfigError, argument, printable
-from nca_trader.machine import Worker
+from nca_trader.machine import Worker, write_atomically
 from nca_trader.runs.manifest import Run
 
 CLOSING = 10.0  # seconds that the end of training waits for what was handed over
 log = logging.getLogger(__name__)
 
 
+class Subject(NamedTuple):
+    """What is tracked: a run, a walk-forward or a search.
+
+    name: of it. folder: where it is kept; None where nothing is. config: resolved, for a run
+    `{"env": {...}, "agent": {...}, "seed": ...}`.
+    """
+
+    name: str
+    folder: Place | None
+    config: Mapping[str, Any]
+
+
 class Tracker(Protocol):
     """What shows a run. Each function may take its time, and may raise anything."""
 
-    def start(self, config: Mapping[str, Any], run: Run, step: int) -> None:
-        """Open what shows `run`; a resumed run goes on in the same place.
+    def start(self, subject: Subject, step: int) -> None:
+        """Open what shows `subject`; a resumed one goes on in the same place.
 
         Args:
-          config: the resolved configuration, `{"env": {...}, "agent": {...}, "seed": ...}`.
-          run: the run.
-          step: environment steps that the run has done. Metrics of later steps, from before it was
-            killed, are void.
+          subject: what is tracked.
+          step: environment steps that the run has done, folds or trials. Metrics of later steps,
+            from before it was killed, are void.
         """
         ...
 
@@ -49,8 +68,12 @@ class Tracker(Protocol):
         """
         ...
 
-    def finish(self) -> None:
-        """End: training is done, was stopped, or failed."""
+    def finish(self, results: Mapping[str, float]) -> None:
+        """End: training is done, was stopped, or failed.
+
+        Args:
+          results: of the whole, e.g. "selection/score" or "test/sharpe"; {} where there are none.
+        """
         ...
 
 
@@ -59,7 +82,7 @@ class TensorBoard:
 
     Args:
       options: the folder for TensorBoard; the run is a folder of its name there. "" is the folder
-        `tensorboard` in the run.
+        `tensorboard` in that of the run, or in the working directory where nothing is kept.
 
     Raises:
       ConfigError: tensorboardX is not installed; the folder is a URL or cannot be made.
@@ -88,16 +111,18 @@ class TensorBoard:
                 ) from None
         self._last = -1
 
-    def start(self, config: Mapping[str, Any], run: Run, step: int) -> None:
+    def start(self, subject: Subject, step: int) -> None:
         """Open a new event file in the run's folder, and show the configuration as text."""
         if self._root is None:
-            self._folder = local(run.path, "what TensorBoard reads") / "tensorboard"
+            kept = subject.folder or local(".", "")
+            self._folder = local(kept, "what TensorBoard reads") / "tensorboard"
         else:
-            self._folder = self._root / run.path.resolve().name
+            self._folder = self._root / subject.name
         self._folder.mkdir(parents=True, exist_ok=True)
         self._open(step + 1)
+        self._last = step
         # TensorBoard shows Markdown, in which indented lines are code.
-        text = json.dumps(finite(plain(config)), indent=1, default=str)
+        text = json.dumps(finite(plain(subject.config)), indent=1, default=str)
         shown = "".join(f"    {line}\n" for line in text.splitlines())
         self._write(step, self._summaries.text("config", shown))
 
@@ -106,14 +131,19 @@ class TensorBoard:
         if step <= self._last:
             self._writer.close()
             self._open(step)
+        self._numbers(step, metrics)
+        self._last = step
+
+    def finish(self, results: Mapping[str, float]) -> None:
+        """Write the results at the last step, and close the file."""
+        if results:
+            self._numbers(self._last, results)
+        self._writer.close()
+
+    def _numbers(self, step: int, metrics: Mapping[str, float]) -> None:
         value = self._summaries.Summary.Value
         values = [value(tag=name, simple_value=number) for name, number in metrics.items()]
         self._write(step, self._summaries.Summary(value=values))
-        self._last = step
-
-    def finish(self) -> None:
-        """Close the file."""
-        self._writer.close()
 
     def _open(self, step: int) -> None:
         """Begin a file, which takes back what files before it have of `step` and later."""
@@ -130,8 +160,73 @@ class TensorBoard:
         self._writer.flush()
 
 
+class WeightsAndBiases:
+    """Sends to Weights & Biases, or with WANDB_MODE=offline keeps for `wandb sync`.
+
+    A run's folder keeps the id, by which a resumed run goes on in the same one. Rows of updates
+    that were lost with a killed process, or rolled back, stay: the service takes none back. The
+    axis of all charts is `env_steps`.
+
+    Args:
+      options: PROJECT or ENTITY/PROJECT; "" is the project `nca_trader`.
+
+    Raises:
+      ConfigError: wandb is not installed; more than one slash.
+    """
+
+    ID = "wandb.id"
+
+    def __init__(self, options: str = ""):
+        try:
+            import wandb  # pyright: ignore
+        except ImportError:
+            raise ConfigError(
+                f"{argument('track')} wandb needs wandb, which is not installed; pip install wandb."
+            ) from None
+        entity, _, project = options.rpartition("/")
+        if "/" in entity:
+            raise ConfigError(f"{argument('track', f'wandb:{options}')}: give ENTITY/PROJECT.")
+        self._wandb, self._entity, self._project = wandb, entity or None, project or "nca_trader"
+        self._run: Any = None
+
+    def start(self, subject: Subject, step: int) -> None:
+        """Open the run of the folder's id, or a new one."""
+        name, place = uuid.uuid4().hex[:12], None
+        if (kept := subject.folder) is not None:
+            file = kept / self.ID
+            if file.is_file():
+                name = file.read_text().strip()
+            else:
+                write_atomically(file, name)
+            place = None if isinstance(kept, CloudPath) else str(kept)
+        self._run = self._wandb.init(
+            entity=self._entity,
+            project=self._project,
+            id=name,
+            name=subject.name,
+            resume="allow",
+            config=finite(plain(subject.config)),
+            dir=place,
+            settings=self._wandb.Settings(silent=True),
+        )
+        self._run.define_metric("*", step_metric="env_steps")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send a row."""
+        self._run.log({**metrics, "env_steps": step})
+
+    def finish(self, results: Mapping[str, float]) -> None:
+        """Write the results into the run's summary, and end it."""
+        self._run.summary.update(dict(results))
+        self._run.finish()
+
+
 # Each is called with what stands after the colon.
-TRACKERS: dict[str, Callable[[str], Tracker]] = {"tensorboard": TensorBoard}
+TRACKERS: dict[str, Callable[[str], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+}
+GROUP = "nca_trader.trackers"  # of entry points
 
 
 def tracker_of(named: str | Tracker | None) -> Tracker | None:
@@ -151,12 +246,17 @@ def tracker_of(named: str | Tracker | None) -> Tracker | None:
             )
         return named
     kind, _, options = named.partition(":")
-    if kind not in TRACKERS:
+    if kind in TRACKERS:
+        return TRACKERS[kind](options)
+    others = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    if kind not in others:
+        known = [*TRACKERS, *others]
         raise ConfigError(
-            f"{argument('track', named)} is not known; {nearest(kind, TRACKERS)}Known: "
-            f"{', '.join(TRACKERS)}."
+            f"{argument('track', named)} is not known; {nearest(kind, known)}Known: "
+            f"{', '.join(known)}."
         )
-    return TRACKERS[kind](options)
+    with own_code(f"{argument('track')} {kind}"):
+        return tracker_of(others[kind].load()(options))
 
 
 class _Call(NamedTuple):
@@ -168,24 +268,32 @@ class Tracking:
     """Calls a tracker in a thread of its own; the first failure is a warning, the rest are quiet.
 
     Args:
-      tracker: what shows the run.
-      run: the run.
+      tracker: what shows the run; None shows nothing.
+      subject: what is tracked.
       step: environment steps that it has done.
+
+    Attributes:
+      results: of the whole, handed over at the end; numbers that are not finite are left out.
     """
 
-    def __init__(self, tracker: Tracker, run: Run, step: int):
-        self._tracker, self._run, self._warned = tracker, run, False
-        config = {"env": run.env_config, "agent": run.agent_config, "seed": run.manifest.seed}
-        self._worker: Worker[_Call] = Worker("tracker", self._take, self._lost)
-        self._worker.put(_Call("start", (plain(config), run, step)))
+    def __init__(self, tracker: Tracker | None, subject: Subject, step: int):
+        self._tracker, self._subject, self._warned = tracker, subject, False
+        self.results: dict[str, Any] = {}
+        self._worker: Worker[_Call] | None = None
+        if tracker is not None:
+            self._worker = Worker("tracker", self._take, self._lost)
+            self._worker.put(_Call("start", (subject, step)))
 
-    def log(self, row: Mapping[str, Any]) -> None:
-        """Hand over a row of metrics.jsonl."""
-        self._worker.put(_Call("log", (row["steps"], numbers_of(row))))
+    def log(self, step: int, row: Mapping[str, Any]) -> None:
+        """Hand over a row of metrics, e.g. of metrics.jsonl."""
+        if self._worker is not None:
+            self._worker.put(_Call("log", (step, numbers_of(row))))
 
     def close(self) -> None:
         """End the tracker; waits a while for what was handed over."""
-        self._worker.put(_Call("finish"))
+        if self._worker is None:
+            return
+        self._worker.put(_Call("finish", (numbers_of(self.results),)))
         if not self._worker.close(CLOSING):
             self._lost(_Call("finish"), f"not done in {CLOSING:g} s")
 
@@ -195,21 +303,48 @@ class Tracking:
     def _lost(self, call: _Call, why: object) -> None:
         if not self._warned:
             self._warned = True
+            subject = self._subject
             log.warning(
-                "%s: the tracker %s failed (%s: %s); training goes on, and metrics.jsonl has "
-                "every row", self._run.path, type(self._tracker).__name__, call.name,
+                "%s: the tracker %s failed (%s: %s); the work goes on, and its files have every "
+                "row", subject.folder or subject.name, type(self._tracker).__name__, call.name,
                 printable(why) or type(why).__name__,
             )  # fmt: skip
 
 
 @contextlib.contextmanager
-def tracking(tracker: Tracker | None, run: Run, step: int) -> Iterator[Callable[[Any], None]]:
-    """Yield a function that takes each row of metrics; it does nothing without a tracker."""
-    if tracker is None:
-        yield lambda row: None
-        return
-    with contextlib.closing(Tracking(tracker, run, step)) as tracked:
-        yield tracked.log
+def tracking(tracker: Tracker | None, subject: Subject, step: int = 0) -> Iterator[Tracking]:
+    """Yield what takes each row of metrics, and the results."""
+    with contextlib.closing(Tracking(tracker, subject, step)) as tracked:
+        yield tracked
+
+
+def subject_of(run: Run) -> Subject:
+    """Return a run as what is tracked."""
+    config = {"env": run.env_config, "agent": run.agent_config, "seed": run.manifest.seed}
+    return Subject(run.path.resolve().name, run.path, plain(config))
+
+
+def track_results(track: str | Tracker | None, run: Run, kind: str, found: Any) -> None:
+    """Show results of a run that was trained before, e.g. of its test span.
+
+    Args:
+      track: as in `nca.train`.
+      run: the run; they are shown at its last step.
+      kind: what the names of the results begin with, e.g. "test".
+      found: the results, a mapping such as `Result.metrics` or a dataclass.
+
+    Example:
+      >>> track_results("tensorboard", run, "test", result.metrics)  # doctest: +SKIP
+    """
+    tracker, rows = tracker_of(track), run.metrics()
+    with tracking(tracker, subject_of(run), rows[-1]["steps"] if rows else 0) as tracked:
+        tracked.results = named(kind, found)
+
+
+def named(kind: str, found: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass or a mapping as they are tracked, e.g. "test/sharpe"."""
+    fields = vars(found) if dataclasses.is_dataclass(found) else found
+    return {f"{kind}/{name}": value for name, value in fields.items()}
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -225,5 +360,5 @@ def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(value)
         for name, value in found.items()
-        if isinstance(value, int | float) and math.isfinite(value)
+        if isinstance(value, int | float | np.number | np.bool) and math.isfinite(value)
     }

@@ -1,6 +1,7 @@
 """A tracker shows each row of metrics.jsonl, and training never waits for it or ends with it."""
 
 import dataclasses
+import importlib
 import json
 import struct
 import subprocess
@@ -10,11 +11,13 @@ import threading
 import pytest
 import tiny as experiment
 
+import nca_trader as nca
 from nca_trader import ConfigError, train
 from nca_trader.cli import main
+from nca_trader.config.spans import Range
 from nca_trader.runs import trackers as module
 from nca_trader.runs.manifest import Run
-from nca_trader.runs.trackers import numbers_of, tracker_of
+from nca_trader.runs.trackers import numbers_of, subject_of, track_results, tracker_of
 
 LONGER = 4 * experiment.STEPS_PER_UPDATE
 
@@ -118,11 +121,11 @@ def test_a_resumed_run_goes_on_in_the_same_place_and_takes_back_what_it_lost(ben
 def test_rows_of_a_rollback_are_taken_back(tiny, tmp_path):
     pytest.importorskip("tensorboardX")
     tracker = tracker_of(f"tensorboard:{tmp_path / 'board'}")
-    tracker.start({}, tiny.run, 0)
+    tracker.start(subject_of(tiny.run), 0)
     for step, value in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 20.0)):
         tracker.log(step, {"x": value})
-    tracker.finish()
-    assert shown(tmp_path / "board" / "tiny")[0] == {1: {"x": 1.0}, 2: {"x": 20.0}}
+    tracker.finish({"best": 20.0})
+    assert shown(tmp_path / "board" / "tiny")[0] == {1: {"x": 1.0}, 2: {"x": 20.0, "best": 20.0}}
 
 
 class Own:
@@ -138,23 +141,81 @@ class Own:
         if name in self.fails:
             raise SystemExit(f"{name} fails")
 
-    def start(self, config, run, step):
-        self._take("start", config, run, step)
+    def start(self, subject, step):
+        self._take("start", subject, step)
 
     def log(self, step, metrics):
         self._take("log", step, metrics)
 
-    def finish(self):
-        self._take("finish")
+    def finish(self, results):
+        self._take("finish", results)
 
 
 def test_a_tracker_of_your_own_gets_three_calls_in_order(bench):
     own = Own()
     run = bench(own)
     assert [call[0] for call in own.calls] == ["start", "log", "log", "finish"]
-    assert own.calls[0][2].path == run.path and own.calls[0][3] == 0
+    subject = own.calls[0][1]
+    assert (subject.name, subject.folder) == ("tracked", run.path) and own.calls[0][2] == 0
+    assert subject.config["agent"]["policy"]["channels"] == 4 and own.calls[3] == ("finish", {})
     bench(own, LONGER)
-    assert own.calls[4][3] == own.calls[2][1] == run.metrics()[1]["steps"]
+    assert own.calls[4][2] == own.calls[2][1] == run.metrics()[1]["steps"]
+
+
+def test_the_chosen_update_and_later_results_are_shown(tiny, tmp_path, monkeypatch):
+    select = nca.Selector(tiny.bars, "2020-07-19")
+    own, path = Own(), tmp_path / "runs" / "selected"
+    run = train(tiny.env, experiment.AGENT, path, steps=256, select=select, track=own)
+    chosen = run.selection
+    found = {"selection/update": float(chosen.update), "selection/score": chosen.score}
+    assert own.calls[-1] == ("finish", {k: v for k, v in found.items() if v is not None})
+    result = nca.backtest(tiny.bars, run, start="2020-07-19")
+    track_results(own, run, "test", result.metrics)
+    assert own.calls[-2][0] == "start" and own.calls[-2][2] == run.metrics()[-1]["steps"]
+    name, shown_results = own.calls[-1]
+    assert name == "finish" and shown_results["test/sharpe"] == result.metrics["sharpe"]
+
+
+def test_a_search_and_a_walk_forward_are_tracked(tiny, tmp_path):
+    pytest.importorskip("optuna")
+    own, how = Own(), {"env": experiment.ENV, "steps": 1}
+    space = {"optimizer.learning_rate": Range(low=1e-4, high=1e-2, log=True)}
+    bars, folder = tiny.bars, tmp_path / "search"
+    found = nca.tune(bars, experiment.AGENT, space, folder, trials=2, track=own, **how)
+    rates = found.trials["optimizer.learning_rate"]
+    assert [call[2]["optimizer.learning_rate"] for call in own.calls[1:3]] == list(rates)
+    assert own.calls[0][1].config["metric"] == "sharpe" and own.calls[3][1]["count"] == 2
+    own, rule = Own(), nca.rules.sma_cross
+    grid = {"fast": (2, 5), "slow": (20,)}
+    walk = nca.walk_forward(bars, rule, grid=grid, train=100, test=40, track=own)
+    names = [name for name, *_ in own.calls]
+    assert names == ["start", *["log"] * len(walk.folds), "finish"]
+    assert own.calls[0][1][:2] == ("sma_cross", None)
+    assert [call[2]["fast"] for call in own.calls[1:-1]] == list(walk.folds["fast"])
+    assert own.calls[-1][1]["test/sharpe"] == walk.metrics["sharpe"]
+    assert "gate/" in str(own.calls[-1][1])
+
+
+def test_an_installed_package_offers_a_tracker_of_its_own(bench, tmp_path, monkeypatch):
+    about = tmp_path / "site" / "other-1.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    point = "[nca_trader.trackers]\nother = other_tracker:Other\nbroken = other_tracker:none\n"
+    (about / "entry_points.txt").write_text(point)
+    code = "made = []\nclass Other:\n    def __init__(self, options):\n"
+    code += "        self.options, self.calls = options, []; made.append(self)\n"
+    each = ("start(self, subject, step)", "log(self, step, row)", "finish(self, results)")
+    code += "".join(f"    def {one}: self.calls.append(1)\n" for one in each)
+    (tmp_path / "site" / "other_tracker.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    assert "other_tracker" not in sys.modules
+    bench("other:here")
+    (own,) = importlib.import_module("other_tracker").made
+    assert own.options == "here" and len(own.calls) == 4
+    with pytest.raises(ConfigError, match="Known: tensorboard, wandb, other, broken"):
+        tracker_of("wandbb" * 3)
+    with pytest.raises(ConfigError, match="broken"):
+        tracker_of("broken")
 
 
 def test_each_seed_has_its_own_line(tiny, tmp_path):
@@ -203,24 +264,33 @@ def test_what_cannot_track_is_refused_before_training(bench, tmp_path, named, sa
     assert not (tmp_path / "runs" / "refused").exists()
 
 
-def test_a_missing_library_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ConfigError, match=r"needs tensorboardX.*pip install tensorboardX"):
-        tracker_of("tensorboard")
+@pytest.mark.parametrize(("kind", "library"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
+def test_a_missing_library_is_named(monkeypatch, kind, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ConfigError, match=f"needs {library}.*pip install {library}"):
+        tracker_of(kind)
 
 
-def test_the_command_tracks(tiny, tmp_path):
+def test_the_command_tracks(tiny, tmp_path, capsys):
     pytest.importorskip("tensorboardX")
     there = tiny.copy(tmp_path / "there")
     words = ["train", "--env", there.folder / "env.toml", "--agent", there.folder / "agent.toml"]
     words += ["--data", there.data, "--run", tmp_path / "ran", "--quiet"]
     assert main([*map(str, words), "--track", f"tensorboard:{tmp_path / 'board'}"]) == 0
     assert_shows(shown(tmp_path / "board" / "ran")[0], Run(tmp_path / "ran"))
+    words = ["backtest", "--run", tmp_path / "ran", "--data", there.data, "--json"]
+    assert main([*map(str, words), "--track", f"tensorboard:{tmp_path / 'board'}"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows, _ = shown(tmp_path / "board" / "ran")
+    assert rows[max(rows)]["test/sharpe"] == pytest.approx(found["sharpe"], rel=1e-6)
+    assert "reward" in rows[max(rows)]  # the last row of training stands
+    refused = ["backtest", "--strategy", "sma_cross", "--data", str(there.data)]
+    assert main([*refused, "--track", "tensorboard"]) == 2
 
 
 def test_nothing_is_imported_that_is_not_named(root):
     code = (
         "import sys, nca_trader.cli, nca_trader.learner.train, nca_trader.runs.trackers;"
-        "sys.exit('tensorboardX' in sys.modules)"
+        "sys.exit('tensorboardX' in sys.modules or 'wandb' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

@@ -74,6 +74,7 @@ from nca_trader.runs import trials as trial_log
 from nca_trader.runs.consent import own_names
 from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
+from nca_trader.runs.trackers import Subject, named, tracker_of, tracking
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
@@ -193,12 +194,19 @@ def walk_forward(
         last = setup.folds[-1].test[1] - 1
         recipe = None if config is None else (config, setup.subject)
         refuse_other(how.deploy, recipe, seeds, bars, last)
+    tracker = tracker_of(how.track)  # refused before the first fold
     walk = _Walk(setup, seeds, how.seed, how.warm_start, folder, trials, workers, check, done, name)
     each, unit = (seeds, "agents") if agent else (1, "folds")
     with Progress(each * len(setup.folds), "walk forward", unit) as shown:
         fitted = walk.fitted(shown)
     with Progress(None, "compare with the baselines, check a fold"):
-        return walk.stitched(fitted)
+        found = walk.stitched(fitted)
+    config = stored.settings(setup, {"seeds": seeds, "seed": how.seed})
+    with tracking(tracker, Subject(name, None if folder is None else place(folder), config)) as it:
+        for number, row in enumerate(found.folds.to_dict("records"), 1):
+            it.log(number, {str(key): value for key, value in row.items()})
+        it.results = named("test", found.metrics) | named("gate", found.gate)
+    return found
 
 
 def _env_of(training: Training, source: Any) -> EnvConfig:
@@ -224,7 +232,8 @@ def _refuse_subject(subject: Any, grid: Grid, training: Training) -> None:
             "e.g. nca.rules.sma_cross."
         )
     if not agent:
-        fields = (field.name for field in dataclasses.fields(training) if field.name != "name")
+        both = ("name", "track")
+        fields = (field.name for field in dataclasses.fields(training) if field.name not in both)
         training.refuse("is of an agent, not of a strategy", *fields)
     if grid and callable(subject):
         combinations_of(subject, grid)  # refuses what is not a grid of it
