@@ -72,7 +72,6 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.config import EnvConfig
     from nca_trader.config.spans import parse_grid
     from nca_trader.evaluate.combinations import combinations_of
-    from nca_trader.evaluate.report.tables import report_sweep
     from nca_trader.evaluate.subjects import member_of
     from nca_trader.evaluate.sweep import sweep
 
@@ -83,8 +82,9 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     combinations_of(rule, grid, args.sample, method or "sobol", seed)
     # A sweep has no environment; this one's costs are zero.
     costs, rules = account_of(args, EnvConfig(), False)
+    bars = load_bars(args)
     table = sweep(
-        load_bars(args),
+        bars,
         rule,
         grid,
         costs,
@@ -108,7 +108,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
             names = ("strategy", "grid", "data", *READING, "sample", "method", "seed", "tails")
             names += ("precision", *ACCOUNT, "trials", "out")
             command = typed("sweep", **{name: getattr(args, name) for name in names})
-            report_sweep(table, out, title=f"Sweep of {args.strategy}", command=command)
+            write_best(bars, rule, table, out, command, {"costs": costs, **rules})
         elif out.suffix == ".parquet":
             table.to_parquet(out, index=False)
         else:
@@ -116,6 +116,32 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
         print(f"The {'page' if out.suffix == '.html' else 'table'}: {out}")
     rows = table.to_dict("records")
     return {"rows": rows, "verdict": table.attrs["verdict"], "search": table.attrs["search"]}
+
+
+def write_best(
+    bars: Any, rule: Any, table: Any, out: pathlib.Path, command: str, account: dict[str, Any]
+) -> None:
+    """Write the page of the best combination with the table of all, or of the table alone.
+
+    Args:
+      bars: of the sweep.
+      rule: that was swept.
+      table: of the sweep.
+      out: path of the page.
+      command: that makes it again.
+      account: costs and limits of `nca.backtest`.
+    """
+    from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.report.page import report
+    from nca_trader.evaluate.report.tables import report_sweep
+    from nca_trader.evaluate.walkforward.refit import candidate
+
+    if table["sharpe"].isna().all():  # none of them ever trades
+        report_sweep(table, out, command=command)
+        return
+    best = table[table.attrs["parameters"]].to_dict("records")[table["sharpe"].argmax()]
+    result = backtest(bars, candidate(rule, best), **account)
+    report(bars, result, out, sweep=table, command=command)
 
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,12 @@ def decimal(value: float, digits: int = 2) -> str:
     return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
 
 
+def first_sentence(text: str) -> tuple[str, str]:
+    """Return the first sentence of a text and the rest."""
+    first, stop, rest = text.partition(". ")
+    return first + stop.strip(), rest
+
+
 def count(number: int, noun: str) -> str:
     """Write "1 bar" or "2,000 bars"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -143,3 +143,30 @@ def test_python_writes_the_same_page(tiny, tmp_path, command):
     # But for the command that makes it again, and the time at which it was made.
     again, here = (words(p).split() for p in (page, own))
     assert len(here) > 300 and len(set(again) ^ set(here)) < 25
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_page_of_a_sweep_is_that_of_its_best_combination(command, tmp_path, own):
+    page, name = tmp_path / "sweep.html", "sma_cross"
+    if own:  # a function of bars and parameters
+        (tmp_path / "mine.py").write_text(
+            "import pandas as pd\n\n\n"
+            "def cross(bars, fast=5, slow=40):\n"
+            "    close = pd.DataFrame(bars.close)\n"
+            "    more = close.rolling(fast).mean() > close.rolling(slow).mean()\n"
+            "    return more.to_numpy() / 2\n"
+        )
+        name = f"{tmp_path / 'mine.py'}:cross"
+    bars = nca.sample_bars("sp500")[-700:]
+    nca.write_bars(bars, tmp_path / "bars.parquet")
+    given = ("--strategy", name, "--grid=fast=5,10", "--grid=slow=40,60", "--commission=1e-3")
+    files = ("--data", tmp_path / "bars.parquet", "--trials", tmp_path)
+    said = command("sweep", *given, *files, "--out", page, "--json")
+    assert said.code == 0, said.err
+    best = max(said.json["rows"], key=lambda row: row["sharpe"])
+    seen = words(page)
+    way = "gained" if best["total_return"] > 0 else "lost"
+    earned = f"the strategy {way} {abs(best['total_return']):.1%}"
+    assert "Chosen as the best of 4 combinations, from 20" in seen and earned in seen
+    assert f"Sharpe ratio {best['sharpe']:.2f}" in seen and said.json["verdict"][:60] in seen
+    assert "The best 4 of 4 combinations by sharpe" in seen and "Equity and drawdown" in seen

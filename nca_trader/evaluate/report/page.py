@@ -42,7 +42,7 @@ from nca_trader.evaluate.report.tables import (
     sweep_section,
 )
 from nca_trader.evaluate.verdict import Evidence, weigh
-from nca_trader.evaluate.wording import percent
+from nca_trader.evaluate.wording import count, percent
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.folder import commit, now, versions
@@ -216,7 +216,12 @@ class ReportPage:
         if evidence.copies:
             found = f"it held the same weights as {evidence.nearest}"
         start, stop = (f"{end:%Y-%m-%d}" for end in (evidence.start, evidence.stop))
-        where = f"{evidence.standing}, from {start} to {stop}, ".removeprefix(", ")
+        origin = evidence.standing
+        if self.sweep is not None:
+            origin = f"chosen as the best of {count(len(self.sweep), 'combination')}"
+        elif self.folds is not None:
+            origin = f"in the test spans of {count(len(self.folds), 'fold')}"
+        where = f"{origin}, from {start} to {stop}, ".removeprefix(", ")
         listed = ", ".join(accounts[:-1]) + f" and {accounts[-1]}"
         said = f"{where}{listed}; {found}."
         return said[0].upper() + said[1:]
