@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -14,6 +15,11 @@ def percent(value: float, digits: int = 1) -> str:
 def decimal(value: float, digits: int = 2) -> str:
     """Write 1.234 as 1.23 and NaN as n/a."""
     return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
+
+
+def few(names: Sequence[str]) -> str:
+    """Write the first four names, and how many more there are."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
 
 
 def first_sentence(text: str) -> tuple[str, str]:

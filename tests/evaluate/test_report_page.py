@@ -104,6 +104,9 @@ def test_the_chart_has_the_bars_and_the_trades_of_the_result(result):
     left = result.trades["exit"].fillna(bars.index[-1])
     assert [bars.index[row] for row in data["exit"]] == left.tolist()
     assert data["open"] == (result.trades["reason"] == "open").tolist() and any(data["open"])
+    np.testing.assert_allclose(data["equity"]["equity"], result.equity, rtol=1e-4)
+    held = data["equity"]["equity of buy and hold"]
+    np.testing.assert_allclose(held, result.hold.equity, rtol=1e-4)
     assert data["side"] == np.sign(result.trades["size"]).tolist()
     for name in ("entry_price", "exit_price", "pnl", "return"):
         np.testing.assert_allclose(data[name], result.trades[name].astype(float), rtol=1e-4)
@@ -369,3 +372,19 @@ def test_every_span_of_dates_has_ticks(days):
     values = pd.Series(np.linspace(1.0, 1.1, 200), index)
     found = plots.equity_plot([figures.Curve("agent", values, "agent")])
     assert found.count("<svg") == 2
+
+
+@pytest.mark.parametrize(
+    ("length", "assets", "every"), [(1, 1, "D"), (2, 1, "D"), (30, 1, "min"), (60, 9, "D")]
+)
+def test_short_spans_and_many_assets_make_a_page(length, assets, every, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
+    bars = random_bars(np.random.default_rng(3), length, assets)
+    time = pd.date_range("2020-01-01", periods=length, freq=every).to_numpy()
+    names = tuple(f"asset {number}" for number in range(assets))
+    bars = dataclasses.replace(bars, time=time, symbols=names)
+    text = nca.backtest(bars, nca.rules.momentum(1)).report(tmp_path / "x.html").read_text()
+    assert not re.search(r">\s*nan\s*<", text, re.IGNORECASE)
+    assert ("From 2020-01-01 00:00 to 2020-01-01 00:29, " in text) == (every == "min")
+    title = "momentum 1 on asset 0, asset 1, asset 2, asset 3 and 5 more"
+    assert (f"<h1>{title}</h1>" in text) == (assets == 9)

@@ -25,12 +25,15 @@ nca.unpack("price-data").then((data) => {
   const candles = chart.addSeries(library.CandlestickSeries, {
     borderVisible: false, priceLineVisible: false,
   });
-  const lines = Object.keys(data.assets[0].indicators).map((name) => ({
+  const line = (name, pane) => ({
     name,
     series: chart.addSeries(library.LineSeries, {
       lineWidth: 2, priceLineVisible: false, lastValueVisible: false, crosshairMarkerVisible: false,
-    }),
-  }));
+    }, pane),
+  });
+  const lines = Object.keys(data.assets[0].indicators).map((name) => line(name, 0));
+  const equity = Object.keys(data.equity).map((name) => line(name, 1));
+  chart.panes()[0].setStretchFactor(3);
   const markers = library.createSeriesMarkers(candles, []);
 
   // Times are differences in the page.
@@ -92,6 +95,9 @@ nca.unpack("price-data").then((data) => {
     const rise = colour("--good"), fall = colour("--bad");
     candles.applyOptions({ upColor: rise, downColor: fall, wickUpColor: rise, wickDownColor: fall });
     key.replaceChildren();
+    equity.forEach(({ series }, number) => {
+      series.applyOptions({ color: colour(number ? "--baseline-0" : "--agent"), lineStyle: 2 * number });
+    });
     lines.forEach(({ name, series }, number) => {
       series.applyOptions({ color: colour(`--line-${number % 3}`), lineStyle: number % 3 });
       const part = document.createElement("span");
@@ -114,12 +120,10 @@ nca.unpack("price-data").then((data) => {
     candles.setData(time.map((at, i) => own.close[i] === null ? { time: at } : {
       time: at, open: own.open[i], high: own.high[i], low: own.low[i], close: own.close[i],
     }));
-    for (const { name, series } of lines) {
-      series.setData(time.map((at, i) => {
-        const value = own.indicators[name][i];
-        return value === null ? { time: at } : { time: at, value };
-      }));
-    }
+    const points = (values) =>
+      values.map((value, i) => value === null ? { time: time[i] } : { time: time[i], value });
+    for (const { name, series } of lines) series.setData(points(own.indicators[name]));
+    for (const { name, series } of equity) series.setData(points(data.equity[name]));
     paint();
     tell(null);
   }
@@ -139,6 +143,7 @@ nca.unpack("price-data").then((data) => {
     for (const { name } of lines) {
       if (own.indicators[name][i] !== null) texts.push(`${name} ${price(own.indicators[name][i])}`);
     }
+    for (const { name } of equity) texts.push(`${name} ${price(data.equity[name][i])}`);
     if (i < data.seen) texts.push("in sample");
     for (const trade of inSight()) {
       if (candle(data.entry[trade]) === i) texts.push(`${side(trade)} from ${price(data.entry_price[trade])}`);

@@ -35,11 +35,12 @@ def price_chart(
 
     Returns:
       times: of each traded bar, in seconds; the first, then differences. assets: of each its name,
-      candles (`open`, `high`, `low`, `close`) and indicators, at the last bar of a candle.
-      per_candle: bars in one candle. seen: candles that an agent was trained or selected on.
-      intraday: whether times of day matter. entry, exit, symbol and so on: a list per column of the
-      trades; an entry and an exit are numbers of bars, a symbol and a reason are numbers of
-      `symbols` and `reasons`. assets_left_out, trades_left_out: numbers of those not shown.
+      candles (`open`, `high`, `low`, `close`) and indicators, at the last bar of a candle. equity:
+      of the account and of holding, likewise. per_candle: bars in one candle. seen: candles that an
+      agent was trained or selected on. intraday: whether times of day matter. entry, exit, symbol
+      and so on: a list per column of the trades; an entry and an exit are numbers of bars, a symbol
+      and a reason are numbers of `symbols` and `reasons`. assets_left_out, trades_left_out: numbers
+      of those not shown.
 
     Raises:
       ConfigError: an indicator of another shape.
@@ -57,6 +58,11 @@ def price_chart(
         "times": np.diff(seconds, prepend=0).tolist(),
         "assets": [_candles(bars, number, starts, lines) for number in range(len(shown))],
         "per_candle": per_candle,
+        "equity": {
+            name: _short(each.equity.to_numpy()[np.append(starts[1:], len(bars)) - 1], 5)
+            for name, each in (("equity", result), ("equity of buy and hold", result.hold))
+            if each is not None
+        },
         "seen": 0 if not result.in_sample else -(-result.in_sample // per_candle),
         "intraday": bool((seconds[starts] % 86_400 != 0).any()),
         "assets_left_out": len(bars.symbols) - len(shown),

@@ -42,7 +42,7 @@ from nca_trader.evaluate.report.tables import (
     sweep_section,
 )
 from nca_trader.evaluate.verdict import Evidence, weigh
-from nca_trader.evaluate.wording import count, percent
+from nca_trader.evaluate.wording import count, few, percent
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.folder import commit, now, versions
@@ -215,7 +215,9 @@ class ReportPage:
             found = "too little moved to compare their risk"
         if evidence.copies:
             found = f"it held the same weights as {evidence.nearest}"
-        start, stop = (f"{end:%Y-%m-%d}" for end in (evidence.start, evidence.stop))
+        of_days = (evidence.stop - evidence.start).days >= 2
+        form = "%Y-%m-%d" if of_days else "%Y-%m-%d %H:%M"
+        start, stop = (end.strftime(form) for end in (evidence.start, evidence.stop))
         origin = evidence.standing
         if self.sweep is not None:
             origin = f"chosen as the best of {count(len(self.sweep), 'combination')}"
@@ -405,7 +407,7 @@ def report_on(
         if (decided := run.deployment) is not None:
             known["demo"] = Demo(deployment=decided.sentence, deployed=not decided.baseline)
     return ReportPage(
-        title=f"{run.name if run else result.name} on {', '.join(bars.symbols)}",
+        title=f"{run.name if run else result.name} on {few(bars.symbols)}",
         agent=result,
         baselines=baselines,
         evidence=weigh(result, baselines, bars.bars_per_year),

@@ -238,7 +238,8 @@ def rolling_plot(
       None where there are too few bars.
     """
     first = next(iter(results.values()))
-    window = min(round(bars_per_year), len(first.equity) // 4)
+    # The bars of a year are unknown where there is one bar alone.
+    window = min(round(np.nan_to_num(bars_per_year)), len(first.equity) // 4)
     if window < SHORTEST:
         return None
     found = {

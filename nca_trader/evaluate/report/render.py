@@ -25,7 +25,16 @@ from nca_trader.machine import make_directory, write_atomically
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "lightweight_charts" / "lightweight-charts.standalone.production.js"
 # Functions with which the templates write numbers and sentences.
-WRITERS = ("count", "decimal", "percent", "times", "whole", "in_sample_sentence", "first_sentence")
+WRITERS = (
+    "count",
+    "decimal",
+    "percent",
+    "times",
+    "whole",
+    "in_sample_sentence",
+    "first_sentence",
+    "few",
+)
 
 
 def script(path: Path) -> str:

@@ -11,6 +11,7 @@ from nca_trader.evaluate.report.render import render
 from nca_trader.evaluate.trades import OPEN, TRADING_COSTS
 from nca_trader.evaluate.wording import (
     decimal,
+    few,
     in_sample_sentence,
     money,
     percent,
@@ -43,10 +44,8 @@ SHOWN = (
 
 def title_of(result: Result) -> str:
     """Name the strategy, its assets and its span of bars."""
-    symbols = list(result.weights.columns)
-    assets = ", ".join(symbols[:4]) + (f" and {len(symbols) - 4} more" if len(symbols) > 4 else "")
     first, last = (result.equity.index[end].date() for end in (0, -1))
-    return f"{result.name} on {assets}, {first} to {last}"
+    return f"{result.name} on {few(list(result.weights.columns))}, {first} to {last}"
 
 
 def caveats(result: Result) -> list[str]:
