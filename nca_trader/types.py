@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,7 @@ COUNTED_YEARS, LONGEST_DAY = 2.0, 1.5  # from which bars are counted; days of a 
 ROUND_THE_CLOCK = 22  # hours with bars per day from which a market counts as open day and night
 PRICES = ("open", "high", "low", "close")
 EXTRAS = ("half_spread", "dividend", "funding")
+COLUMN = "column:"  # before the name of a column of your own, among the fields of bars
 
 
 class Bar(NamedTuple):
@@ -35,7 +36,8 @@ class Bar(NamedTuple):
     time: `[]` int64 seconds since 1970-01-01 UTC of the bar's open.
     open, high, low, close: `[]` float64 prices. volume: `[]` float64, in the file's own unit.
     present: `[]` bool, False where the asset has no bar at this time.
-    half_spread, dividend, funding: `[]` float64 as in `Bars`, or None.
+    half_spread, dividend, funding: `[]` float64 as in `Bars`, or None. columns: `[]` float64 each,
+    by name, as in `Bars`; or None.
 
     Example:
       >>> import nca_trader as nca
@@ -54,6 +56,7 @@ class Bar(NamedTuple):
     half_spread: Tensor | None = None
     dividend: Tensor | None = None
     funding: Tensor | None = None
+    columns: dict[str, Tensor] | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,6 +77,8 @@ class Bars:
         price's currency; prices are then not adjusted for it. None without dividends.
       funding: `[N, A]` payment of a long position at this bar's close, as a fraction of its value
         (perpetual futures); shorts receive it. None without funding.
+      columns: `[N, A]` columns of your own by name, e.g. of `read_bars(..., extra=...)`: the last
+        value known at this bar's close, NaN before the first.
       source: the origin of the bars, for reports and error messages.
       note: a caveat that reports must print, e.g. that an index is not tradable; or "".
 
@@ -95,11 +100,14 @@ class Bars:
     half_spread: np.ndarray | None = None
     dividend: np.ndarray | None = None
     funding: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     source: str = ""
     note: str = ""
 
     def __post_init__(self):
         shape = (len(self.time), len(self.symbols))
+        own = {name: _frozen(self.columns[name], np.float64) for name in sorted(self.columns)}
+        object.__setattr__(self, "columns", own)
         for name in self.fields:
             array = _frozen(getattr(self, name), bool if name == "present" else np.float64)
             if array.shape != shape:
@@ -107,7 +115,8 @@ class Bars:
                     f"{self.source or 'bars'}: {name} has shape {array.shape} where "
                     f"[N, A] = {shape} is expected; give every field one column per symbol."
                 )
-            object.__setattr__(self, name, array)  # the dataclass is frozen for everyone else
+            if not name.startswith(COLUMN):
+                object.__setattr__(self, name, array)  # the dataclass is frozen for everyone else
         time = _frozen(self.time, "datetime64[ns]")
         if len(time) > 1 and not (np.diff(time) > np.timedelta64(0, "ns")).all():
             row = int(np.argmin(np.diff(time) > np.timedelta64(0, "ns"))) + 1
@@ -116,6 +125,12 @@ class Bars:
                 "before it; sort the bars and remove duplicates."
             )
         object.__setattr__(self, "time", time)
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """Return a column of your own by its name among `fields`, e.g. "column:vix"."""
+        if name.startswith(COLUMN) and name.removeprefix(COLUMN) in self.columns:
+            return self.columns[name.removeprefix(COLUMN)]
+        raise AttributeError(f"'Bars' object has no attribute {name!r}")
 
     def __len__(self) -> int:
         return len(self.time)
@@ -126,9 +141,10 @@ class Bars:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the `[N, A]` arrays that these bars have."""
+        """Names of the `[N, A]` arrays that these bars have; `split_columns` takes them."""
         extras = (name for name in EXTRAS if getattr(self, name) is not None)
-        return (*PRICES, "volume", "present", *extras)
+        own = (f"{COLUMN}{name}" for name in self.columns)
+        return (*PRICES, "volume", "present", *extras, *own)
 
     @property
     def num_assets(self) -> int:
@@ -151,7 +167,8 @@ class Bars:
         if not isinstance(rows, slice) or rows.step not in (None, 1):
             raise TypeError("Bars takes a contiguous slice of rows, e.g. bars[100:200].")
         fields = ("time", *self.fields)
-        return dataclasses.replace(self, **{name: getattr(self, name)[rows] for name in fields})
+        arrays = {name: getattr(self, name)[rows] for name in fields}
+        return dataclasses.replace(self, **split_columns(arrays))
 
     def select(self, *symbols: str) -> Bars:
         """Return the bars of some assets, in the order of `symbols`."""
@@ -163,7 +180,7 @@ class Bars:
             )
         columns = [self.symbols.index(s) for s in symbols]
         arrays = {name: getattr(self, name)[:, columns] for name in self.fields}
-        return dataclasses.replace(self, symbols=tuple(symbols), **arrays)
+        return dataclasses.replace(self, symbols=tuple(symbols), **split_columns(arrays))
 
     def row(self, date: str | np.datetime64 | pd.Timestamp, name: str = "date") -> int:
         """Return the first row at or after `date`; `N` if there is none.
@@ -193,7 +210,8 @@ class Bars:
         for name in self.fields:
             # Fields that all bars have need no name; those that may be absent do, or a spread could
             # have the digest of a dividend.
-            digest.update(name.encode() if name in EXTRAS else b"")
+            named = name in EXTRAS or name.startswith(COLUMN)
+            digest.update(name.encode() if named else b"")
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
         return digest.hexdigest()
 
@@ -205,14 +223,32 @@ class Bars:
     def as_bar(self) -> Bar:
         """Return one `Bar` of numpy arrays `[N, A]`, which features and strategies scan."""
         time = np.broadcast_to(self.seconds[:, None], self.close.shape)
-        return Bar(time, **{name: getattr(self, name) for name in self.fields})
+        return Bar(time, **split_columns({name: getattr(self, name) for name in self.fields}))
 
     def each(self) -> Iterator[Bar]:
         """Yield one `Bar` of arrays `[A]` after the other; a copy, which reaches no later row."""
         fields = [(name, getattr(self, name)) for name in self.fields]
         for row, second in enumerate(self.seconds):
             time = np.full(self.num_assets, second)
-            yield Bar(time, **{name: np.array(values[row]) for name, values in fields})
+            yield Bar(time, **split_columns({k: np.array(values[row]) for k, values in fields}))
+
+
+def split_columns(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `Bars` or `Bar`: columns of your own under `columns`.
+
+    Example:
+      >>> split_columns({"close": 1.0, "column:vix": 2.0})
+      {'close': 1.0, 'columns': {'vix': 2.0}}
+    """
+    own = {k.removeprefix(COLUMN): x for k, x in arrays.items() if k.startswith(COLUMN)}
+    rest = {name: x for name, x in arrays.items() if not name.startswith(COLUMN)}
+    return rest | {"columns": own} if own else rest
+
+
+def fields_of(bar: Bar) -> dict[str, Tensor]:
+    """Return the arrays of a bar by name, as `Bars.fields` calls them, and its time."""
+    given = {name: x for name, x in bar._asdict().items() if x is not None and name != "columns"}
+    return given | {f"{COLUMN}{name}": x for name, x in (bar.columns or {}).items()}
 
 
 def _frozen(array: np.ndarray, dtype: Any) -> np.ndarray:

@@ -95,12 +95,14 @@ def has_exits(bars: Bars, strategy: Strategy) -> bool:
             )
     with float64_on_cpu(), strategy_faults(bars, strategy):
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bars.as_bar())
-        return _orders_exits(strategy, one)
+        shapes, structure = jax.tree.flatten(one)
+        return _orders_exits(strategy, structure, tuple(shapes))
 
 
 @functools.lru_cache(maxsize=64)
-def _orders_exits(strategy: Strategy, one: Bar) -> bool:
+def _orders_exits(strategy: Strategy, structure: Any, shapes: tuple[Any, ...]) -> bool:
     """Trace the decision at a bar of these shapes; return whether its order has levels."""
+    one = jax.tree.unflatten(structure, shapes)
     num_assets = one.close.shape[0]
 
     def ordered(bar: Bar) -> Any:

@@ -57,6 +57,7 @@ READING = (
     "every",
     "memory_gb",
     "split",
+    "extra",
 )
 # The options of an account, the same for every command that trades.
 ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
@@ -126,6 +127,11 @@ SHARED: dict[str, dict[str, Any]] = {
     "decimal": {"choices": (".", ","), "help": "the decimal sign of a CSV"},
     "every": {"metavar": "LENGTH", "help": "e.g. 1min, 1h, 1d: gaps of trading are missing bars"},
     "memory_gb": {"type": float, "metavar": "GIB", "help": "memory of reading a file, at most (2)"},
+    "extra": {
+        "metavar": "NAME=FILE,...",
+        "help": "columns of your own, of a file or of the bars' file, known a step or +DELAY after "
+        "their stamps: vix=vix.csv,cpi=cpi.csv+45d,score=Score; see docs/guides/bars.md",
+    },
     "split": {
         "action": "append",
         "metavar": "SYMBOL:DATE:RATIO",

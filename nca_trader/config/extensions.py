@@ -46,8 +46,8 @@ OWN = re.compile(
     re.DOTALL,
 )
 FRAME = re.compile(r"(\d+[A-Za-z]+):(.+)", re.DOTALL)
-# A market's own state is listed among the features as "state:NAME".
-RESERVED = "state:"
+# Features that are not of your own code: a market's own state, and columns of your own.
+RESERVED = ("state:", "column:")
 # Objects that were given in Python, by the name that a config has of them. A script's own objects
 # are found here, and the script isn't run again.
 _given: dict[str, Any] = {}

@@ -45,6 +45,7 @@ ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SP
 # "spread" alone is not an alias: vendors give it in points, in pips or in the price's unit.
 ALIASES = {
     **dict.fromkeys(("time", "date", "datetime", "timestamp", "date_time", "open_time"), "time"),
+    "observation_date": "time",
     **dict.fromkeys(("date/time", "gmt_time", "local_time"), "time"),
     **dict.fromkeys(("symbol", "ticker", "asset", "instrument"), "symbol"),
     **dict.fromkeys(("volume", "vol", "real_volume"), "volume"),

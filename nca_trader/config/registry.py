@@ -18,15 +18,23 @@ class Registry(Mapping[str, T]):
     It lists the built-in and the installed names, and finds every name of your own code.
     """
 
-    def __init__(self, kind: str, builtin: Mapping[str, T], made: Callable[[Any, str], T]):
+    def __init__(
+        self,
+        kind: str,
+        builtin: Mapping[str, T],
+        made: Callable[[Any, str], T],
+        spelled: Callable[[str], T | None] = lambda name: None,
+    ):
         """Set what is built in.
 
         Args:
           kind: of the entry points, "features" for the group "nca_trader.features".
           builtin: by name.
           made: `(object, name) ->` what the registry holds; raises ConfigError for another object.
+          spelled: what a name stands for that says it itself, e.g. "column:vix"; else None.
         """
         self.kind, self.builtin, self._made = kind, dict(builtin), made
+        self._spelled = spelled
         self._own: dict[str, T] = {}
         FORGET.append(self._own.clear)
 
@@ -38,6 +46,8 @@ class Registry(Mapping[str, T]):
         """
         if name in self.builtin:
             return self.builtin[name]
+        if name not in self._own and (found := self._spelled(name)) is not None:
+            self._own[name] = found
         if name not in self._own:
             if origin_of(self.kind, name) is None:
                 what = self.kind.removesuffix("s").replace("policie", "policy")
@@ -50,8 +60,9 @@ class Registry(Mapping[str, T]):
 
     def __contains__(self, name: object) -> bool:
         """Whether it is a name; nothing is imported."""
-        text = isinstance(name, str)
-        return text and (name in self.builtin or origin_of(self.kind, str(name)) is not None)
+        if not isinstance(name, str) or name in self.builtin:
+            return isinstance(name, str)
+        return self._spelled(name) is not None or origin_of(self.kind, name) is not None
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the built-in names, then those of installed packages."""

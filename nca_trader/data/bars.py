@@ -25,6 +25,7 @@ from nca_trader.config.reading import (
     parse_step,
 )
 from nca_trader.data.calendar import expected_times
+from nca_trader.data.reading.columns import parse_extra, with_columns
 from nca_trader.data.reading.detect import detect, row_faults
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
@@ -40,7 +41,7 @@ from nca_trader.data.reading.parse import parse
 from nca_trader.data.reading.repairs import note_of, settle_dividends, with_splits
 from nca_trader.data.reading.repairs import repair as repaired
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.types import EXTRAS, PRICES, Bars
+from nca_trader.types import COLUMN, EXTRAS, PRICES, Bars, split_columns
 
 MOST_MISSING = 1 / 3  # of the expected times, without a question
 TIME_BYTES = 64  # of memory that a time takes while the trading hours are found, about
@@ -60,6 +61,7 @@ def read_bars(
     every: str | None = None,
     memory_gb: float | None = None,
     split: str | Iterable[str] | None = None,
+    extra: str | Mapping[str, Any] | None = None,
 ) -> Bars:
     """Read bars from a CSV (any delimiter, .gz, .zip), Parquet or Feather file, or a frame.
 
@@ -108,6 +110,12 @@ def read_bars(
         and is refused before it does (D034).
       split: splits of prices as traded that no column gives, "AAPL:2020-08-31:4,X:2021-01-04:1/10":
         from that date on a share is one of four.
+      extra: columns of your own by name, `{"vix": frame}`, which `Bars.columns` has and the
+        features "column:vix" and "column:vix:raw" show. A frame (or file) has a time, one column of
+        numbers, and a symbol where it is of one asset each; or give the name of a column of the
+        bars' own file. A value counts from its stamp and one step of its stamps on, a day's thus
+        from the end of the day. `{"cpi": (frame, "45d")}` states when it was known, from its stamp
+        on. As a text: "vix=vix.csv,cpi=cpi.csv+45d,score=Score".
 
     Returns:
       Bars `[N, A]` in order of time; `note` says what was repaired or adjusted.
@@ -127,34 +135,36 @@ def read_bars(
     if callable(collect) and not isinstance(source, ArrowStream):
         source = cast(Frame, collect())
     expect("source", source, str | os.PathLike | CloudPath | Frame, "a path or a frame")
+    wanted, more = _names(symbol), parse_extra(extra)
+    own = {str(column.source): name for name, column in more.items() if column.of_file}
+    request = Request(
+        parse_columns(columns), timezone, dates, decimal, wanted, parse_repair(repair),
+        parse_memory(memory_gb), parse_splits(split), own,
+    )  # fmt: skip
     if isinstance(source, str) and source.startswith(SAMPLE):
         bars = sample_bars(source.removeprefix(SAMPLE))
-        return bars.select(*_names(symbol)) if symbol else bars
+        return with_columns(bars.select(*(wanted or bars.symbols)), more, request)
     if isinstance(source, str) and is_source(source):
         given = own_source(source)
         if isinstance(given, Bars):  # checked by its own constructor
-            bars = given.select(*(_names(symbol) or given.symbols))
+            bars = with_columns(given.select(*(wanted or given.symbols)), more, request)
         else:
             how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
-            how |= {"every": every, "memory_gb": memory_gb, "split": split}
+            how |= {"every": every, "memory_gb": memory_gb, "split": split, "extra": extra}
             bars = read_bars(given, symbol, timezone, repair, **how)
         # The record of a run says where its bars came from.
         return dataclasses.replace(bars, source=source)
     if decimal not in (None, ".", ","):
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
-    wanted = _names(symbol)
-    repairs, step = parse_repair(repair), parse_step(every)
-    most = parse_memory(memory_gb)
-    request = Request(
-        parse_columns(columns), timezone, dates, decimal, wanted, repairs, most, parse_splits(split)
-    )
+    repairs, step = request.repairs, parse_step(every)
     # Each step takes the result of the last one; only `assemble` uses it up.
     table = with_splits(settle_dividends(parse(source, request)), request)
     faults = detect(table, request)
     refuse(table.name, faults, repairs, table.where)
     table = repaired(table, faults, repairs)
     bars = assemble(table, step, request, note_of(table, faults, repairs))
-    return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
+    bars = bars.select(*wanted) if wanted and wanted != bars.symbols else bars
+    return with_columns(bars, more, request) if more else bars
 
 
 def _names(symbol: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -313,7 +323,8 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
 
     # The close comes first: the other prices of a missing bar are taken from it.
     close = grid(columns.pop("close"), np.nan)
-    fields, given = {"close": close}, None
+    fields: dict[str, Any] = {"close": close}
+    given = None
     if len(own) < len(time) * len(symbols):  # a missing bar carries the last close, volume 0
         given = grid(np.ones(len(own), dtype=bool), False)
         fields["close"] = pd.DataFrame(close).ffill().to_numpy()
@@ -327,12 +338,16 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
         if column in columns:
             values = columns.pop(column)
             fields[name] = grid(values, values.dtype.type(0))
+    for key in [key for key in columns if key.startswith(COLUMN)]:
+        # The last value known: of a missing bar, and of a cell without a number.
+        fields[key] = pd.DataFrame(grid(columns.pop(key), np.nan)).ffill().to_numpy()
     # `Bars` copies arrays that could be written to. These have no other owner, so they are frozen
     # here; a view is writable through its base.
     for array in (time, *fields.values()):
         for part in (array, array.base):
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
+    fields = split_columns(fields)
     return Bars(time=time, symbols=symbols, source=table.name, note=note, **fields)
 
 
@@ -426,7 +441,7 @@ def sample_bars(name: str) -> Bars:
     time = frames["SP500"].index
     if not time.equals(frames["NASDAQ"].index):
         raise BarError("sample bars 'sp500': the two indexes differ in dates; reinstall arch.")
-    columns = {
+    columns: Any = {
         field: np.stack([frame[field.title()] for frame in frames.values()], axis=1)
         for field in (*PRICES, "volume")
     }

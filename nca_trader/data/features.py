@@ -9,9 +9,10 @@ definition, which includes the bar. `feature_set` puts several together, built i
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from nca_trader.config.registry import Registry
 from nca_trader.data.averages import (
     LEAST,
     SPAN,
+    Average,
     add,
     advance,
     empty_average,
@@ -37,9 +39,9 @@ from nca_trader.data.averages import (
 )
 from nca_trader.data.calendar import bar_length
 from nca_trader.data.time_frames import TimeFrame
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.numerics import MOST_ASSETS, as_one_kernel, float64_on_cpu, packed, unpacked
-from nca_trader.types import SECOND, Bar, Bars, Tensor
+from nca_trader.types import COLUMN, SECOND, Bar, Bars, Tensor
 
 
 class Feature(NamedTuple):
@@ -294,6 +296,60 @@ def calendar_wave(phase: Callable[[Array], Array], wave: Callable[[Array], Array
     return make_feature(lambda: (), update, warmup=0)
 
 
+def refuse_absent(features: Iterable[str], columns: Iterable[str], where: str) -> None:
+    """Refuse features of columns of your own that bars lack.
+
+    Args:
+      features: their names; others are left alone.
+      columns: names of those that there are.
+      where: whose bars, for the message.
+
+    Raises:
+      ConfigError: in one line, the first column and those that there are.
+    """
+    there = tuple(columns)
+    for feature in features:
+        _, found, rest = feature.partition(COLUMN)
+        name = rest.partition(":")[0]
+        if found and name not in there:
+            known = f"there are {', '.join(there)}" if there else "there are none"
+            raise ConfigError(
+                f"feature {feature}: {where} no column {name!r}; {known}. Give it by "
+                f"{argument('extra')}."
+            )
+
+
+def column(text: str) -> Feature | None:
+    """Return the feature of a column of your own; None where a name is not one's.
+
+    "column:NAME" is z-scored by the mean and the deviation of its past values, with the weights of
+    LEVEL_SPAN. "column:NAME:raw" is the number. Both are 0 before the first value.
+    """
+    if not text.startswith(COLUMN):
+        return None
+    name, colon, how = text.removeprefix(COLUMN).partition(":")
+    if colon and how != "raw":
+        raise ConfigError(f"feature {text}: give {COLUMN}{name} or {COLUMN}{name}:raw.")
+
+    def value(bar: Bar) -> Tensor:
+        refuse_absent((text,), bar.columns or (), "the bars have")
+        return (bar.columns or {})[name]
+
+    def known(bar: Bar) -> Tensor:
+        return bar.present & jnp.isfinite(value(bar))
+
+    def raw(state: tuple[()], bar: Bar, count: Array) -> tuple[tuple[()], Array]:
+        return state, jnp.asarray(value(bar))
+
+    def scored(past: Average, bar: Bar, count: Array) -> tuple[Average, Array]:
+        x = jnp.where(known(bar), value(bar), 0.0)
+        return add(past, x, LEVEL_SPAN), z_score(past, x)
+
+    if how:
+        return make_feature(lambda: (), raw, warmup=0, counts=known)
+    return make_feature(empty_average, scored, warmup=SPAN, counts=known)
+
+
 PHASES: dict[str, Callable[[Array], Array]] = {
     # 1970-01-01 was a Thursday; Monday has phase 0.
     "day_of_week": lambda time: (time // DAY + 3) % 7 / 7.0,
@@ -348,6 +404,8 @@ def own_feature(value: Any, name: str) -> Feature:
     # With quotes and dividends: a feature may need them, and `update` says so where they lack.
     types = dict.fromkeys(Bar._fields, np.float64) | {"time": np.int64, "present": bool}
     fields: Any = {field: jax.ShapeDtypeStruct((), kind) for field, kind in types.items()}
+    # It may read columns of any name, which its bars have.
+    fields["columns"] = collections.defaultdict(lambda: np.zeros(()))
     bar = Bar(**fields)
     with float64_on_cpu(), own_code(name):
         state = value.init()
@@ -366,7 +424,7 @@ def own_feature(value: Any, name: str) -> Feature:
     return value
 
 
-FEATURES: Registry[Feature] = Registry("features", BUILT_IN, own_feature)
+FEATURES: Registry[Feature] = Registry("features", BUILT_IN, own_feature, column)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -459,6 +517,7 @@ class FeatureSet:
           BarError: features of a slower time frame are of bars of another length.
         """
         refuse_other_length(bars, self.bar_seconds)
+        refuse_absent(self.names, bars.columns, f"{bars.source or 'bars'}: have")
         with float64_on_cpu():
             _, values = self.jitted[1](self.init(bars.num_assets), bars.as_bar())
         return np.asarray(values)
@@ -526,7 +585,11 @@ def refuse_unknown(names: tuple[str, ...]) -> None:
       ConfigError: in one line, the first.
     """
     for name in names:
-        FEATURES[split_frame(name)[1]]  # refuses an unknown one
+        frame, bare = split_frame(name)
+        FEATURES[bare]  # refuses an unknown one
+        if frame and bare.startswith(COLUMN):
+            say = f"feature {name!r}: a column has no time frame of its own; give {bare!r}."
+            raise ConfigError(say)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"feature {twice!r} is listed twice; list it once.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
     is not complete.
 
     open, high, low and close are those of the bin's present bars; volume, dividend and funding are
-    sums, half_spread is the mean. An asset is missing where it has no present bar in a bin.
+    sums, half_spread is the mean; columns of your own keep their last value. An asset is missing
+    where it has no present bar in a bin.
 
     Args:
       bars: N bars, stamped by their opens.
@@ -111,7 +113,7 @@ def _bin_ends(
     return np.asarray(end).astype("datetime64[ns]")
 
 
-def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.ndarray]:
+def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, Any]:
     """Return the fields `[M, A]` of the bins that begin at `starts` of `rows`."""
     present = bars.present[rows]
     place = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(rows))))
@@ -132,7 +134,7 @@ def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.
     order = np.where(present, np.arange(len(rows))[:, None], len(rows) - 1)
     first = np.minimum.reduceat(order, starts, axis=0)
     close = bars.close[rows][last]  # a missing bar carries the last close
-    fields = {
+    fields: dict[str, Any] = {
         "open": np.where(has, np.take_along_axis(bars.open[rows], first, axis=0), close),
         "high": np.where(has, high, close),
         "low": np.where(has, low, close),
@@ -146,4 +148,5 @@ def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, np.
     if bars.half_spread is not None:
         spread = np.where(present, bars.half_spread[rows], 0.0)
         fields["half_spread"] = total(spread) / np.maximum(count, 1)
+    fields["columns"] = {name: x[rows][last] for name, x in bars.columns.items()}
     return fields

@@ -26,7 +26,7 @@ from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.records import plain, record, sealed, shown, unsealed
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.machine import make_directory, write_atomically
-from nca_trader.types import Bars
+from nca_trader.types import Bars, split_columns
 
 FORMAT = 2
 UNSEALED = 1  # the format before the manifest had a checksum
@@ -160,6 +160,7 @@ class Shards(Sequence[Shard]):
             shape = (shard.rows, len(stored))
             arrays: dict[str, Any] = {name: table[name].to_numpy().reshape(shape) for name in names}
             time = arrays.pop("time")[:, 0]
+            arrays = split_columns(arrays)
             bars = Bars(time=time, symbols=stored, source=shard.source, note=shard.note, **arrays)
         except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
             what = str(error).partition("\n")[0].rstrip(".")

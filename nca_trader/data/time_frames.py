@@ -110,7 +110,8 @@ class TimeFrame:
     def init(self) -> Slow:
         """Return the state before any bar."""
         zeros = dict.fromkeys(Bar._fields, np.zeros(()))
-        bar = Bar(**zeros | {"time": np.asarray(OUTSIDE), "present": np.zeros((), bool)})
+        first: Any = {"time": np.asarray(OUTSIDE), "present": np.zeros((), bool), "columns": None}
+        bar = Bar(**zeros | first)
         states = tuple(feature.init() for feature in self.features)
         growing = Growing(bar, np.zeros((), bool), np.zeros((), np.int64))
         return Slow(growing, states, np.zeros(len(self.features)))

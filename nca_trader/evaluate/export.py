@@ -28,7 +28,7 @@ from nca_trader.runs.exported import Coding, compact
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.portable import Portable, portable
 from nca_trader.runs.universe import run_on
-from nca_trader.types import EXTRAS, Bars
+from nca_trader.types import COLUMN, EXTRAS, Bars, fields_of
 
 CALLS = 300  # whose median is a latency
 
@@ -110,7 +110,7 @@ def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
     source = training_bars(run) if source is None else source
     bars = source.bars if isinstance(source, Task) else source
     run = run_on(run, bars)
-    made = portable(run, [name for name in EXTRAS if name in bars.fields])
+    made = portable(run, [name for name in bars.fields if name.startswith((*EXTRAS, COLUMN))])
     # Filled at the next open, an account is held at a close as it was before the decision there.
     rules = rules_of(run.env_config)._replace(fill="next_open")
     with_weights = (run.params(),), run.env_config.costs, rules, 0, len(bars)
@@ -131,7 +131,7 @@ def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
 
 def _targets(made: Portable, bars: Bars, weight: np.ndarray, ordered: np.ndarray) -> np.ndarray:
     """Return the targets `[N, A]` of a compiled agent that is shown these accounts, `[N, A]`."""
-    fields = bars.as_bar()._asdict()
+    fields = fields_of(bars.as_bar())
     given = tuple(fields[name] for name in made.fields)
     with float64_on_cpu():
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nca_trader.types import PRICES, Bars
+from nca_trader.types import PRICES, Bars, split_columns
 
 # Known of a bar at its open: that it exists, its open, and the dividend paid overnight.
 KNOWN_AT_OPEN = ("open", "present", "dividend")
@@ -120,7 +120,7 @@ def changed(
     else:
         future.write(arrays, kind, other_values(rng, arrays, kind))
     future.carry(arrays)
-    return dataclasses.replace(bars, **arrays)
+    return dataclasses.replace(bars, **split_columns(arrays))
 
 
 def arrays_of(bars: Bars) -> Arrays:
@@ -132,7 +132,7 @@ def without(bars: Bars, first: int, stop: int) -> Bars:
     """Return the bars without the rows `first <= row < stop`."""
     kept = np.r_[0:first, stop : len(bars)]
     arrays = {name: getattr(bars, name)[kept] for name in bars.fields}
-    return dataclasses.replace(bars, time=bars.time[kept], **arrays)
+    return dataclasses.replace(bars, time=bars.time[kept], **split_columns(arrays))
 
 
 def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
@@ -149,7 +149,7 @@ def longer(rng: np.random.Generator, bars: Bars, count: int) -> Bars:
     for name in PRICES:
         arrays[name][len(bars) :] *= scale[len(bars) :]
     Future.after(scale.shape, len(bars) - 1).carry(arrays)
-    return dataclasses.replace(bars, time=time, **arrays)
+    return dataclasses.replace(bars, time=time, **split_columns(arrays))
 
 
 def holed(rng: np.random.Generator, bars: Bars, rate: float = 0.05) -> Bars:
@@ -161,7 +161,7 @@ def holed(rng: np.random.Generator, bars: Bars, rate: float = 0.05) -> Bars:
     arrays["present"] &= rng.random(bars.present.shape) >= rate
     arrays["present"][0] = bars.present[0]  # nothing before it could be carried
     Future.after(bars.present.shape, 0).carry(arrays)
-    return dataclasses.replace(bars, **arrays)
+    return dataclasses.replace(bars, **split_columns(arrays))
 
 
 class Case(NamedTuple):

@@ -29,7 +29,7 @@ from nca_trader.evaluate.outputs import Found, compare, described, refuse_chance
 from nca_trader.evaluate.simulate import simulate_strategy
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.progress import tracked
-from nca_trader.types import Bars, Costs
+from nca_trader.types import Bars, Costs, split_columns
 
 LEAST_BARS = 20
 # Listed like a column where the number of bars, or the times of later bars, changed the past.
@@ -420,7 +420,7 @@ def mixed(
     assets = slice(None) if asset is None else slice(asset, asset + 1)
     for name in case.before.fields if column is None else (column,):
         arrays[name][rows, assets] = getattr(case.after, name)[rows, assets]
-    return dataclasses.replace(case.before, **arrays)
+    return dataclasses.replace(case.before, **split_columns(arrays))
 
 
 def parts(case: Case) -> Iterator[Bars]:

@@ -78,7 +78,7 @@ def in_blocks(bars: Bars, costs: Costs, rules: Rules, dtype: Any, most: int) -> 
         return x.reshape(-1, length, *x.shape[1:])
 
     bar = bars.as_bar()
-    fields = {name: cut(x) for name, x in bar._asdict().items() if x is not None}
+    fields = {k: jax.tree.map(cut, x) for k, x in bar._asdict().items() if x is not None}
     fields["present"] = cut(bar.present, False)
     legs = legs_between(bars, costs, rules, 0, len(bars))
     narrow = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == np.float64 else x, legs)

@@ -38,7 +38,7 @@ from nca_trader.paper.core import Agent, Decision
 from nca_trader.paper.drift import Usual, usual_turnover
 from nca_trader.runs.folder import versions
 from nca_trader.runs.manifest import Run
-from nca_trader.types import Bar, Bars, Costs, EnvSpec
+from nca_trader.types import Bar, Bars, Costs, EnvSpec, fields_of, split_columns
 
 
 def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
@@ -346,11 +346,9 @@ def _flat(num_assets: int, rules: Rules) -> Account:
 
 def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
     """Return the bars so far and one more."""
-    fields: dict[str, Any] = {
-        k: np.asarray(v)[None] for k, v in bar._asdict().items() if v is not None
-    }
+    fields: dict[str, Any] = {name: np.asarray(x)[None] for name, x in fields_of(bar).items()}
     time = fields.pop("time")[:, 0].astype("datetime64[s]")
-    one = Bars(time=time, symbols=symbols, source="the feed", **fields)
+    one = Bars(time=time, symbols=symbols, source="the feed", **split_columns(fields))
     if history is None:
         return one
     # The whole history is copied at each bar; a function of bars reads all of it anyway.
@@ -358,7 +356,7 @@ def _appended(history: Bars | None, bar: Bar, symbols: tuple[str, ...]) -> Bars:
         name: np.concatenate([getattr(history, name), getattr(one, name)])
         for name in ("time", *one.fields)
     }
-    return dataclasses.replace(one, **joined)
+    return dataclasses.replace(one, **split_columns(joined))
 
 
 def _identity_of(strategy: Strategy) -> dict[str, Any]:

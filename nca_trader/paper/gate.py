@@ -26,7 +26,7 @@ import numpy as np
 
 from nca_trader.data.reading.detect import is_far, row_faults
 from nca_trader.data.reading.faults import Fault, Kind, Table
-from nca_trader.types import PRICES, Bar, Tensor
+from nca_trader.types import PRICES, Bar, Tensor, fields_of
 
 MOVES = 250  # bars: the median move of so many is a usual one
 OUTSIDE, OUTSIDE_MOVES = 0.05, 10  # of a fill, as a logarithm, and in usual moves of the symbol
@@ -272,9 +272,9 @@ def _is_plain(bar: Bar) -> bool:
 
 def _same(bar: Bar, other: Bar) -> bool:
     """Return whether two bars are equal, NaN being equal to NaN."""
-    pairs = zip(bar, other, strict=True)
-    return all(
-        x is y if x is None or y is None else np.array_equal(x, y, equal_nan=True) for x, y in pairs
+    ours, theirs = fields_of(bar), fields_of(other)
+    return ours.keys() == theirs.keys() and all(
+        np.array_equal(x, theirs[name], equal_nan=True) for name, x in ours.items()
     )
 
 
@@ -295,6 +295,7 @@ def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     """Return open, high, low, close, volume by symbol; None for an asset that has no bar.
 
     Where the feed has half-spreads, dividends or funding, the three follow; None if it lacks one.
+    Columns of your own are under "", which is not a symbol: by name, each for all assets.
     """
     more = (bar.half_spread, bar.dividend, bar.funding)
     rows = [*(getattr(bar, name) for name in PRICES), bar.volume]
@@ -303,7 +304,9 @@ def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     for column, row in enumerate(rows):
         fields[:, column] = row
     each = zip(symbols, in_json(fields), bar.present, strict=True)
-    return {symbol: row if there else None for symbol, row, there in each}
+    body = {symbol: row if there else None for symbol, row, there in each}
+    own = {name: in_json(np.asarray(x, float)) for name, x in (bar.columns or {}).items()}
+    return body | ({"": own} if own else {})
 
 
 def bar_of(body: Mapping[str, Any], symbols: tuple[str, ...], seconds: int) -> Bar:
@@ -314,7 +317,8 @@ def bar_of(body: Mapping[str, Any], symbols: tuple[str, ...], seconds: int) -> B
     fields = np.array([none if row is None else row for row in rows], float).T
     # After the volume: half-spread, dividend and funding, where the feed has them.
     named = dict(zip((*PRICES, "volume", *INCOME), fields, strict=False))
-    return Bar(time=np.full(len(rows), seconds), present=present, **named)
+    own: Any = {name: np.array(x, float) for name, x in body.get("", {}).items()}
+    return Bar(np.full(len(rows), seconds), present=present, columns=own or None, **named)
 
 
 def completed(bar: Bar, close: Tensor) -> Bar:

@@ -21,7 +21,7 @@ from nca_trader.paper.gate import completed
 from nca_trader.paper.subjects import Terms, agent_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
-from nca_trader.types import PRICES, Bar, Bars
+from nca_trader.types import PRICES, Bar, Bars, fields_of, split_columns
 
 Weights = ArrayLike | Mapping[str, float] | pd.Series
 
@@ -245,14 +245,14 @@ class AgentStream:
             bar = next(bar.each())
         expect("bar", bar, Bar, "one nca.Bar, or nca.Bars of one row")
         shape = (len(self.symbols),)
-        arrays = {name: np.asarray(x) for name, x in bar._asdict().items() if x is not None}
+        arrays = {name: np.asarray(x) for name, x in fields_of(bar).items()}
         for name, array in arrays.items():
             if array.shape != shape:
                 raise BarError(
                     f"bar: {name} has shape {array.shape} where [A] = {shape} is expected; give a "
                     f"number for each of {', '.join(self.symbols)}."
                 )
-        one = bar._replace(**arrays)
+        one = bar._replace(**split_columns(arrays))
         there = arrays["present"].astype(bool)
         last = self._state.last
         if last is not None and int(one.time[0]) <= last:

@@ -212,10 +212,15 @@ def _bars_of(path: Path, symbols: tuple[str, ...]) -> Bars:
         for name in (*PRICES, "volume", *INCOME)
     }
     known = {name: x for name, x in fields.items() if name not in INCOME or np.isfinite(x).any()}
+    own = {
+        name: [(bar.columns or {}).get(name, none) for bar in bars]
+        for name in bars[-1].columns or ()
+    }
     return Bars(
         time=np.array([bar.time[0] for bar in bars], "datetime64[s]").astype("datetime64[ns]"),
         symbols=symbols,
         present=np.stack([bar.present for bar in bars]),
         source=str(path),
+        columns={name: np.stack(x) for name, x in own.items()},
         **known,
     )

@@ -15,7 +15,7 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.extensions import called, load
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import parse_step, replayed, source_of
-from nca_trader.data.features import refuse_other_length
+from nca_trader.data.features import refuse_absent, refuse_other_length
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.exchange import Exchange
@@ -129,6 +129,8 @@ def paper_trade(
                 f"bars of {each.spec.bar_seconds} s; give a feed of these."
             )
         refuse_other_length(source.bars, each.spec.bar_seconds)
+    there = {*source.bars.columns, *getattr(live, "columns", ())}
+    refuse_absent(agent.features, sorted(there), f"{argument('feed', feed)} has")
     if live:
         result = trade_on(subject, live, broker, Path(journal), capital, first, warmup, stop)
         named = {"in_sample": 0, "seed": None, "agent": ""}

@@ -248,6 +248,8 @@ class Tally(Ledger):
         # The last close stands for the open of an asset without a bar.
         self._fills_at = ChainMap(self.opens, self.closes)
         for symbol, fields in event.body.items():
+            if not symbol:  # columns of your own
+                continue
             prices = numbers(fields)
             if len(prices) > CLOSE:
                 self.opens[symbol], self.closes[symbol] = prices[OPEN], prices[CLOSE]

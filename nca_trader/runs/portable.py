@@ -33,7 +33,7 @@ from nca_trader.errors import ConfigError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import Run
-from nca_trader.types import PRICES, Bar
+from nca_trader.types import PRICES, Bar, split_columns
 
 VERSION = 1
 PLATFORMS = ("cpu", "cuda", "tpu")  # of `decide`; `observe` is float64, which a TPU has not
@@ -104,7 +104,7 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
 
     def observe(memory: tuple[Array, ...], *given: Array) -> tuple[Any, ...]:
         close, count_state, inner, followed = seen_tree.unflatten(memory)
-        bar = Bar(**dict(zip(fields, given, strict=True)))
+        bar = Bar(**split_columns(dict(zip(fields, given, strict=True))))
         # As bar files do: an asset without a bar has its last close.
         prices = {name: jnp.where(bar.present, getattr(bar, name), close) for name in PRICES}
         bar = bar._replace(volume=jnp.where(bar.present, bar.volume, 0.0), **prices)

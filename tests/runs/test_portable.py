@@ -19,11 +19,13 @@ from nca_trader.evaluate.export import measure_portable
 from nca_trader.runs.card import card_of
 from nca_trader.runs.portable import USE, portable, write_portable
 
-BARS = random_bars(np.random.default_rng(5), 160, 2)
+SCORE = np.random.default_rng(6).normal(size=(160, 2)).cumsum(axis=0)
+BARS = dataclasses.replace(random_bars(np.random.default_rng(5), 160, 2), columns={"score": SCORE})
 BASE = dataclasses.replace(AGENT.policy, base="half_and_half(lookback=30)", tilt_limit=0.5)
 CASES = {
     "directions": ({"features": ("return_1", "rsi")}, {}),
     "sized weights": ({"actions": "weights", "sizing": "volatility"}, {}),
+    "a column of your own": ({"features": ("return_1", "column:score")}, {}),
     "the mean of three": ({}, {"num_seeds": 3}),
     "tilts, filled at the close": ({"actions": "weights", "fill": "close"}, {"policy": BASE}),
 }
@@ -78,7 +80,7 @@ def test_another_process_with_jax_alone_decides_the_same(tmp_path):
     card = card_of(run, {"File": "stablehlo"}, USE)
     size = write_portable(tmp_path / "agent.zip", run, portable(run), card)
     assert size == (tmp_path / "agent.zip").stat().st_size
-    fields = BARS.as_bar()._asdict()
+    fields = dataclasses.replace(BARS, columns={}).as_bar()._asdict()
     given = {name: x for name, x in fields.items() if x is not None}
     ordered = result.targets.ffill().shift().fillna(0.0).to_numpy(np.float32)
     weight = result.weights.to_numpy(np.float32)

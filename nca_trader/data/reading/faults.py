@@ -181,6 +181,7 @@ class Request(NamedTuple):
       repairs: the repairs asked for.
       memory_gb: GiB that reading may take.
       splits: symbol, date and ratio of each that was given.
+      own: names of columns of your own by the file's names of them.
     """
 
     columns: Mapping[str, str]
@@ -191,6 +192,7 @@ class Request(NamedTuple):
     repairs: frozenset[str]
     memory_gb: float = MEMORY_GB
     splits: tuple[tuple[str, str, float], ...] = ()
+    own: Mapping[str, str] = {}
 
     @property
     def texts(self) -> list[str]:

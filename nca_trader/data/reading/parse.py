@@ -51,6 +51,7 @@ from nca_trader.data.reading.times import (
     whole,
 )
 from nca_trader.errors import argument
+from nca_trader.types import COLUMN
 
 NONE = "-"  # in place of a column: no column has this role
 VENDORS = ("dividends", "dividend_amount")  # "dividend" is this package's own
@@ -223,10 +224,10 @@ def _expression(chunk: Chunk, role: str, text: str, used: set[int]) -> pd.Series
     first, _, second = (part.strip() for part in text.partition("/"))
     used.add(at := _position(chunk, second))
     # Not a number gives NaN, which is a fault of its row (D030).
-    below = _floats(chunk.frame.iloc[:, at], chunk)
+    below = floats(chunk.frame.iloc[:, at], chunk)
     # The numerator is not used up: a dividend's may be the close itself.
     at = None if first == "1" else _position(chunk, first)
-    above = 1.0 if at is None else _floats(chunk.frame.iloc[:, at], chunk)
+    above = 1.0 if at is None else floats(chunk.frame.iloc[:, at], chunk)
     with np.errstate(divide="ignore", invalid="ignore"):
         return pd.Series(above / below, chunk.frame.index)
 
@@ -312,8 +313,12 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         arrays["short"] = short
         arrays |= _numbers(raw, chunk, unread, begin)
         for i, (label, column) in enumerate(rest.items()):
+            text = str(label).strip()
             if plain(label) in ADJUSTMENTS:
-                arrays[i, str(label).strip()] = _floats(column, chunk)
+                arrays[i, text] = floats(column, chunk)
+            if text in request.own or text.startswith(COLUMN):
+                named = request.own.get(text, text.removeprefix(COLUMN))
+                arrays[COLUMN + named] = floats(column, chunk)
         for key, array in arrays.items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
         for key in times.keys() & set(raw):
@@ -327,6 +332,10 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     _check_symbols(chunk.name, names, request)  # only the whole file shows that it lacks one
     if not begin:
         raise refusal(chunk.name, Kind.D002, "there are no rows")
+    absent = [text for text, name in request.own.items() if COLUMN + name not in columns]
+    if absent:
+        say = f"no column {absent[0]!r} and no such file; the columns are "
+        raise refusal(chunk.name, Kind.D005, say + ", ".join(map(str, chunk.frame.columns)))
     time = whole(times.pop("time"))
     time = joined(time, whole(times.pop("clock"))) if two else time
     read = read_times(time, request.timezone, request.dates)
@@ -407,7 +416,7 @@ def _numbers(
     for name in (*FIELDS, "ticks", *FACTORS, *INCOME, *spread_columns(raw)):
         if name not in raw:
             continue
-        values, empty = _floats(raw[name], chunk), raw[name].isna().to_numpy()
+        values, empty = floats(raw[name], chunk), raw[name].isna().to_numpy()
         rows = np.flatnonzero(np.isnan(values) & ~empty)
         if len(rows):
             cells = unread.setdefault(name, Unread())
@@ -425,7 +434,7 @@ def _numbers(
     return arrays
 
 
-def _floats(column: pd.Series, chunk: Chunk) -> np.ndarray:
+def floats(column: pd.Series, chunk: Chunk) -> np.ndarray:
     """Return a column as float64, NaN where a cell is not a number."""
     number = holds_numbers(column)
     # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
