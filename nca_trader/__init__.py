@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nca_trader.config.spans import Spans, Training
     from nca_trader.data.bars import read_bars, sample_bars, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
+    from nca_trader.data.indicators import indicator
     from nca_trader.data.resampling import align, resample
     from nca_trader.envs import load_env
     from nca_trader.envs.account.exits import Order, Portfolio
@@ -100,6 +101,7 @@ __all__ = [
     "compare",
     "fetch_bars",
     "flat_at_close",
+    "indicator",
     "leakcheck",
     "load",
     "load_agent",
@@ -170,6 +172,7 @@ _HOME = {
     "compare": "evaluate.comparison",
     "fetch_bars": "paper.fetch",
     "flat_at_close": "data.calendar",
+    "indicator": "data.indicators",
     "leakcheck": "evaluate.leakcheck",
     "load": "paper.loaded",
     "load_agent": "agents",

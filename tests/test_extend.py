@@ -133,6 +133,18 @@ def test_own_estimators_are_what_gae_is_at_a_lambda_of_0(folder):
         ALGORITHMS["mine:bars"]
 
 
+def test_the_indicators_of_the_guide_are_those_of_ta_lib(folder, capsys):
+    talib = pytest.importorskip("talib", reason="TA-Lib is not installed")
+    assert main(["leakcheck", "feature:indicators:rsi(period=3)", *FEW]) == 0
+    assert "no look-ahead found" in capsys.readouterr().out
+    bars = nca.sample_bars("sp500")[:260]
+    windows = load("features", "indicators:macd")().column
+    np.testing.assert_array_equal(
+        windows(bars)[199:, 0],
+        [talib.MACD(bars.close[i : i + 200, 0])[2][-1] for i in range(61)],
+    )
+
+
 @pytest.mark.parametrize("subject", ["feature:mine:momentum", "feature:mine:momentum(period=3)"])
 def test_the_guides_feature_has_no_look_ahead(folder, subject):
     assert main(["leakcheck", subject, *FEW]) == 0

@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,11 +38,10 @@ from nca_trader.data.averages import (
     wilder,
     z_score,
 )
-from nca_trader.data.calendar import bar_length
-from nca_trader.data.time_frames import TimeFrame
-from nca_trader.errors import BarError, ConfigError, argument
+from nca_trader.data.time_frames import TimeFrame, refuse_other_length
+from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import MOST_ASSETS, as_one_kernel, float64_on_cpu, packed, unpacked
-from nca_trader.types import COLUMN, SECOND, Bar, Bars, Tensor
+from nca_trader.types import COLUMN, Bar, Bars, Tensor
 
 
 class Feature(NamedTuple):
@@ -52,18 +52,22 @@ class Feature(NamedTuple):
       update: `(state, bar) -> state, value`; `bar` has scalar fields, `value` is `[]` float64 and
         finite. A bar that is not `present` leaves the state as it was and has value 0.
       warmup: number of present bars before the value is meaningful; it is 0 until then.
+      column: `(bars) -> [N, A]` float64, of all bars at once what `update` else asks Python for at
+        each; it then takes that value as a third argument. None for a feature in jax alone.
     """
 
     init: Callable[[], Any]
-    update: Callable[[Any, Bar], tuple[Any, Array]]
+    update: Callable[..., tuple[Any, Array]]
     warmup: int
+    column: Callable[[Bars], np.ndarray] | None = None
 
 
 def make_feature(
     init: Callable[[], Any],
-    update: Callable[[Any, Bar, Array], tuple[Any, Array]],
+    update: Callable[..., tuple[Any, Array]],
     warmup: int,
     counts: Callable[[Bar], Tensor] = lambda bar: bar.present,
+    column: Callable[[Bars], np.ndarray] | None = None,
 ) -> Feature:
     """Make a feature from an update that need not handle missing bars and the warm-up.
 
@@ -73,23 +77,23 @@ def make_feature(
         number before this one. At the first bar (0) the state is the one from `init`.
       warmup: counted bars before the value is meaningful.
       counts: whether a bar counts.
+      column: see `Feature`; `update` takes its value of the bar as a fourth argument.
     """
 
-    def guarded(state: Any, bar: Bar) -> tuple[Any, Array]:
+    def guarded(state: Any, bar: Bar, *given: Array) -> tuple[Any, Array]:
         count, inner = state
         seen = counts(bar)
         # A scan has no branches: the update runs for every bar, and its result is masked.
-        new, value = update(inner, bar, count)
+        new, value = update(inner, bar, count, *given)
         new = keep_unless(seen, inner, new)
         value = jnp.where(seen & (count >= warmup), value, 0.0)
         return (count + seen, new), value
 
-    return Feature(lambda: (np.zeros((), np.int64), init()), guarded, warmup)
+    return Feature(lambda: (np.zeros((), np.int64), init()), guarded, warmup, column)
 
 
 DAY = 86_400  # seconds
 YEAR = 365.2425 * DAY  # seconds, the mean Gregorian year
-LEAST_BARS = 20  # that show their length
 LEVEL_SPAN = 4096  # bars: span of the average that a level is measured from
 
 
@@ -380,6 +384,7 @@ BUILT_IN: dict[str, Feature] = {
 }
 
 
+NONE: Mapping[str, Any] = MappingProxyType({})
 State = tuple[Any, ...]  # of a set: arrays `[n]`, all numbers of one dtype in each
 
 
@@ -457,12 +462,15 @@ class FeatureSet:
         """Return the state before any bar: numpy arrays `[n]`, one for each dtype."""
         return packed(self._states(num_assets))
 
-    def update(self, state: State, bar: Bar) -> tuple[State, Array]:
+    def update(
+        self, state: State, bar: Bar, given: Mapping[str, Tensor] = NONE
+    ) -> tuple[State, Array]:
         """Update the state by one bar; pure, to be traced within `jax.enable_x64(True)`.
 
         Args:
           state: from `init` or the bar before.
           bar: fields `[A]`.
+          given: `[A]` of features, by name, what Python computed of this bar, see `Feature.column`.
 
         Returns:
           The new state, and values `[A, F]` float32.
@@ -471,7 +479,8 @@ class FeatureSet:
         for name, part in self.parts.items():
             # One asset's update, mapped over assets: no asset sees another.
             with own_code(name):
-                after[name], values[name] = jax.vmap(part.update)(before[name], bar)
+                more = [given[name]] if name in given else []
+                after[name], values[name] = jax.vmap(part.update)(before[name], bar, *more)
         slow = {frame: iter(values[frame].T) for frame in self.parts if values[frame].ndim > 1}
         # The features of a time frame come in their order.
         columns = [next(slow[f]) if (f := split_frame(n)[0]) else values[n] for n in self.names]
@@ -493,8 +502,12 @@ class FeatureSet:
             few = len(bar.close) <= MOST_ASSETS
             return (as_one_kernel(self.update) if few else self.update)(state, bar)
 
+        def scan(state: State, bars: Bar, given: Mapping[str, Tensor] = NONE) -> Any:
+            rows = (bars, dict(given))
+            return jax.lax.scan(lambda state, x: self.update(state, *x), state, rows)
+
         # `feature_set` caches sets, so each is compiled once per process.
-        return jax.jit(update), jax.jit(functools.partial(jax.lax.scan, self.update))
+        return jax.jit(update), jax.jit(scan)
 
     def step(self, state: State, bar: Bar) -> tuple[State, np.ndarray]:
         """Run `update` for a live loop, compiled, in float64 on the CPU.
@@ -518,29 +531,14 @@ class FeatureSet:
         """
         refuse_other_length(bars, self.bar_seconds)
         refuse_absent(self.names, bars.columns, f"{bars.source or 'bars'}: have")
+        given = {}
+        for name, part in self.parts.items():
+            if isinstance(part, Feature) and part.column is not None:
+                with own_code(name):
+                    given[name] = part.column(bars)
         with float64_on_cpu():
-            _, values = self.jitted[1](self.init(bars.num_assets), bars.as_bar())
+            _, values = self.jitted[1](self.init(bars.num_assets), bars.as_bar(), given)
         return np.asarray(values)
-
-
-def seconds_of_bars(bars: Bars) -> int:
-    """Return the length of the bars in whole seconds; 0 where it is none, or is not known."""
-    length = bar_length(bars.time)
-    return int(length / SECOND) if length % SECOND == np.timedelta64(0) else 0
-
-
-def refuse_other_length(bars: Bars, bar_seconds: int) -> None:
-    """Refuse bars of another length than features of longer time frames were made for.
-
-    Raises:
-      BarError: in one line, both lengths.
-    """
-    length = seconds_of_bars(bars)
-    if bar_seconds not in (0, length) and len(bars) >= LEAST_BARS:
-        raise BarError(
-            f"{bars.source or 'bars'}: are of {length} s, and the features of {bar_seconds} s; "
-            "give bars of that length."
-        )
 
 
 @functools.lru_cache

@@ -17,11 +17,12 @@ import numpy as np
 
 from nca_trader.config.reading import parse_step
 from nca_trader.data.averages import keep_unless
-from nca_trader.data.calendar import OUTSIDE, bins, hours_of
+from nca_trader.data.calendar import OUTSIDE, bar_length, bins, hours_of
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.types import EXTRAS, Bar
+from nca_trader.types import EXTRAS, Bar, Bars
 
 SECOND = 1_000_000_000  # nanoseconds
+LEAST_BARS = 20  # that show their length
 
 
 class Growing(NamedTuple):
@@ -176,3 +177,24 @@ def _closed(growing: Growing, bar: Bar) -> Bar:
     spread = jnp.asarray(slow.half_spread) / quotes
     closed = slow._replace(time=slow.time // SECOND, present=growing.whole, half_spread=spread)
     return closed._replace(**{name: None for name in EXTRAS if getattr(bar, name) is None})
+
+
+def seconds_of_bars(bars: Bars) -> int:
+    """Return the length of the bars in whole seconds; 0 where it is none, or is not known."""
+    length = bar_length(bars.time)
+    whole = not np.isnat(length) and not int(length.astype(np.int64)) % SECOND
+    return int(length.astype(np.int64)) // SECOND if whole else 0
+
+
+def refuse_other_length(bars: Bars, bar_seconds: int) -> None:
+    """Refuse bars of another length than features of longer time frames were made for.
+
+    Raises:
+      BarError: in one line, both lengths.
+    """
+    length = seconds_of_bars(bars)
+    if bar_seconds not in (0, length) and len(bars) >= LEAST_BARS:
+        raise BarError(
+            f"{bars.source or 'bars'}: are of {length} s, and the features of {bar_seconds} s; "
+            "give bars of that length."
+        )

@@ -20,9 +20,9 @@ from jax import Array
 
 from nca_trader.config import EnvConfig
 from nca_trader.config.ranges import expect
-from nca_trader.data.features import seconds_of_bars
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
+from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.envs import actions, load_env, rewards
 from nca_trader.envs.account.state import (
     Account,

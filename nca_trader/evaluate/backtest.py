@@ -29,8 +29,8 @@ from nca_trader.agents.targets import (
     strategy_targets,
 )
 from nca_trader.config.ranges import expect
-from nca_trader.data.features import refuse_other_length
 from nca_trader.data.synthetic import Task
+from nca_trader.data.time_frames import refuse_other_length
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command
 from nca_trader.evaluate import metrics, trades

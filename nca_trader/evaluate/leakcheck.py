@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterator
 from numbers import Integral
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import needs_account, strategy_targets
 from nca_trader.config.ranges import expect
-from nca_trader.data.features import Feature, feature_set, seconds_of_bars
+from nca_trader.data.features import Feature, FeatureSet, feature_set
+from nca_trader.data.indicators import Windows
+from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.futures import Case, Cases, arrays_of, equal, holed
 from nca_trader.evaluate.outputs import Found, compare, described, refuse_chance, rows_of
 from nca_trader.evaluate.simulate import simulate_strategy
-from nca_trader.numerics import float64_on_cpu
 from nca_trader.progress import tracked
 from nca_trader.types import Bars, Costs, split_columns
 
@@ -183,6 +183,8 @@ def leakcheck(
         search.run(drawn.draw(number))
     # Once more on the bars as they are: this shows what a subject keeps from call to call.
     refuse_chance(search.subject.name, search.outputs[False], search.values(bars))
+    if known.windows is not None and (longer := known.windows.longer(bars)):
+        search.notes.append(longer)
     if search.early:
         search.notes.append(f"refused too short a history in {search.early} cases")
     # This comes after all cases, because finding the smallest leak takes further runs.
@@ -215,8 +217,9 @@ def as_subject(subject: Any, bar_seconds: int = 0) -> BarFunction:
       bar_seconds: length of the bars, for a feature of a slower time frame.
     """
     if isinstance(subject, str):
-        features = feature_set((subject,), bar_seconds)
-        return BarFunction(f"feature {subject}", features.batch, True)
+        return of_feature(f"feature {subject}", feature_set((subject,), bar_seconds))
+    if isinstance(subject, Feature):
+        return of_feature("feature", FeatureSet(("feature",), {"feature": subject}))
     if isinstance(subject, Strategy):
 
         def decisions(bars: Bars) -> np.ndarray:
@@ -227,22 +230,6 @@ def as_subject(subject: Any, bar_seconds: int = 0) -> BarFunction:
             return np.asarray(simulate_strategy(bars, subject, Costs(), rules, 0, len(bars)).weight)
 
         return BarFunction(subject.name, decisions, True)
-    if isinstance(subject, Feature):  # of one asset
-        # The state of a feature is of one asset, so each asset gets a copy.
-        update = jax.vmap(subject.update)
-
-        def start(num_assets: int, /) -> Any:
-            state = subject.init()
-            return jax.tree.map(lambda x: np.broadcast_to(x, (num_assets, *np.shape(x))), state)
-
-        # In float64, as a backtest runs it; each number of bars compiles once.
-        scan = jax.jit(lambda state, bar: jax.lax.scan(update, state, bar)[1])
-
-        def run(bars: Bars) -> np.ndarray:
-            with float64_on_cpu():
-                return np.asarray(scan(start(bars.num_assets), bars.as_bar()))
-
-        return BarFunction("feature", run, True)
     if callable(subject):
         name = getattr(subject, "__name__", type(subject).__name__)
         return BarFunction(name, subject, False)
@@ -252,6 +239,14 @@ def as_subject(subject: Any, bar_seconds: int = 0) -> BarFunction:
     )
 
 
+def of_feature(name: str, features: FeatureSet) -> BarFunction:
+    """Return a set of one feature as a function of bars."""
+    (part,) = features.parts.values()
+    windows = part.column if isinstance(part, Feature) else None
+    known = windows if isinstance(windows, Windows) else None
+    return BarFunction(name, features.batch, True, known)
+
+
 class BarFunction(NamedTuple):
     """A strategy or a feature as a function of bars.
 
@@ -259,11 +254,13 @@ class BarFunction(NamedTuple):
       name: for the report.
       run: from bars to output.
       compiled: whether each number of bars costs a compilation.
+      windows: of an `nca_trader.indicator`, else None.
     """
 
     name: str
     run: Callable[[Bars], Any]
     compiled: bool
+    windows: Windows | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from nca_trader.cloud import CloudPath
 from nca_trader.config.extensions import called, load
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import parse_step, replayed, source_of
-from nca_trader.data.features import refuse_absent, refuse_other_length
+from nca_trader.data.features import refuse_absent
+from nca_trader.data.time_frames import refuse_other_length
 from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.exchange import Exchange

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nca_trader.agents.nca import num_slots
-from nca_trader.data.features import refuse_other_length
+from nca_trader.data.time_frames import refuse_other_length
 from nca_trader.envs.market import spec_of
 from nca_trader.errors import BarError
 from nca_trader.types import Bars
