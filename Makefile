@@ -150,6 +150,7 @@ format: .venv/.installed
 
 docs: .venv/.installed
 	@$(PY) tools/architecture.py
+	@$(PY) tools/website.py
 
 # What the notebooks need of torch and Stable-Baselines3 they find in .venv-oracles, where there is one.
 .venv-docs/.installed: requirements-docs.lock $(DEAD_DOCS) | .venv/.installed

@@ -5,6 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from nca_trader.envs import register
+from nca_trader.errors import shorten_tracebacks
 from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from nca_trader.runs.trials import trials
     from nca_trader.scale.plan import plan
     from nca_trader.types import Bar, Bars, Costs, EnvSpec
+
+shorten_tracebacks()
 
 __version__ = "0.2.0"
 

@@ -7,11 +7,15 @@ name arguments with `argument`, so that a reader can type what they say.
 import contextlib
 import errno
 import json
+import logging
+import os
 import pathlib
 import shlex
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
+from types import TracebackType
 
 # Arguments whose option has another name.
 OPTIONS = {"run_dir": "run", "overrides": "set"}
@@ -68,16 +72,74 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
+def _of_the_user(frame: traceback.FrameSummary) -> bool:
+    """Return whether a frame is of no package, not of Python's own library or its importers."""
+    libraries = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
+    return "site-packages" not in frame.filename and not frame.filename.startswith(libraries)
+
+
 def user_line(error: BaseException) -> str:
     """Return the innermost line of the user's own code in a traceback; "" without one."""
-    # This package, Python's own library and frozen importers: none of them is the user's code.
-    libraries = (str(pathlib.Path(__file__).parent), sysconfig.get_path("stdlib"), "<frozen")
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        name = frame.filename
-        if "site-packages" not in name and not name.startswith(libraries):
+        if _of_the_user(frame):
             source = f" (`{frame.line}`)" if frame.line else ""
-            return f"{name.rpartition('/')[2]} line {frame.lineno}{source}"
+            return f"{frame.filename.rpartition('/')[2]} line {frame.lineno}{source}"
     return ""
+
+
+class _Plain(logging.Filter):
+    """Shows a warning as its sentence alone where nobody has chosen how it is shown.
+
+    Some packages, when imported, give the root logger a handler of Python's default format, which
+    begins with the name of our module. Handlers and formats of a user's own stay in charge.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Print the message; return whether it is passed on."""
+        handlers = logging.getLogger().handlers
+        formats = [getattr(h.formatter, "_fmt", logging.BASIC_FORMAT) for h in handlers]
+        # A handler of a class of its own, e.g. of a file or a test, was chosen.
+        usual = all(type(h) is logging.StreamHandler for h in handlers)
+        if not handlers or not usual or set(formats) != {logging.BASIC_FORMAT}:
+            return True
+        print(record.getMessage(), file=sys.stderr, flush=True)
+        return False
+
+
+def logger(name: str) -> logging.Logger:
+    """Return the logger of a module, whose warnings are sentences."""
+    found = logging.getLogger(name)
+    found.addFilter(_Plain())
+    return found
+
+
+WHOLE = "NCA_TRADER_TRACEBACK"  # set in the environment, errors keep all frames and causes
+
+
+def short_traceback(error: BaseException) -> list[str]:
+    """Return the lines of a traceback with the user's own frames alone, and without causes."""
+    if WHOLE in os.environ:
+        return traceback.format_exception(error)
+    found = traceback.TracebackException(type(error), error, error.__traceback__)
+    found.stack = traceback.StackSummary.from_list(list(filter(_of_the_user, found.stack)))
+    return [line.rstrip("\n") for line in found.format(chain=False)]
+
+
+def shorten_tracebacks() -> None:
+    """Let Python print an error of this package without the package's own frames.
+
+    An `excepthook` that another package has set stays.
+    """
+    if sys.excepthook is not sys.__excepthook__ or WHOLE in os.environ:
+        return
+
+    def shown(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+        if isinstance(error, NcaTraderError):
+            print("\n".join(short_traceback(error)), file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, at)
+
+    sys.excepthook = shown
 
 
 class NcaTraderError(Exception):
@@ -99,6 +161,10 @@ class NcaTraderError(Exception):
     def __str__(self) -> str:
         """Return the message."""
         return "\n".join(map(printable, self.args))
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows; IPython asks for it by this name."""
+        return short_traceback(self)
 
 
 class BarError(NcaTraderError, ValueError):

@@ -31,6 +31,15 @@ def test_every_public_name_has_a_docstring_and_is_in_the_python_api():
     assert [name for name in nca.__all__ if not getattr(nca, name).__doc__] == []
 
 
+def test_a_language_model_finds_every_page(root):
+    text = (root / "llms.txt").read_text()
+    assert text == website.llms()  # `make docs` writes it
+    assert text.startswith("# nca_trader\n\n> Backtest") and "nca-trader demo" in text
+    named = {root / link for link in re.findall(r"\]\(([^)]+)\)", text)}
+    assert all(path.exists() for path in named)
+    assert {*(root / "docs" / "guides").glob("*.md")} <= named
+
+
 def test_every_feature_reward_key_and_preset_is_there(page):
     tables = [type(f.default) for f in dataclasses.fields(AgentConfig)]
     configs = [EnvConfig, AgentConfig, *filter(dataclasses.is_dataclass, tables)]

@@ -153,6 +153,23 @@ def navigation(index: pathlib.Path) -> list[dict[str, Any]]:
     return nav
 
 
+def llms() -> str:
+    """Return llms.txt, by which a language model finds the pages: https://llmstxt.org."""
+    index = ROOT / "docs" / "index.md"
+    title, _, rest = index.read_text().partition("\n## ")
+    about = " ".join(title.split("\n\n")[1].split())
+
+    def turned(found: re.Match[str]) -> str:
+        target = (index.parent / found[2]).resolve()
+        return f"{found[1]}{target.relative_to(ROOT).as_posix()})"
+
+    lists = LINK.sub(turned, f"## {rest}")
+    code = CODE.findall((ROOT / "docs" / "tutorial.md").read_text())
+    first = next(block for block in code if block.startswith("```sh"))
+    text = "# nca_trader\n\n> Backtest, train and paper-trade with neural cellular automata in JAX."
+    return f"{text} {about}\n\n{first}\n\n{lists}"
+
+
 def on_startup(**_: Any) -> None:
     """Forbid the network: a build that tries to reach it fails."""
 
@@ -178,7 +195,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that do not stand in docs/."""
     from mkdocs.structure.files import File  # the tests of this file run without mkdocs
 
-    made: dict[str, str | bytes] = {"reference.md": reference.page(), **api()}
+    made: dict[str, str | bytes] = {"reference.md": reference.page(), **api(), "llms.txt": llms()}
     for target in outside():
         if target.suffix == ".ipynb":
             text, pictures = notebook(target)
@@ -201,3 +218,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn the links of a page."""
     here = page.file.src_uri
     return relinked(markdown, SOURCES.get(here, ROOT / "docs" / here), here)
+
+
+if __name__ == "__main__":
+    (ROOT / "llms.txt").write_text(llms())

@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal, stopped
@@ -40,6 +40,8 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
     journal = "SQLite journal; continued if it exists"
     parser.add_argument("--journal", required=True, metavar="FILE", help=journal)
     parser.add_argument("--start", metavar="DATE", help="decide nothing before; default: warm-up")
+    speed = "of a replay: bars a second, to watch it; default: as fast as it goes"
+    parser.add_argument("--speed", type=real("(0, inf)"), metavar="BARS", help=speed)
     parser.add_argument(
         "--capital",
         type=real("(0, inf)"),
@@ -55,6 +57,8 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.paper.parity import summarise
     from nca_trader.paper.session import paper_trade
 
+    if args.speed is not None and not args.feed.startswith("replay:"):
+        raise ConfigError("--speed is of a replay, and a live feed has its own; leave it out.")
     what, options = _subject_and_options(args)
     # A bar is finished first, with its events in the journal.
     with stop_on_signal("bar") as stop:
@@ -65,7 +69,7 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             broker=args.broker,
             start=args.start,
             capital=args.capital,
-            stop=stop,
+            stop=_paced(stop, args.speed),
             reading=reading_options(args),
             warmup=args.warmup,
             **options,
@@ -99,6 +103,23 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     # None before the first bar is decided on, when there is no account yet.
     result |= {"summary": table and table.body}
     return stopped(args, result) if asked else result
+
+
+def _paced(stop: Callable[[], bool], speed: float | None) -> Callable[[], bool]:
+    """Return `stop`, which then lasts until the next bar of a replay of `speed` bars a second."""
+    if speed is None:
+        return stop
+    due = time.monotonic()
+
+    def wait() -> bool:
+        nonlocal due
+        due = max(due + 1.0 / speed, time.monotonic())
+        # In pieces, so that a signal ends it soon.
+        while not stop() and (left := due - time.monotonic()) > 0.0:
+            time.sleep(min(left, 0.2))
+        return stop()
+
+    return wait
 
 
 def why_no_order(result: Mapping[str, Any], journal: str) -> str | None:

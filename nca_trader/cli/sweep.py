@@ -59,6 +59,8 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
         "--tails", action="store_true", help="add value at risk, shortfall, tail ratio and omega"
     )
     parser.add_argument("--resume", metavar="DIR", help="keep finished parts there, and go on")
+    workers = "threads of a rule, or processes of a function of bars (default: one for each core)"
+    parser.add_argument("--workers", metavar="W", help=workers)
     parser.add_argument(
         "--trials", metavar="DIR", default="runs", help="folder of the trial log (default runs)"
     )
@@ -95,6 +97,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
         tails=args.tails,
         resume=args.resume,
         trials=args.trials,
+        workers=args.workers,
         **rules,
     )
     # NaN sorts last: a combination that never trades is not the best.

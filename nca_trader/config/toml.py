@@ -305,6 +305,7 @@ KINDS = {"envs": "environment", "agents": "agent"}
 START = pathlib.Path(__file__).with_name("start")
 FILES = {
     "strategy.py": "strategy.py.txt",
+    "broker.py": "broker.py.txt",
     "README.md": "README.md",
     "data/README.md": "data/README.md",
 }
@@ -368,7 +369,7 @@ def copy_preset(name: str, target: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def start_project(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
-    """Write a project to start from: env.toml, agent.toml, strategy.py, README.md, data/README.md.
+    """Write a project to start from: env.toml, agent.toml, strategy.py, broker.py and READMEs.
 
     Args:
       folder: made if it does not exist. Its other files are left alone.
@@ -382,7 +383,7 @@ def start_project(folder: str | os.PathLike[str]) -> list[pathlib.Path]:
     Example:
       >>> import tempfile
       >>> sorted(path.name for path in start_project(tempfile.mkdtemp()))
-      ['README.md', 'README.md', 'agent.toml', 'env.toml', 'strategy.py']
+      ['README.md', 'README.md', 'agent.toml', 'broker.py', 'env.toml', 'strategy.py']
     """
     root = pathlib.Path(folder)
     texts = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import os
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from nca_trader.config.ranges import expect
 from nca_trader.data.synthetic import Task
 from nca_trader.data.time_frames import refuse_other_length
 from nca_trader.envs.account.state import Rules, rules_of, with_limits
-from nca_trader.errors import BarError, argument, in_a_command
+from nca_trader.errors import BarError, argument, in_a_command, logger
 from nca_trader.evaluate import metrics, trades
 from nca_trader.evaluate.attribution import earned
 from nca_trader.evaluate.outputs import function_targets
@@ -51,7 +50,7 @@ from nca_trader.runs.trials import data_record
 from nca_trader.runs.universe import run_on
 from nca_trader.types import Bars, Costs
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def backtest(

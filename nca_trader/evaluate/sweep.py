@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import os
 import time as clock
@@ -17,7 +16,7 @@ import pandas as pd
 from nca_trader.agents.targets import TRACED
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Rules, with_limits
-from nca_trader.errors import BarError, ConfigError, NcaTraderError
+from nca_trader.errors import BarError, ConfigError, NcaTraderError, argument, logger
 from nca_trader.evaluate.backtest import backtest, digest_of_trace
 from nca_trader.evaluate.benchmark import HOLD
 from nca_trader.evaluate.combinations import (
@@ -38,7 +37,7 @@ from nca_trader.evaluate.sweep_parts import (
 )
 from nca_trader.evaluate.verdict import sweep_verdict
 from nca_trader.machine import cores
-from nca_trader.parallel.jobs import Job, run_jobs, sendable
+from nca_trader.parallel.jobs import Job, parse_workers, run_jobs, sendable
 from nca_trader.progress import Progress
 from nca_trader.runs.trials import count_rules
 from nca_trader.types import Bars, Costs
@@ -54,7 +53,7 @@ METRICS = (
     "profit_factor", "expectancy",
 )  # fmt: skip
 PRECISIONS = {"f32": "float32", "f64": "float64"}
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def sweep(
@@ -70,6 +69,7 @@ def sweep(
     tails: bool = False,
     resume: str | os.PathLike[str] | None = None,
     trials: str | os.PathLike[str] | None = "runs",
+    workers: int | str | None = None,
     **limits: Any,
 ) -> pd.DataFrame:
     """Run a rule with every combination of its parameters over bars.
@@ -95,6 +95,9 @@ def sweep(
       resume: folder in which finished parts are kept; a sweep that was interrupted goes on there.
       trials: project folder whose trial log counts what every combination orders, and whose count
         the deflated Sharpe ratio uses; None counts this sweep alone.
+      workers: threads of the one program, or processes of a function of bars, which may also be
+        those of a cluster, see `nca_trader.parallel.jobs`; None is one for each core, where it
+        pays. The numbers do not depend on it.
       limits: `fill`, `order` (None is the rule's own) and limits as in `backtest`, e.g.
         `fill="close", max_gross=1.0`.
 
@@ -129,7 +132,11 @@ def sweep(
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r}: there are 'f32' and 'f64'.")
     combinations = combinations_of(rule, grid, sample, method, seed)
-    swept = run_combinations(bars, rule, combinations, costs, precision, tails, resume, limits)
+    if isinstance(chosen := parse_workers(workers), int) and workers is not None:
+        workers = chosen
+    swept = run_combinations(
+        bars, rule, combinations, costs, precision, tails, resume, limits, workers
+    )
     setting, table = swept.setting, swept.table
     if not takes_bars(rule, setting.combinations[0]):
         remedy = 'sweep bars.between("{date}", None)'
@@ -176,6 +183,7 @@ def run_combinations(
     tails: bool = False,
     resume: str | os.PathLike[str] | None = None,
     limits: Mapping[str, Any] = MappingProxyType({}),
+    workers: int | str | None = None,
 ) -> Swept:
     """Run the combinations of a sweep, without its verdict.
 
@@ -188,6 +196,7 @@ def run_combinations(
       tails: as in `sweep`.
       resume: as in `sweep`.
       limits: `fill`, `order` and limits of the account, as in `backtest`.
+      workers: as in `sweep`.
 
     Raises:
       ConfigError: see `sweep`.
@@ -208,8 +217,22 @@ def run_combinations(
         name, order = first.name if len(combinations) == 1 else name, order or first.order
     account = with_limits(Rules(), fill, order or "rebalance", costs, limits)
     setting = Setting(
-        bars, rule, combinations, costs, account, PRECISIONS[precision], most, tails, limits
+        bars,
+        rule,
+        combinations,
+        costs,
+        account,
+        PRECISIONS[precision],
+        most,
+        tails,
+        limits,
+        workers,
     )
+    if isinstance(workers, str) and not loop:
+        raise ConfigError(
+            f"{argument('workers', workers)}: {name} runs as one program on this machine; give a "
+            "number of threads, or leave it out."
+        )
     if loop:
         log.warning("%s takes bars, so it runs once per combination and not as one program", name)
         done = _looped(setting, resume)
@@ -254,10 +277,13 @@ def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
     began = clock.perf_counter()
     first, rest = _several(setting, setting.combinations[:1]), setting.combinations[1:]
     seconds = (clock.perf_counter() - began) * len(setting.combinations)
-    many = seconds > LOOP_SECONDS and sendable(setting.rule)
-    where = f"in {cores()} processes" if many else "in this process"
+    workers = setting.workers
+    if workers is None and seconds > LOOP_SECONDS and sendable(setting.rule):
+        workers = cores()
+    where = f"by {workers} workers" if workers not in (None, 1) else "in this process"
     log.warning("%d combinations are backtested one by one %s", len(rest) + 1, where)
-    store = setting.parts(resume, max(1, len(rest) // (8 * cores())))
+    each = workers if isinstance(workers, int) else cores()
+    store = setting.parts(resume, max(1, len(rest) // (8 * each)))
     width = int(store.settings["width"])
     parts = [rest[i : i + width] for i in range(0, len(rest), width)]
     found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
@@ -271,7 +297,7 @@ def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
             store.write(missing[job], part)
             bar.update(len(parts[missing[job]]))
 
-        run_jobs(_several, jobs, setting, workers=cores() if many else None, done=advance)
+        run_jobs(_several, jobs, setting, workers=workers, done=advance)
     every = [first, *(found[k] for k in range(len(parts)))]
     joined = {name: np.concatenate([part[name] for part in every], axis=-1) for name in first}
     return Done(joined, joined.pop(BLOCK_SUMS), joined.pop(DIGESTS))

@@ -71,6 +71,7 @@ class Setting:
     most_blocks: int
     tails: bool
     limits: dict[str, Any]
+    workers: int | str | None = None
 
     def parts(self, folder: str | os.PathLike[str] | None, width: int) -> WorkFolder:
         """Return the finished parts in a folder, of `width` combinations each.
@@ -107,7 +108,7 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     first = setting.rule(**combinations[0])
     traced = traced_parameters(combinations)
     groups = _groups(combinations, traced)
-    workers = max(cores(), 1)
+    workers = setting.workers if isinstance(setting.workers, int) else max(cores(), 1)
     width = _width(setting, first, max(len(group) for group, _ in groups), workers)
     store = setting.parts(resume, width)
     width = int(store.settings["width"])

@@ -9,7 +9,6 @@ that leaves no room is refused.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +22,11 @@ from jax.core import Tracer
 from jax.sharding import Mesh
 
 from nca_trader import machine
-from nca_trader.errors import ConfigError, out_of_memory
+from nca_trader.errors import ConfigError, logger, out_of_memory
 from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import is_described
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 UNCOMPILED = "jax_disable_jit"  # a setting that pyright does not find on jax.config
 LESS = "lower learner.num_segments, learner.segment_length or policy.channels"
 COMPILED = "/jax/core/compile/backend_compile_duration"

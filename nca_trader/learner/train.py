@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import time
 from collections.abc import Callable, Generator
@@ -37,7 +36,7 @@ from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Piece, stream
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError, StateError
+from nca_trader.errors import ConfigError, StateError, logger
 from nca_trader.learner.learner import Learner, make_learner, own_part, shard_updates
 from nca_trader.learner.optimizer import AverageState
 from nca_trader.learner.pathwise import refuse_bankrupt
@@ -54,7 +53,7 @@ from nca_trader.runs.opening import training_run
 from nca_trader.runs.trackers import Tracker, subject_of, tracker_of, tracking
 
 Report = Callable[[dict[str, Any]], None]
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def train(

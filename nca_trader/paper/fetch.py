@@ -6,7 +6,6 @@ import fcntl
 import functools
 import hashlib
 import json
-import logging
 import math
 import os
 import pathlib
@@ -23,7 +22,7 @@ from nca_trader.cloud import cache_folder
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.records import loads
 from nca_trader.data.bars import frame_of, read_bars, write_bars
-from nca_trader.errors import BarError, ConfigError, StateError, argument
+from nca_trader.errors import BarError, ConfigError, StateError, argument, logger
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import (
@@ -44,7 +43,7 @@ OVERLAP = 5  # of a symbol's rows that are asked for again, and compared
 SAME = 1e-5  # relative difference of prices that were not rewritten, at most
 DONE = "done"  # the line after a chunk
 VENUES = "yahoo, alpaca or ccxt:EXCHANGE"
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def fetch_bars(

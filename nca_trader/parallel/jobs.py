@@ -23,7 +23,6 @@ import functools
 import importlib.machinery
 import importlib.metadata
 import importlib.util
-import logging
 import multiprocessing
 import os
 import signal
@@ -39,6 +38,7 @@ from nca_trader.errors import (
     StoreError,
     argument,
     in_a_command,
+    logger,
     options_named,
 )
 from nca_trader.machine import cores, safe_path
@@ -59,7 +59,7 @@ NUMERIC = (
 )
 # Those that belong to this machine: its devices, and a folder.
 LOCAL = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache_dir")
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Job(NamedTuple):

@@ -35,14 +35,14 @@ from jax import Array
 
 from nca_trader.cloud import CloudPath, Place, together
 from nca_trader.config.records import read_json, record
-from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError
+from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError, logger
 from nca_trader.machine import scratch, sha256_of, write_atomically
 from nca_trader.parallel import hosts
 
 FORMAT = 1
 FILES = "files.json"  # in a checkpoint's folder: SHA-256 of every other file there
 REMEDY = "use the versions in the run's run.json, or train into another folder."
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def flatten(tree: Any) -> dict[str, np.ndarray]:

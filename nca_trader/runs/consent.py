@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hmac
-import logging
 import os
 import pathlib
 import secrets
@@ -22,13 +21,13 @@ from collections.abc import Collection, Mapping
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.extensions import origin_of, refuse_foreign, split_frame
 from nca_trader.config.modules import digest_of_files, locate
-from nca_trader.errors import ConfigError, RunError, argument, in_a_command, printable
+from nca_trader.errors import ConfigError, RunError, argument, in_a_command, logger, printable
 from nca_trader.machine import write_once
 from nca_trader.parallel import hosts
 
 SIGNATURE = "signature"  # the file of a run folder
 KEY_BYTES = 32
-log = logging.getLogger("nca_trader.runs")
+log = logger("nca_trader.runs")
 # Signatures of what was allowed in this process, for files that cannot be signed: of a folder that
 # is read-only, or of a user without a home.
 _allowed: set[str] = set()

@@ -21,7 +21,6 @@ import datetime
 import hashlib
 import importlib.metadata
 import io
-import logging
 import os
 import pathlib
 import platform
@@ -41,7 +40,7 @@ from nca_trader.config.records import (
     record,
     unsealed,
 )
-from nca_trader.errors import RunError, StateError
+from nca_trader.errors import RunError, StateError, logger
 from nca_trader.machine import (
     HeldError,
     make_directory,
@@ -62,7 +61,7 @@ ROW = {
 # Those that decide a result, for records.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas")
 NAMED = 10  # damaged rows that warnings name one by one
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def make_folder(path: Place, texts: Mapping[str, str]) -> None:

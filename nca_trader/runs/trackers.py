@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
-import logging
 import math
 import time
 import uuid
@@ -25,12 +24,12 @@ from nca_trader.cloud import CloudPath, Place, local
 from nca_trader.config.extensions import own_code
 from nca_trader.config.ranges import described, nearest
 from nca_trader.config.records import finite, plain
-from nca_trader.errors import ConfigError, argument, printable
+from nca_trader.errors import ConfigError, argument, logger, printable
 from nca_trader.machine import Worker, write_atomically
 from nca_trader.runs.manifest import Run
 
 CLOSING = 10.0  # seconds that the end of training waits for what was handed over
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Subject(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import math
 import pathlib
 import re
@@ -13,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nca_trader.cloud import Place
-from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument
+from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, logger
 from nca_trader.paper.tally import Paper
 from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.watch.alerts import LABEL
 
 TAIL = 256  # bytes before the position that was read to; they must not have changed
 PREFIX = "nca_trader_"
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Rows:

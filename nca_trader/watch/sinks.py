@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nca_trader.config.extensions import load
 from nca_trader.config.ranges import described, refuse
-from nca_trader.errors import ConfigError, printable
+from nca_trader.errors import ConfigError, logger, printable
 from nca_trader.machine import Worker
 from nca_trader.watch.alerts import FIRING, Notification
 
 WAITS = (1.0, 5.0, 15.0)  # seconds before each new try
 CLOSING = 20.0  # seconds that the end waits for what is under way
-log = logging.getLogger(__name__)
+log = logger(__name__)
 Sink = Callable[[Notification], object]  # what it returns is ignored
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -107,6 +108,19 @@ def test_paper_lives_what_the_backtest_says(command, mine, tmp_path):
     assert checked.code == 0 and checked.json["head"] == said.json["head"]
     again = command("paper", "--run", mine.path, *options, "--json")
     assert again.code == 0 and again.json == said.json
+
+
+def test_a_replay_can_be_watched_at_a_speed(command, mine, tmp_path):
+    options = ["--run", mine.path, "--feed", f"replay:{mine.data}", "--start", "2020-07-19"]
+    began = time.monotonic()
+    quick = command("paper", *options, "--journal", tmp_path / "a", "--json").json
+    whole = time.monotonic() - began
+    slow = command("paper", *options, "--journal", tmp_path / "b", "--speed", "150", "--json").json
+    assert slow == quick and time.monotonic() - began - whole > (len(mine.bars) - 1) / 150
+    said = command(
+        "paper", *options[:2], "--feed", "mine:feed", "--journal", tmp_path / "c", "--speed", "2"
+    )
+    assert said.code == 2 and "--speed is of a replay" in said.err
 
 
 ABOVE = """

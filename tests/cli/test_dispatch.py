@@ -19,6 +19,7 @@ from nca_trader.errors import (
     NcaTraderError,
     RunError,
     StateError,
+    logger,
 )
 
 IMPORTS = """
@@ -191,3 +192,49 @@ def test_a_warning_of_the_package_is_a_plain_line_whoever_set_up_logging(monkeyp
     logging.basicConfig()  # as jax and its friends do
     logging.getLogger("nca_trader.evaluate.backtest").warning("begins later")
     assert capsys.readouterr().err.splitlines()[-1] == "begins later"
+
+
+def script(tmp_path, text, **more):
+    """What Python says when it runs a script of a user."""
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    env = {**os.environ, **more}
+    return subprocess.run([sys.executable, path], capture_output=True, text=True, env=env)
+
+
+ENDS = "import nca_trader as nca\n\ndef mine():\n    nca.load_agent('nanno')\n\nmine()\n"
+
+
+def test_an_error_in_a_script_ends_with_the_users_own_lines_and_the_sentence(tmp_path):
+    ran = script(tmp_path, ENDS)
+    lines = ran.stderr.splitlines()
+    assert ran.returncode == 1 and lines[-1].startswith("nca_trader.errors.ConfigError: 'nanno' is")
+    files = [line.split('"')[1] for line in lines if line.startswith("  File")]
+    assert files == [str(tmp_path / "mine.py")] * 2
+    whole = script(tmp_path, ENDS, NCA_TRADER_TRACEBACK="1").stderr
+    assert "toml.py" in whole and whole.splitlines()[-1] == lines[-1]
+    # Another error, and a hook that another package has set, stay as they are.
+    other = script(tmp_path, "import nca_trader, json\njson.loads('{')\n").stderr
+    assert "decoder.py" in other
+    hook = "import sys\nsys.excepthook = lambda *error: print('theirs')\n"
+    assert script(tmp_path, hook + ENDS).stdout == "theirs\n"
+
+
+def test_a_notebook_shows_the_same_lines():
+    try:
+        nca_trader.load_agent("nanno")
+    except nca_trader.ConfigError as error:
+        lines = error._render_traceback_()
+    assert len([line for line in lines if line.startswith("  File")]) == 1
+    assert lines[-1].startswith("nca_trader.errors.ConfigError: 'nanno' is not a preset")
+
+
+def test_a_warning_is_its_sentence_unless_the_user_chose_another_form(monkeypatch, capsys):
+    root, log = logging.getLogger(), logger("nca_trader.learner.train")
+    monkeypatch.setattr(root, "handlers", [])
+    logging.basicConfig()  # as a package does when it is imported
+    log.warning("ends early")
+    monkeypatch.setattr(root, "handlers", [])
+    logging.basicConfig(format="%(name)s: %(message)s")
+    log.warning("ends early")
+    assert capsys.readouterr().err == "ends early\nnca_trader.learner.train: ends early\n"

@@ -159,6 +159,21 @@ def test_numbers_do_not_depend_on_the_width_of_programs(monkeypatch):
     np.testing.assert_array_equal(whole.to_numpy(), parts.to_numpy())
 
 
+def test_workers_change_no_number_and_a_cluster_takes_no_program(monkeypatch):
+    bars, pools = made(300), []
+    whole = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
+    pool = module.concurrent.futures.ThreadPoolExecutor
+    monkeypatch.setattr(
+        module.concurrent.futures, "ThreadPoolExecutor", lambda n: pools.append(n) or pool(n)
+    )
+    again = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, workers="3")
+    np.testing.assert_array_equal(whole.to_numpy(), again.to_numpy())
+    assert pools == [3]
+    for workers, says in (("tcp://desk:1", "one program on this machine"), (0, "of at least 1")):
+        with pytest.raises(nca.ConfigError, match=says):
+            nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, workers=workers)
+
+
 def test_an_interrupted_sweep_resumes(tmp_path, monkeypatch):
     bars = made(300)
     monkeypatch.setattr(module, "WIDEST", 8)

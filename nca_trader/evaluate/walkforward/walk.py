@@ -17,7 +17,7 @@ from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposu
 from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import Place, place
-from nca_trader.config import EnvConfig
+from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.agent import LEAST_SEEDS
 from nca_trader.config.ranges import expect
 from nca_trader.config.spans import (
@@ -244,6 +244,8 @@ def _name_of(subject: Any) -> str:
         return subject.name
     if isinstance(subject, str | os.PathLike):
         return pathlib.Path(subject).stem
+    if isinstance(subject, AgentConfig):
+        return f"{subject.policy.kind} agent"
     return getattr(subject, "__name__", type(subject).__name__)
 
 
