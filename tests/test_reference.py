@@ -34,7 +34,7 @@ def test_every_public_name_has_a_docstring_and_is_in_the_python_api():
 def test_a_language_model_finds_every_page(root):
     text = (root / "llms.txt").read_text()
     assert text == website.llms()  # `make docs` writes it
-    assert text.startswith("# nca_trader\n\n> Backtest") and "nca-trader demo" in text
+    assert text.startswith("# nca_trader\n\n> Backtest") and "nca-trader backtest" in text
     named = {root / link for link in re.findall(r"\]\(([^)]+)\)", text)}
     assert all(path.exists() for path in named)
     assert {*(root / "docs" / "guides").glob("*.md")} <= named

@@ -47,7 +47,7 @@ from jax import export  # and flatbuffers: pip install jax flatbuffers
 jax.config.update("jax_enable_x64", True)
 with zipfile.ZipFile("agent.zip") as file:
     about = json.loads(file.read("about.json"))
-    arrays = np.load(io.BytesIO(file.read("begin.npz")))
+    arrays = np.load(io.BytesIO(file.read("begin.npz")), allow_pickle=False)
     programs = [
         export.deserialize(bytearray(file.read(f"{name}.bin"))) for name in ("observe", "decide")
     ]
