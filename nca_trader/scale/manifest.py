@@ -75,10 +75,9 @@ def manifest(kind: str, there: Slice, command: Sequence[str], run: str, image: s
 
     Example:
       >>> from nca_trader.scale.chips import slice_of
-      >>> print(manifest("slurm", slice_of("v5e-16"), ["nca-trader", "train"], "runs/a")[:48])
-      #!/bin/bash
-      # v5e:4x4: 4 hosts of 4 chips
-      #SBA
+      >>> script = manifest("slurm", slice_of("v5e-16"), ["nca-trader", "train"], "runs/a")
+      >>> script.splitlines()[1]
+      '# v5e:4x4: 4 hosts of 4 chips'
     """
     if kind == "slurm":
         return slurm(there, command, name_of(run))
