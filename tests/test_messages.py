@@ -18,7 +18,7 @@ from nca_trader.errors import argument, options_named
 
 OPTION = re.compile(r"(?:^|[\s`(])--[a-z][a-z-]+")
 # What these say is typed into a shell, whoever reads it.
-OF_A_SHELL = ("cli/", "scale/doctor.py", "scale/words.py", "scale/facts.py", "scale/supervisor.py")
+OF_A_SHELL = ("cli/", "scale/doctor.py", "scale/words.py", "scale/facts.py", "scale/manifest.py")
 
 
 def literals(tree):
