@@ -23,9 +23,8 @@ def readme(root):
 def test_a_wheel_and_the_demo_come_first_then_the_commands_of_a_clone(readme):
     install, clone = blocks(readme, "sh")[:2]
     made, shown = install.splitlines()[1:]
-    assert (
-        made.split() == ["pip", "install", "dist/nca_trader-*.whl"] and shown == "nca-trader demo"
-    )
+    assert shown == "nca-trader demo"
+    assert made.endswith("install dist/nca_trader-*.whl")
     assert install.startswith("pip wheel --no-deps --wheel-dir dist .")
     assert clone == "make demo\nmake test\n"
 
