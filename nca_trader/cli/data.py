@@ -94,6 +94,8 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         print(
             f"  begins   {symbol} on {first}: the venue gave nothing from {args.begin} until then"
         )
+    if bars.columns:
+        print(f"  columns  {', '.join(bars.columns)}")
     if bars.note:
         print(f"  note     {bars.note}")
     return found

@@ -91,7 +91,7 @@ def fetch_bars(
     expect("source", source, str, 'a text, e.g. "yahoo:SPY,QQQ"')
     kind, _, rest = source.partition(":")
     exchange, _, rest = rest.partition(":") if kind == "ccxt" else ("", "", rest)
-    venue, symbols = f"{kind}:{exchange}".rstrip(":"), symbols_of(rest, "source")
+    venue, symbols = f"{kind}:{exchange}".rstrip(":"), symbols_of(rest, source)
     module, first = _module(venue)
     begin, end = (
         None if text is None else int(moment(text, name).timestamp())
@@ -370,11 +370,11 @@ def write_whole(bars: Bars, out: str | os.PathLike[str]) -> None:
         whole.unlink(missing_ok=True)
 
 
-def symbols_of(text: str, name: str) -> tuple[str, ...]:
-    """Return the symbols of a list with commas; `name` is the argument's, for messages."""
+def symbols_of(text: str, where: str) -> tuple[str, ...]:
+    """Return the symbols of a list with commas; `where` begins the message of a fault."""
     found = tuple(symbol.strip() for symbol in text.split(",") if symbol.strip())
     if not found or len(set(found)) < len(found):
-        raise ConfigError(f"{argument(name)}: {text!r} names no symbol, or one twice.")
+        raise ConfigError(f"{where}: {text!r} names no symbol, or one twice; give e.g. SPY,QQQ.")
     return found
 
 

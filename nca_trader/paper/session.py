@@ -229,7 +229,9 @@ def open_feed(text: str, every: str | None) -> LiveFeed:
     if every is None or parse_step(every) is None:
         raise ConfigError(f"{argument('every')} is missing; give the length of a bar, e.g. 1min.")
     exchange, _, symbols = rest.partition(":") if kind == "ccxt" else ("", "", rest)
-    return open_vendor(f"{kind}:{exchange}".rstrip(":"), symbols_of(symbols, "feed"), every)
+    return open_vendor(
+        f"{kind}:{exchange}".rstrip(":"), symbols_of(symbols, argument("feed")), every
+    )
 
 
 def open_venue(

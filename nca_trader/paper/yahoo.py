@@ -38,7 +38,7 @@ LENGTHS: dict[int, tuple[str, float]] = {
     DAY_SECONDS: ("1d", float("inf")),
 }
 COLUMNS = ["Open", "High", "Low", "Close", "Volume", "Dividends"]
-logging.getLogger("yfinance").addHandler(logging.NullHandler())
+LOG = logging.getLogger("yfinance")
 
 
 class _AsGiven(Grid):
@@ -100,6 +100,8 @@ class YahooSource:
         span = {key: str(t.date()) for key, t in span.items()} if daily else span
         options, debug = {"auto_adjust": False, "actions": True}, yfinance.config.debug
         hidden, debug.hide_exceptions = debug.hide_exceptions, False
+        # It logs what it raises, and each attempt in between.
+        level, _ = LOG.level, LOG.setLevel(logging.CRITICAL)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of pandas, about what yfinance does
@@ -116,6 +118,7 @@ class YahooSource:
             raise Unreachable("no-answer", f"yahoo: {symbol}: {type(error).__name__}") from None
         finally:
             debug.hide_exceptions = hidden
+            LOG.setLevel(level)
         frame = frame.dropna(subset=COLUMNS[:4])  # a row without prices is not a bar
         index: Any = frame.index
         # Days by the exchange's date, other bars by UTC.

@@ -335,7 +335,8 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     absent = [text for text, name in request.own.items() if COLUMN + name not in columns]
     if absent:
         say = f"no column {absent[0]!r} and no such file; the columns are "
-        raise refusal(chunk.name, Kind.D005, say + ", ".join(map(str, chunk.frame.columns)))
+        say += ", ".join(map(str, chunk.frame.columns))
+        raise refusal(chunk.name, Kind.D005, say, f"Correct {argument('extra')}")
     time = whole(times.pop("time"))
     time = joined(time, whole(times.pop("clock"))) if two else time
     read = read_times(time, request.timezone, request.dates)
