@@ -29,7 +29,8 @@ from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.extensions import split_frame
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_names
-from nca_trader.data.features import FEATURES, feature_set
+from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import FEATURES
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv, kept, reset, step, window

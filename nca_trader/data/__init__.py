@@ -10,7 +10,8 @@ from nca_trader.data.calendar import (
     new_york,
     session_ends,
 )
-from nca_trader.data.features import FEATURES, Feature, FeatureSet, feature_set
+from nca_trader.data.feature_sets import FeatureSet, feature_set
+from nca_trader.data.features import FEATURES, Feature
 from nca_trader.data.resampling import align, resample
 from nca_trader.data.shards import Shards, open_shards, stream, write_shards
 

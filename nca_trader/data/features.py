@@ -4,16 +4,13 @@ A feature is `init() -> state` and `update(state, bar) -> state, value`, written
 float64; a state is a pytree of numpy arrays. Its batch form is the scan of its update. Look-ahead
 thus cannot be written, and the live loop sees training's numbers bit for bit. Every value is
 normalised by the past alone: by statistics of the bars before it, or by an indicator's own
-definition, which includes the bar. `feature_set` puts several together, built in or your own.
+definition, which includes the bar. `feature_sets` puts several together.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.extensions import FORGET, own_code, split_frame
+from nca_trader.config.extensions import own_code, split_frame
 from nca_trader.config.ranges import described
 from nca_trader.config.registry import Registry
 from nca_trader.data.averages import (
@@ -38,9 +35,8 @@ from nca_trader.data.averages import (
     wilder,
     z_score,
 )
-from nca_trader.data.time_frames import TimeFrame, refuse_other_length
 from nca_trader.errors import ConfigError, argument
-from nca_trader.numerics import MOST_ASSETS, as_one_kernel, float64_on_cpu, packed, unpacked
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import COLUMN, Bar, Bars, Tensor
 
 
@@ -384,10 +380,6 @@ BUILT_IN: dict[str, Feature] = {
 }
 
 
-NONE: Mapping[str, Any] = MappingProxyType({})
-State = tuple[Any, ...]  # of a set: arrays `[n]`, all numbers of one dtype in each
-
-
 def own_feature(value: Any, name: str) -> Feature:
     """Return the feature that your own code gives, once it has the shapes and types of one.
 
@@ -432,150 +424,6 @@ def own_feature(value: Any, name: str) -> Feature:
 FEATURES: Registry[Feature] = Registry("features", BUILT_IN, own_feature, column)
 
 
-@dataclasses.dataclass(frozen=True)
-class FeatureSet:
-    """Several features of several assets; get one from `feature_set`.
-
-    Attributes:
-      names: `F` names of `FEATURES`, in the order of the values; "1h:rsi" is a feature of bars of
-        an hour.
-      parts: a feature by its name; a `TimeFrame`, which has all of its features, by its own.
-      bar_seconds: length of the bars; 0 where no feature needs it.
-    """
-
-    names: tuple[str, ...]
-    parts: Mapping[str, Feature | TimeFrame]
-    bar_seconds: int = 0
-
-    @property
-    def warmup(self) -> int:
-        """Number of present bars of an asset before all of its values are meaningful."""
-        return max((part.warmup for part in self.parts.values()), default=0)
-
-    def warmup_on(self, bars: Bars) -> int:
-        """Return `warmup`, or more where features of a longer time frame leave bars out."""
-        time = bars.time.astype(np.int64)
-        slow = (part for part in self.parts.values() if isinstance(part, TimeFrame))
-        return max([self.warmup, *(part.rows_to_warm(time) for part in slow)])
-
-    def init(self, num_assets: int) -> State:
-        """Return the state before any bar: numpy arrays `[n]`, one for each dtype."""
-        return packed(self._states(num_assets))
-
-    def update(
-        self, state: State, bar: Bar, given: Mapping[str, Tensor] = NONE
-    ) -> tuple[State, Array]:
-        """Update the state by one bar; pure, to be traced within `jax.enable_x64(True)`.
-
-        Args:
-          state: from `init` or the bar before.
-          bar: fields `[A]`.
-          given: `[A]` of features, by name, what Python computed of this bar, see `Feature.column`.
-
-        Returns:
-          The new state, and values `[A, F]` float32.
-        """
-        before, after, values = unpacked(state, self._states(len(bar.close))), {}, {}
-        for name, part in self.parts.items():
-            # One asset's update, mapped over assets: no asset sees another.
-            with own_code(name):
-                more = [given[name]] if name in given else []
-                after[name], values[name] = jax.vmap(part.update)(before[name], bar, *more)
-        slow = {frame: iter(values[frame].T) for frame in self.parts if values[frame].ndim > 1}
-        # The features of a time frame come in their order.
-        columns = [next(slow[f]) if (f := split_frame(n)[0]) else values[n] for n in self.names]
-        return packed(after), jnp.stack(columns, axis=-1).astype(jnp.float32)
-
-    def _states(self, num_assets: int) -> dict[str, Any]:
-        """Return the features' states before any bar by name, `[A, ...]`."""
-        # `init` of your own feature may use jax, and `update` is traced.
-        with float64_on_cpu(), jax.ensure_compile_time_eval():
-            first = {name: part.init() for name, part in self.parts.items()}
-        return jax.tree.map(lambda x: np.broadcast_to(x, (num_assets, *np.shape(x))).copy(), first)
-
-    @functools.cached_property
-    def jitted(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """`update` and its scan over bars, compiled."""
-
-        def update(state: State, bar: Bar) -> tuple[State, Array]:
-            # A hundred kernels of a few numbers each take 70 us, one takes 20.
-            few = len(bar.close) <= MOST_ASSETS
-            return (as_one_kernel(self.update) if few else self.update)(state, bar)
-
-        def scan(state: State, bars: Bar, given: Mapping[str, Tensor] = NONE) -> Any:
-            rows = (bars, dict(given))
-            return jax.lax.scan(lambda state, x: self.update(state, *x), state, rows)
-
-        # `feature_set` caches sets, so each is compiled once per process.
-        return jax.jit(update), jax.jit(scan)
-
-    def step(self, state: State, bar: Bar) -> tuple[State, np.ndarray]:
-        """Run `update` for a live loop, compiled, in float64 on the CPU.
-
-        Args:
-          state: from `init` or the bar before.
-          bar: numpy fields `[A]`.
-
-        Returns:
-          The new state, and values `[A, F]` float32, bit for bit those of `batch`.
-        """
-        with float64_on_cpu():
-            state, values = self.jitted[0](state, bar)
-        return state, np.asarray(values)
-
-    def batch(self, bars: Bars) -> np.ndarray:
-        """Return values `[N, A, F]` float32 at every bar: the scan of `update`, on the CPU.
-
-        Raises:
-          BarError: features of a slower time frame are of bars of another length.
-        """
-        refuse_other_length(bars, self.bar_seconds)
-        refuse_absent(self.names, bars.columns, f"{bars.source or 'bars'}: have")
-        given = {}
-        for name, part in self.parts.items():
-            if isinstance(part, Feature) and part.column is not None:
-                with own_code(name):
-                    given[name] = part.column(bars)
-        with float64_on_cpu():
-            _, values = self.jitted[1](self.init(bars.num_assets), bars.as_bar(), given)
-        return np.asarray(values)
-
-
-@functools.lru_cache
-def feature_set(
-    names: tuple[str, ...], bar_seconds: int = 0, sessions: str = "every_day"
-) -> FeatureSet:
-    """Return the features called `names`, in that order.
-
-    Args:
-      names: of `FEATURES`; or of bars of a longer time frame, e.g. "1h:rsi".
-      bar_seconds: length of the bars. Only features of longer time frames need it.
-      sessions: the name of the sessions that longer bars count from, "every_day" (from midnight
-        UTC), "new_york", "fx_week", or of your own.
-
-    Raises:
-      ConfigError: a name is unknown, or given twice; a time frame that is not a longer multiple of
-        the bars.
-
-    Example:
-      >>> feature_set(("rsi", "macd")).warmup
-      60
-      >>> feature_set(("rsi", "1h:rsi"), bar_seconds=60).warmup  # minutes
-      958
-    """
-    refuse_unknown(names)
-    parts: dict[str, Feature | TimeFrame] = {}
-    slow: dict[str, list[Feature]] = {}
-    for name in names:
-        frame, bare = split_frame(name)
-        if frame:
-            slow.setdefault(frame, []).append(FEATURES[bare])
-        else:
-            parts[name] = FEATURES[name]
-    parts |= {frame: TimeFrame(frame, x, bar_seconds, sessions) for frame, x in slow.items()}
-    return FeatureSet(names, parts, bar_seconds if slow else 0)
-
-
 def refuse_unknown(names: tuple[str, ...]) -> None:
     """Refuse names that are unknown or listed twice.
 
@@ -591,6 +439,3 @@ def refuse_unknown(names: tuple[str, ...]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"feature {twice!r} is listed twice; list it once.")
-
-
-FORGET.append(feature_set.cache_clear)

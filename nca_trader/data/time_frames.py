@@ -18,6 +18,7 @@ import numpy as np
 from nca_trader.config.reading import parse_step
 from nca_trader.data.averages import keep_unless
 from nca_trader.data.calendar import OUTSIDE, bar_length, bins, hours_of
+from nca_trader.data.features import Feature
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import EXTRAS, Bar, Bars
 
@@ -25,7 +26,7 @@ SECOND = 1_000_000_000  # nanoseconds
 LEAST_BARS = 20  # that show their length
 
 
-class Growing(NamedTuple):
+class OpenBar(NamedTuple):
     """A slow bar of one asset that is being added up; all `[]`.
 
     bar: so far; `present` while it is not over, `time` is its end in nanoseconds. whole: whether it
@@ -43,7 +44,7 @@ class Slow(NamedTuple):
     values: `[n]` of the last slow bar that was over.
     """
 
-    growing: Growing
+    growing: OpenBar
     states: tuple[Any, ...]
     values: Any
 
@@ -53,7 +54,7 @@ class TimeFrame:
 
     Args:
       name: e.g. "1h".
-      features: of the slow bars; see `nca_trader.data.features.Feature`.
+      features: of the slow bars.
       bar_seconds: length of the bars.
       sessions: a name of `SESSIONS`.
 
@@ -61,7 +62,7 @@ class TimeFrame:
       ConfigError: the slow bars are not longer than the bars, or no multiple of them.
     """
 
-    def __init__(self, name: str, features: Sequence[Any], bar_seconds: int, sessions: str):
+    def __init__(self, name: str, features: Sequence[Feature], bar_seconds: int, sessions: str):
         try:
             width: Any = parse_step(name)
         except BarError as error:
@@ -114,7 +115,7 @@ class TimeFrame:
         first: Any = {"time": np.asarray(OUTSIDE), "present": np.zeros((), bool), "columns": None}
         bar = Bar(**zeros | first)
         states = tuple(feature.init() for feature in self.features)
-        growing = Growing(bar, np.zeros((), bool), np.zeros((), np.int64))
+        growing = OpenBar(bar, np.zeros((), bool), np.zeros((), np.int64))
         return Slow(growing, states, np.zeros(len(self.features)))
 
     def update(self, state: Slow, bar: Bar) -> tuple[Slow, Any]:
@@ -145,7 +146,7 @@ class TimeFrame:
         return Slow(growing, states, values), jnp.where(bar.present, values, 0.0)
 
 
-def _grown(old: Growing, bar: Bar, belongs: Any, begins: Any) -> Growing:
+def _grown(old: OpenBar, bar: Bar, belongs: Any, begins: Any) -> OpenBar:
     """Return the slow bar with one more bar, or a new one that begins with it.
 
     Args:
@@ -168,10 +169,10 @@ def _grown(old: Growing, bar: Bar, belongs: Any, begins: Any) -> Growing:
     )
     # Only of the first slow bar it is not known whether the bars hold its begin.
     whole = jnp.where(belongs, old.whole, (slow.time > OUTSIDE) | begins)
-    return Growing(slow, whole, jnp.where(belongs, old.quotes, 0) + 1)
+    return OpenBar(slow, whole, jnp.where(belongs, old.quotes, 0) + 1)
 
 
-def _closed(growing: Growing, bar: Bar) -> Bar:
+def _closed(growing: OpenBar, bar: Bar) -> Bar:
     """Return a slow bar as the features see it, with the columns that the bars have."""
     slow, quotes = growing.bar, jnp.maximum(growing.quotes, 1)
     spread = jnp.asarray(slow.half_spread) / quotes

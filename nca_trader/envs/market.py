@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import MAX_NEIGHBOURS, EnvConfig
-from nca_trader.data.features import FeatureSet, feature_set
+from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import rewards

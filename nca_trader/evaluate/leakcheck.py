@@ -20,7 +20,8 @@ import pandas as pd
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import needs_account, strategy_targets
 from nca_trader.config.ranges import expect
-from nca_trader.data.features import Feature, FeatureSet, feature_set
+from nca_trader.data.feature_sets import FeatureSet, feature_set
+from nca_trader.data.features import Feature
 from nca_trader.data.indicators import Windows
 from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.envs.account.state import Rules

@@ -13,7 +13,8 @@ from nca_trader import ConfigError, EnvConfig, RunError
 from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig, extensions
 from nca_trader.config.extensions import load, name_of, origin_of, parse_name
 from nca_trader.config.modules import digest_of_files
-from nca_trader.data.features import FEATURES, feature_set
+from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import FEATURES
 from nca_trader.envs.rewards import SCHEMES
 from nca_trader.runs.consent import codes_of, own_names, refuse_changed
 

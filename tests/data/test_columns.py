@@ -12,7 +12,8 @@ from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader.data.bars import frame_of
-from nca_trader.data.features import LEVEL_SPAN, feature_set, make_feature
+from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import LEVEL_SPAN, make_feature
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.envs.gym import GymEnv
 from nca_trader.errors import BarError, ConfigError

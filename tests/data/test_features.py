@@ -10,7 +10,8 @@ import pytest
 
 from nca_trader.config import DEFAULT_FEATURES
 from nca_trader.data.bars import sample_bars
-from nca_trader.data.features import FEATURES, feature_set
+from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import FEATURES
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import PRICES, Bars

@@ -11,7 +11,7 @@ from tiny import AGENT
 from untrained import untrained_run
 
 import nca_trader as nca
-from nca_trader.data.features import FeatureSet, feature_set
+from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.resampling import align, resample
 from nca_trader.errors import ConfigError
 from nca_trader.paper.journal import read_events

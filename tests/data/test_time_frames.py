@@ -13,7 +13,8 @@ import nca_trader as nca
 from nca_trader.config import env
 from nca_trader.config.extensions import name_of
 from nca_trader.data.calendar import OUTSIDE, SESSIONS, Sessions
-from nca_trader.data.features import BUILT_IN, FEATURES, Feature, feature_set, make_feature
+from nca_trader.data.feature_sets import feature_set
+from nca_trader.data.features import BUILT_IN, FEATURES, Feature, make_feature
 from nca_trader.data.resampling import resample
 from nca_trader.data.time_frames import TimeFrame
 from nca_trader.errors import BarError, ConfigError
