@@ -44,7 +44,7 @@ from nca_trader.runs import trials
 from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
-from nca_trader.runs.trackers import Subject, tracker_of, tracking
+from nca_trader.runs.trackers import Tracked, tracker_of, tracking
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars
 
@@ -188,7 +188,7 @@ def tune(
     before = len(_finished(study))
     with (
         Progress(trials * seeds, "tune", "agents") as shown,
-        tracking(tracker, Subject(path.resolve().name, path, decisive), before) as tracked,
+        tracking(tracker, Tracked(path.resolve().name, path, decisive), before) as tracked,
     ):
 
         def told(number: int, score: float) -> None:

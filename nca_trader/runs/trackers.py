@@ -32,7 +32,7 @@ CLOSING = 10.0  # seconds that the end of training waits for what was handed ove
 log = logger(__name__)
 
 
-class Subject(NamedTuple):
+class Tracked(NamedTuple):
     """What is tracked: a run, a walk-forward or a search.
 
     name: of it. folder: where it is kept; None where nothing is. config: resolved, for a run
@@ -47,7 +47,7 @@ class Subject(NamedTuple):
 class Tracker(Protocol):
     """What shows a run. Each function may take its time, and may raise anything."""
 
-    def start(self, subject: Subject, step: int) -> None:
+    def start(self, subject: Tracked, step: int) -> None:
         """Open what shows `subject`; a resumed one goes on in the same place.
 
         Args:
@@ -110,7 +110,7 @@ class TensorBoard:
                 ) from None
         self._last = -1
 
-    def start(self, subject: Subject, step: int) -> None:
+    def start(self, subject: Tracked, step: int) -> None:
         """Open a new event file in the run's folder, and show the configuration as text."""
         if self._root is None:
             kept = subject.folder or local(".", "")
@@ -188,7 +188,7 @@ class WeightsAndBiases:
         self._wandb, self._entity, self._project = wandb, entity or None, project or "nca_trader"
         self._run: Any = None
 
-    def start(self, subject: Subject, step: int) -> None:
+    def start(self, subject: Tracked, step: int) -> None:
         """Open the run of the folder's id, or a new one."""
         name, place = uuid.uuid4().hex[:12], None
         if (kept := subject.folder) is not None:
@@ -275,7 +275,7 @@ class Tracking:
       results: of the whole, handed over at the end; numbers that are not finite are left out.
     """
 
-    def __init__(self, tracker: Tracker | None, subject: Subject, step: int):
+    def __init__(self, tracker: Tracker | None, subject: Tracked, step: int):
         self._tracker, self._subject, self._warned = tracker, subject, False
         self.results: dict[str, Any] = {}
         self._worker: Worker[_Call] | None = None
@@ -311,16 +311,16 @@ class Tracking:
 
 
 @contextlib.contextmanager
-def tracking(tracker: Tracker | None, subject: Subject, step: int = 0) -> Iterator[Tracking]:
+def tracking(tracker: Tracker | None, subject: Tracked, step: int = 0) -> Iterator[Tracking]:
     """Yield what takes each row of metrics, and the results."""
     with contextlib.closing(Tracking(tracker, subject, step)) as tracked:
         yield tracked
 
 
-def subject_of(run: Run) -> Subject:
+def subject_of(run: Run) -> Tracked:
     """Return a run as what is tracked."""
     config = {"env": run.env_config, "agent": run.agent_config, "seed": run.manifest.seed}
-    return Subject(run.path.resolve().name, run.path, plain(config))
+    return Tracked(run.path.resolve().name, run.path, plain(config))
 
 
 def track_results(track: str | Tracker | None, run: Run, kind: str, found: Any) -> None:

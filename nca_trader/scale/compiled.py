@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import functools
 import importlib.util
+import itertools
 import math
 import multiprocessing
 import os
@@ -88,11 +89,34 @@ class Needs(NamedTuple):
 
 
 Ask = Callable[[Question], Needs]
+SECOND = 1.0  # between two looks at a compilation
+# What the compiler is at, by the newest of the files that it writes.
+STAGES = {
+    "*.after_codegen.txt": "reading the program",
+    "*.after_optimizations_after_buffer_assignment.txt": "generating code",
+    "*.before_optimizations.txt": "optimising, and placing arrays",
+    "*": "compiling",
+}
+
+
+def stage_of(folder: pathlib.Path) -> str:
+    """Return what a compilation is at that writes into `folder`.
+
+    Example:
+      >>> stage_of(pathlib.Path("not-there"))
+      'tracing the update'
+    """
+    newest = max(folder.glob("*"), key=lambda path: path.stat().st_mtime, default=folder)
+    found = (stage for pattern, stage in STAGES.items() if any(newest.glob(pattern)))
+    return next(found, "tracing the update")
 
 
 @contextlib.contextmanager
-def compiler() -> Iterator[Ask]:
+def compiler(told: Callable[[str], None] = lambda stage: None) -> Iterator[Ask]:
     """Yield the function that asks the compiler, each time in a process of its own.
+
+    Args:
+      told: called about once a second while it compiles, with what it is at.
 
     Raises:
       ConfigError: the compiler is not installed.
@@ -106,7 +130,7 @@ def compiler() -> Iterator[Ask]:
         )
     with safe_path(), scratch() as folder, open(folder / "said", "w+") as log:
         # Not forked: that process would have a jax that has read its variables already.
-        process = multiprocessing.get_context("spawn")
+        process, numbers = multiprocessing.get_context("spawn"), itertools.count()
 
         def ask(question: Question) -> Needs:
             # The process inherits what stands here when it starts. Later is too late: jax reads
@@ -120,7 +144,12 @@ def compiler() -> Iterator[Ask]:
                     ) as pool,
                     _killed_after(),
                 ):
-                    return pool.submit(answer, question).result()
+                    dumps = folder / str(next(numbers))
+                    dumps.mkdir()
+                    asked = pool.submit(answer, question, dumps)
+                    while not concurrent.futures.wait([asked], SECOND).done:
+                        told(stage_of(dumps))
+                    return asked.result()
             except concurrent.futures.process.BrokenProcessPool:
                 said = [line for line in log.read().splitlines() if line.strip()][-1:]
                 raise RunError(
@@ -177,8 +206,13 @@ def devices_of(there: Slice) -> list[Any]:
     return list(devices)
 
 
-def answer(question: Question) -> Needs:
-    """Compile the update of the learner that `question` describes, and read its needs."""
+def answer(question: Question, dumps: pathlib.Path) -> Needs:
+    """Compile the update of the learner that `question` describes, and read its needs.
+
+    Args:
+      question: what to compile.
+      dumps: folder that the compiler writes into.
+    """
     # jax takes seconds to import, and a process that only asks does without.
     import jax
 
@@ -226,7 +260,9 @@ def answer(question: Question) -> Needs:
             continue
         known = known._replace(micro_batches=pieces)
         args = (state, learner.market)
-        found = _compiled(known, program, args, mesh.size, question.memory_only)
+        # Of each number of pieces: files of one program alone tell what it is at.
+        own = dumps / str(pieces)
+        found = _compiled(known, program, args, mesh.size, own, question.memory_only)
         if found.fits:
             break
         # n times as many pieces leave at least an n-th of the memory, so fewer cannot fit.
@@ -235,7 +271,12 @@ def answer(question: Question) -> Needs:
 
 
 def _compiled(
-    known: Needs, program: Any, args: Any, devices: int, memory_only: bool = False
+    known: Needs,
+    program: Any,
+    args: Any,
+    devices: int,
+    folder: pathlib.Path,
+    memory_only: bool = False,
 ) -> Needs:
     """Compile the program; return `known` with the sizes and costs that the compiler reports."""
     # As in `answer`.
@@ -245,21 +286,20 @@ def _compiled(
 
     began = time.perf_counter()
     try:
-        with scratch() as folder:
-            # Not `as_text()`: it fails for some programs of TPU7x, which the compiler can print.
-            options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-            lowered = program.lower(*args)
-            if memory_only:
-                # It cannot be stopped: it goes on in its thread until this process is killed.
-                compiling = concurrent.futures.ThreadPoolExecutor(1).submit(
-                    lowered.compile, compiler_options=options
-                )
-                needed = _placed(compiling, folder)
-                fits, seconds = needed <= known.limit * (1 - CODE), time.perf_counter() - began
-                return known._replace(fits=fits, needed=needed, seconds=seconds)
-            compiled = lowered.compile(compiler_options=options)
-            (path,) = folder.glob("*.after_codegen.txt")
-            text = path.read_text()
+        # Not `as_text()`: it fails for some programs of TPU7x, which the compiler can print.
+        options = {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
+        lowered = program.lower(*args)
+        if memory_only:
+            # It cannot be stopped: it goes on in its thread until this process is killed.
+            compiling = concurrent.futures.ThreadPoolExecutor(1).submit(
+                lowered.compile, compiler_options=options
+            )
+            needed = _placed(compiling, folder)
+            fits, seconds = needed <= known.limit * (1 - CODE), time.perf_counter() - began
+            return known._replace(fits=fits, needed=needed, seconds=seconds)
+        compiled = lowered.compile(compiler_options=options)
+        (path,) = folder.glob("*.after_codegen.txt")
+        text = path.read_text()
     except jax.errors.JaxRuntimeError as error:
         # Too much memory is the one refusal that is an answer; it comes within a second.
         if not out_of_memory(error):

@@ -75,16 +75,21 @@ def plan(
         bars = sample_bars("sp500")
     loaded, changes = on_slice(loaded, there)
     question = Question(config, loaded, bars, there)
-    with compiled.compiler() as compiler, Progress(None, f"plan for {there.name}"):
-        number = 0
+    number, shown, stages = 0, None, []
+
+    def told(stage: str) -> None:
+        if shown is not None:
+            shown.note(f"{stage}  {shown.passed}", news=stage not in stages[-1:])
+            stages.append(stage)
+
+    with compiled.compiler(told) as compiler, Progress(None, f"plan for {there.name}"):
 
         def ask(question: Question) -> Needs:
-            nonlocal number
+            nonlocal number, shown
             number += 1
             segments = question.agent.learner.num_segments
-            # A compilation has no news before its end. A step inside shows the time since it began.
             what = "memory" if question.memory_only else "compilation"
-            with Progress(None, f"{what} {number}, num_segments = {segments:,}"):
+            with Progress(None, f"{what} {number}, num_segments = {segments:,}") as shown:
                 return compiler(question)
 
         found = ask(question)

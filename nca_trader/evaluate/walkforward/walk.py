@@ -74,7 +74,7 @@ from nca_trader.runs import trials as trial_log
 from nca_trader.runs.consent import own_names
 from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
-from nca_trader.runs.trackers import Subject, named, tracker_of, tracking
+from nca_trader.runs.trackers import Tracked, named, tracker_of, tracking
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars, Costs
 
@@ -202,7 +202,7 @@ def walk_forward(
     with Progress(None, "compare with the baselines, check a fold"):
         found = walk.stitched(fitted)
     config = stored.settings(setup, {"seeds": seeds, "seed": how.seed})
-    with tracking(tracker, Subject(name, None if folder is None else place(folder), config)) as it:
+    with tracking(tracker, Tracked(name, None if folder is None else place(folder), config)) as it:
         for number, row in enumerate(found.folds.to_dict("records"), 1):
             it.log(number, {str(key): value for key, value in row.items()})
         it.results = named("test", found.metrics) | named("gate", found.gate)
