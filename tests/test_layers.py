@@ -47,7 +47,17 @@ UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 MESSAGES = ("parallel/jobs.py", "cloudpickle")
 # Packages that reach the network, and the call by which processes of a run meet.
 NETWORK = {"socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "websockets"}
-NETWORK |= {"distributed", "alpaca", "ccxt", "urllib3", "uvicorn", "starlette", "apprise"}
+NETWORK |= {
+    "yfinance",
+    "wandb",
+    "distributed",
+    "alpaca",
+    "ccxt",
+    "urllib3",
+    "uvicorn",
+    "starlette",
+    "apprise",
+}
 NETWORK |= {"obstore", "prometheus_client", "fsspec", "etils", "gcsfs", "boto3", "jax.distributed"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "read_pickle", "to_pickle"}
 

@@ -89,7 +89,7 @@ class Needs(NamedTuple):
 
 
 Ask = Callable[[Question], Needs]
-SECOND = 1.0  # between two looks at a compilation
+SECOND = 1.0  # between two reports of a compilation
 # What the compiler is at, by the newest of the files that it writes.
 STAGES = {
     "*.after_codegen.txt": "reading the program",
@@ -112,11 +112,11 @@ def stage_of(folder: pathlib.Path) -> str:
 
 
 @contextlib.contextmanager
-def compiler(told: Callable[[str], None] = lambda stage: None) -> Iterator[Ask]:
+def compiler(report: Callable[[str], None] = lambda stage: None) -> Iterator[Ask]:
     """Yield the function that asks the compiler, each time in a process of its own.
 
     Args:
-      told: called about once a second while it compiles, with what it is at.
+      report: called about once a second while it compiles, with what it is at.
 
     Raises:
       ConfigError: the compiler is not installed.
@@ -148,7 +148,7 @@ def compiler(told: Callable[[str], None] = lambda stage: None) -> Iterator[Ask]:
                     dumps.mkdir()
                     asked = pool.submit(answer, question, dumps)
                     while not concurrent.futures.wait([asked], SECOND).done:
-                        told(stage_of(dumps))
+                        report(stage_of(dumps))
                     return asked.result()
             except concurrent.futures.process.BrokenProcessPool:
                 said = [line for line in log.read().splitlines() if line.strip()][-1:]
