@@ -17,7 +17,7 @@ from nca_trader.config.reading import role_of
 from nca_trader.data.calendar import bar_length
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse
 from nca_trader.data.reading.formats import Frame, load
-from nca_trader.data.reading.parse import floats
+from nca_trader.data.reading.numbers import floats
 from nca_trader.data.reading.times import kept, read_times, whole
 from nca_trader.errors import ConfigError, argument
 from nca_trader.types import Bars

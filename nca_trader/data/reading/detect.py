@@ -15,7 +15,8 @@ from nca_trader.data.reading.faults import (
     Request,
     Table,
 )
-from nca_trader.data.reading.parse import LONGEST, NUMBERS, is_name, spread_columns
+from nca_trader.data.reading.numbers import NUMBERS, spread_columns
+from nca_trader.data.reading.parse import LONGEST, is_name
 from nca_trader.data.reading.repairs import (
     EVENTS,
     REUSE,

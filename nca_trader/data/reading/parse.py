@@ -20,7 +20,6 @@ from nca_trader.cloud import CloudPath, place
 from nca_trader.config.reading import (
     FIELDS,
     INCOME,
-    SPREADS,
     named_pair,
     plain,
     refuse_times,
@@ -41,9 +40,9 @@ from nca_trader.data.reading.faults import (
 )
 from nca_trader.data.reading.files import Chunk
 from nca_trader.data.reading.formats import Frame, load
+from nca_trader.data.reading.numbers import floats, numbers
 from nca_trader.data.reading.repairs import ADJUSTMENTS
 from nca_trader.data.reading.times import (
-    holds_numbers,
     is_clock,
     joined,
     kept,
@@ -55,10 +54,8 @@ from nca_trader.types import COLUMN
 
 NONE = "-"  # in place of a column: no column has this role
 VENDORS = ("dividends", "dividend_amount")  # "dividend" is this package's own
-NUMBERS = (*FIELDS, *FACTORS, *INCOME, *SPREADS)
 LONGEST = 64  # characters of a symbol at most
 CAPACITY = 1 << 16  # rows of an array to begin with
-SHOWN, LONGEST_CELL = 1000, 1000  # cells that are not numbers, and characters of each
 
 
 class Growing:
@@ -311,14 +308,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         arrays: dict[Any, np.ndarray] = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
         short = raw.index.isin(chunk.short) if chunk.short else np.zeros(len(raw), dtype=bool)
         arrays["short"] = short
-        arrays |= _numbers(raw, chunk, unread, begin)
-        for i, (label, column) in enumerate(rest.items()):
-            text = str(label).strip()
-            if plain(label) in ADJUSTMENTS:
-                arrays[i, text] = floats(column, chunk)
-            if text in request.own or text.startswith(COLUMN):
-                named = request.own.get(text, text.removeprefix(COLUMN))
-                arrays[COLUMN + named] = floats(column, chunk)
+        arrays |= numbers(raw, chunk, unread, begin) | _others(rest, chunk, request)
         for key, array in arrays.items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
         for key in times.keys() & set(raw):
@@ -332,11 +322,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     _check_symbols(chunk.name, names, request)  # only the whole file shows that it lacks one
     if not begin:
         raise refusal(chunk.name, Kind.D002, "there are no rows")
-    absent = [text for text, name in request.own.items() if COLUMN + name not in columns]
-    if absent:
-        say = f"no column {absent[0]!r} and no such file; the columns are "
-        say += ", ".join(map(str, chunk.frame.columns))
-        raise refusal(chunk.name, Kind.D005, say, f"Correct {argument('extra')}")
+    _check_own(chunk, columns, request)
     time = whole(times.pop("time"))
     time = joined(time, whole(times.pop("clock"))) if two else time
     read = read_times(time, request.timezone, request.dates)
@@ -374,6 +360,22 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     )
 
 
+def _others(rest: pd.DataFrame, chunk: Chunk, request: Request) -> dict[Any, np.ndarray]:
+    """Return the columns `[n]` without a role that are taken: of adjustments, and of your own.
+
+    The key of an adjustment is its place and name.
+    """
+    arrays: dict[Any, np.ndarray] = {}
+    for i, (label, column) in enumerate(rest.items()):
+        text = str(label).strip()
+        if plain(label) in ADJUSTMENTS:
+            arrays[i, text] = floats(column, chunk)
+        if text in request.own or text.startswith(COLUMN):
+            named = request.own.get(text, text.removeprefix(COLUMN))
+            arrays[COLUMN + named] = floats(column, chunk)
+    return arrays
+
+
 def _check_size(name: str, rows: int, expected: float, request: Request) -> None:
     """Refuse a file whose rows so far, or as many as are expected, take too much memory."""
     size = max(request.kept(expected), rows * ROW_BYTES)
@@ -391,82 +393,13 @@ def _check_symbols(name: str, names: dict[str, int], request: Request) -> None:
             raise refusal(name, Kind.D024, f"no symbol {each!r}", remedy)
 
 
-def spread_columns(names: Container[str]) -> list[str]:
-    """Return the columns that give the half spread, the most direct ones of the table.
-
-    >>> spread_columns({"bid", "ask", "spread"})
-    ['bid', 'ask']
-    """
-    if "half_spread" in names:
-        return ["half_spread"]
-    if "bid" in names and "ask" in names:
-        return ["bid", "ask"]
-    return ["spread"] if "spread" in names else []
-
-
-def _numbers(
-    raw: pd.DataFrame, chunk: Chunk, unread: dict[str, Unread], begin: int
-) -> dict[str, np.ndarray]:
-    """Return a chunk's columns `[n]`: float64, NaN where a cell is not a number, and `present`.
-
-    Adds the half spread, and 0 where no income is paid. Cells of rows from `begin` on that are
-    neither numbers nor empty are added to `unread`.
-    """
-    present = raw["present"].to_numpy()
-    arrays = {"present": present}
-    for name in (*FIELDS, "ticks", *FACTORS, *INCOME, *spread_columns(raw)):
-        if name not in raw:
-            continue
-        values, empty = floats(raw[name], chunk), raw[name].isna().to_numpy()
-        rows = np.flatnonzero(np.isnan(values) & ~empty)
-        if len(rows):
-            cells = unread.setdefault(name, Unread())
-            cells.rows.append(rows + begin)
-            for row in rows[: SHOWN - len(cells.texts)]:
-                cells.texts[int(row) + begin] = f"{raw[name].iloc[row]}"[:LONGEST_CELL]
-        # An empty cell of income means 0, but a text is a fault.
-        arrays[name] = np.where(present & empty, 0.0, values) if name in INCOME else values
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if "bid" in arrays:
-            bid, ask = arrays["bid"], arrays["ask"]
-            arrays["half_spread"] = (ask - bid) / (ask + bid)
-        elif "spread" in arrays:
-            arrays["half_spread"] = arrays["spread"] / (2.0 * arrays["close"])
-    return arrays
-
-
-def floats(column: pd.Series, chunk: Chunk) -> np.ndarray:
-    """Return a column as float64, NaN where a cell is not a number."""
-    number = holds_numbers(column)
-    # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
-    text = column if number else column.astype("str")
-    values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    # With a decimal comma, a point does not part decimals.
-    left = column.notna().to_numpy() & (np.isnan(values) | (chunk.decimal == ","))
-    if not number and left.any():
-        cleaned = pd.to_numeric(_cleaned(text[left], chunk), errors="coerce")
-        values = values.copy()
-        values[left] = cleaned.to_numpy(np.float64, na_value=np.nan)
-    return values
-
-
-def _cleaned(text: pd.Series, chunk: Chunk) -> pd.Series:
-    """Return numbers as Python writes them, of texts such as $1,234.50, 1.234,5 and 190.28M.
-
-    The comma of 1,234 is removed only where other numbers show that it is not the decimal sign.
-    """
-    text = text.str.strip().str.replace(r"^([+-]?)[$€£¥] ?", r"\1", regex=True)
-    for letters, power in (("Kk", "e3"), ("Mm", "e6"), ("Bb", "e9")):
-        text = text.str.replace(
-            rf"^([+-]?[0-9][0-9.,' ]*) ?[{letters}]$", rf"\1{power}", regex=True
-        )
-    parts = "' \u00a0\u202f" + (",." if chunk.proved else "").replace(chunk.decimal, "")
-    groups = rf"[+-]?[0-9]{{1,3}}(?:[{parts}][0-9]{{3}})+(?:\{chunk.decimal}[0-9]+)?(?:e[0-9])?"
-    whole = text.str.fullmatch(groups).to_numpy(bool, na_value=False)
-    text = text.mask(whole, text.str.replace(f"[{parts}]", "", regex=True))
-    if chunk.decimal == ",":
-        text = text.str.replace(".", "?", regex=False).str.replace(",", ".", regex=False)
-    return text
+def _check_own(chunk: Chunk, columns: Container[Any], request: Request) -> None:
+    """Refuse a file that lacks a column of the user's own."""
+    absent = [text for text, name in request.own.items() if COLUMN + name not in columns]
+    if absent:
+        say = f"no column {absent[0]!r} and no such file; the columns are "
+        say += ", ".join(map(str, chunk.frame.columns))
+        raise refusal(chunk.name, Kind.D005, say, f"Correct {argument('extra')}")
 
 
 def is_name(symbol: str) -> bool:
