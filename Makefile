@@ -133,6 +133,8 @@ test-oracles: .venv-oracles/.installed
 	  --extra-index-url $(TORCH_INDEX) "$$(grep '^torch==' requirements-peers.lock)"
 	@.venv-peers/bin/python -m pip install --quiet --no-compile --requirement requirements-peers.lock
 	@.venv-peers/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@.venv-peers/bin/python -m pip install --quiet --no-deps --target .venv-peers/newest \
+	  gymnax==1.0.1 six==1.17.0
 	@touch $@
 
 bench-peers: .venv-peers/.installed

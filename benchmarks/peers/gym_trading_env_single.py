@@ -19,7 +19,7 @@ def environment(features: int = 5, window: int = 0) -> gymnasium.Env:
     change = frame["close"].pct_change().fillna(0.0)
     for lag in range(features):
         frame[f"feature_{lag}"] = change.shift(lag).fillna(0.0)
-    return TradingEnv(frame, [-1, 0, 1], windows=window or None, trading_fees=5e-4)
+    return TradingEnv(frame, [-1, 0, 1], windows=window or None, trading_fees=5e-4, verbose=0)
 
 
 def main(
@@ -43,7 +43,7 @@ def main(
         "gym-trading-env",
         envs,
         steps_per_second(call, CALL, seconds),
-        observation=list(observation["features"].shape),
+        observation=list(np.shape(observation)),
         gymnasium=gymnasium.__version__,
     )
 

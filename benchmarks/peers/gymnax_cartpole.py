@@ -1,8 +1,14 @@
 """gymnax CartPole under `vmap` and `scan`: random actions from a hash, keys of threefry.
 
 The keys are what its `step` asks for, one an environment and step; threefry is the fast one on a
-CPU (`unsafe_rbg` is 12 times slower there).
+CPU (`unsafe_rbg` is 12 times slower there). rejax needs a gymnax below 1, so `make bench-peers`
+puts the newest one into a folder of its own.
 """
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(sys.prefix) / "newest"))
 
 import gymnax
 import jax
