@@ -199,7 +199,7 @@ def _findings(
     """Backtest each span, decide, check, and replay the test span on paper."""
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.deploy import deployable
-    from nca_trader.evaluate.report.page import Seed
+    from nca_trader.evaluate.report.contents import Seed
     from nca_trader.paper.parity import compare
     from nca_trader.runs.manifest import Run
 
@@ -252,7 +252,7 @@ def _learnt(run: Any, seed: int) -> Any:
     """Train the network of a run on a market whose optimum is known."""
     from nca_trader.agents import load_agent
     from nca_trader.config.ranges import switched
-    from nca_trader.evaluate.report.page import Learnt
+    from nca_trader.evaluate.report.contents import Learnt
     from nca_trader.optimum.prove import prove
 
     quick = load_agent("nano")
@@ -431,7 +431,8 @@ def _write_page(
     args: argparse.Namespace, job: DemoJob, found: Findings, seconds: dict[str, float]
 ) -> pathlib.Path:
     """Fill the report from the findings and the run folder, and write the page."""
-    from nca_trader.evaluate.report.page import Demo, report_on, write_report
+    from nca_trader.evaluate.report.contents import Demo
+    from nca_trader.evaluate.report.page import report_on, write_report
 
     run = found.mean
     base = run.base.name if run.base is not None else ""

@@ -15,8 +15,9 @@ from nca_trader.envs.account.state import Rules
 from nca_trader.errors import StateError
 from nca_trader.evaluate.inference import ConfidenceInterval
 from nca_trader.evaluate.report import plots
+from nca_trader.evaluate.report.contents import Demo, ReportPage, Seed
 from nca_trader.evaluate.report.figures import Curve
-from nca_trader.evaluate.report.page import Demo, ReportPage, Seed, write_report
+from nca_trader.evaluate.report.page import write_report
 from nca_trader.evaluate.report.plots import equity_plot, per_seed
 from nca_trader.evaluate.verdict import weigh
 from nca_trader.paper.parity import Parity

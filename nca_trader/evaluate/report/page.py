@@ -1,20 +1,17 @@
 """The self-contained HTML page of a backtest.
 
-`report.html` holds the text and the layout. This module collects what it shows from the bars, the
-result and the run, and draws it with `plots`. See `render` for what a page may do.
+`report.html` holds the text and the layout. This module collects the `contents` from the bars, the
+result and the run, and draws them with `plots`. See `render` for what a page may do.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from numpy.typing import ArrayLike
@@ -27,6 +24,7 @@ from nca_trader.evaluate import inference
 from nca_trader.evaluate import verdict as words
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, TABLE, price_chart
+from nca_trader.evaluate.report.contents import Demo, ReportPage
 from nca_trader.evaluate.report.figures import Curve, seen_by
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import annual
@@ -41,8 +39,8 @@ from nca_trader.evaluate.report.tables import (
     stress_section,
     sweep_section,
 )
-from nca_trader.evaluate.verdict import Evidence, weigh
-from nca_trader.evaluate.wording import count, few, percent
+from nca_trader.evaluate.verdict import weigh
+from nca_trader.evaluate.wording import few, percent
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.folder import commit, now, versions
@@ -74,218 +72,6 @@ NOT_CHARGED = {
     "interest_lend": "interest on cash",
 }
 DRAWN = 3  # baselines in a plot
-
-
-class Seed(NamedTuple):
-    """Annualised Sharpe ratios of one seed on the three spans; NaN where one is unknown.
-
-    `seed` is its number; None is the mean of all.
-    """
-
-    seed: int | None
-    training: float
-    selection: float
-    test: float
-
-
-class Learnt(NamedTuple):
-    """What an agent's network learnt on a market whose optimum is known.
-
-    market: its name. fraction, untrained: of the optimum, after and before training. seconds: of
-    training, without compilation.
-    """
-
-    market: str
-    fraction: float
-    untrained: float
-    seconds: float
-
-
-class Demo(NamedTuple):
-    """What the demo knows of its agent in addition. An empty field has no section.
-
-    lead: the one sentence above the first plot. first: of the baselines, those in that plot. tilt:
-    name and finding of what the agent changed of its base.
-    learnt: of the same network on a known market.
-    deployment: what was decided to trade, in words. deployed: whether the agent is what trades.
-    checks: name and finding of each further check. advice: what to try next, in words. seeds: every
-    seed, and the mean of all. other_seeds: backtests of the seeds that do not act. parity: of the
-    paper replay of the same bars, as `paper.parity.compare` returns it. wall_times: stage ->
-    seconds.
-    """
-
-    lead: str = ""
-    first: Sequence[str] = ()
-    tilt: Sequence[tuple[str, str]] = ()
-    learnt: Learnt | None = None
-    deployment: str = ""
-    deployed: bool = True
-    checks: Sequence[tuple[str, str]] = ()
-    advice: Sequence[str] = ()
-    seeds: Sequence[Seed] = ()
-    other_seeds: Sequence[Result] = ()
-    parity: Any = None
-    wall_times: Mapping[str, float] = MappingProxyType({})
-
-
-NO_DEMO = Demo()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReportPage:
-    """The contents of a backtest's page. An empty field, or None, has no section.
-
-    Attributes:
-      title: of the page.
-      agent: backtest of the agent that acts (of several seeds the selected one), or of a strategy.
-      baselines: name as shown -> backtest on the same bars and costs.
-      evidence: `weigh(agent, baselines, bars_per_year)`.
-      spans: name, first bar, last bar and number of bars of each split of the data, in order of
-        time, e.g. of training, selection and test; the last is evaluated.
-      symbols: in the environment's order.
-      source, note, digest: of the bars.
-      versions: package -> version, and the commit of the source.
-      command: that makes this page again.
-      created: date and time as text.
-      trials: of the trial log, with this one and each of its seeds; None for a strategy, whose
-        trials `agent.tried` counts, if any.
-      test_touched: how often the test span was evaluated, with this time.
-      selected: whether the agent was chosen among its seeds by their scores on a selection span.
-      seed: number of the agent that acts, also its column in `training`; None is the mean of all.
-      scored: updates among which the selection span chose one; 0 where it chose none.
-      training: rows of `metrics.jsonl`; a value is a number, or a list with one per seed.
-      features: in the environment's order.
-      configs: the resolved configurations by name, as TOML.
-      device: that trained.
-      demo: what the demo adds.
-      sweep: the table of a sweep that chose the parameters.
-      folds: the fold table of a walk-forward.
-      stress: the backtest under worse conditions.
-      indicators: lines on the price chart; None takes those of the strategy.
-    """
-
-    title: str
-    agent: Result
-    baselines: Mapping[str, Result]
-    evidence: Evidence
-    spans: Sequence[tuple[str, str, str, int]]
-    symbols: Sequence[str]
-    source: str
-    note: str
-    digest: str
-    versions: Mapping[str, str]
-    command: str
-    created: str
-    trials: int | None = None
-    test_touched: int = 0
-    selected: bool = False
-    seed: int | None = 0
-    scored: int = 0
-    training: Sequence[Mapping[str, object]] = ()
-    features: Sequence[str] = ()
-    configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    device: str = ""
-    demo: Demo = NO_DEMO
-    sweep: pd.DataFrame | None = None
-    folds: pd.DataFrame | None = None
-    stress: Stress | None = None
-    indicators: Mapping[str, ArrayLike] | None = None
-
-    @property
-    def headline(self) -> str:
-        """The one sentence that says what happened, next to the best baseline and to holding."""
-        if self.demo.lead:
-            return self.demo.lead
-        evidence, best = self.evidence, self.evidence.best
-
-        def earned(name: str, m: Mapping[str, float]) -> str:
-            way = "gained" if m["total_return"] >= 0.0 else "lost"
-            return f"{name} {way} {percent(abs(m['total_return']))}"
-
-        ours, baselines = evidence.agent.metrics, evidence.baselines
-        names = [best, *(name for name in ("buy and hold",) if name in baselines and name != best)]
-        accounts = [earned(f"the {self.label}", ours)]
-        accounts += [earned(name, baselines[name].metrics) for name in names]
-        difference = evidence.differences[best]
-        ends, better = difference.sharpe_interval, difference.sharpe >= 0.0
-        found = f"for the risk taken that is {'better' if better else 'worse'} than {best}, "
-        apart = ends.low > 0.0 or ends.high < 0.0
-        found += "by more than chance explains" if apart else "though the difference may be chance"
-        if math.isnan(ends.low):
-            found = "too little moved to compare their risk"
-        if evidence.copies:
-            found = f"it held the same weights as {evidence.nearest}"
-        of_days = (evidence.stop - evidence.start).days >= 2
-        form = "%Y-%m-%d" if of_days else "%Y-%m-%d %H:%M"
-        start, stop = (end.strftime(form) for end in (evidence.start, evidence.stop))
-        origin = evidence.standing
-        if self.sweep is not None:
-            origin = f"chosen as the best of {count(len(self.sweep), 'combination')}"
-        elif self.folds is not None:
-            origin = f"in the test spans of {count(len(self.folds), 'fold')}"
-        where = f"{origin}, from {start} to {stop}, ".removeprefix(", ")
-        listed = ", ".join(accounts[:-1]) + f" and {accounts[-1]}"
-        said = f"{where}{listed}; {found}."
-        return said[0].upper() + said[1:]
-
-    @property
-    def verdict(self) -> str:
-        """The sentences at the top of the page; of a walk-forward its own: a page has one."""
-        if self.folds is not None and (walked := self.folds.attrs.get("verdict")):
-            return " ".join(filter(None, [walked, self.note]))
-        spread = self.agent.tried_variance / max(self.evidence.moments.num_bars - 1, 1)
-        return words.verdict(
-            self.evidence,
-            num_trials=self.agent.tried if self.trials is None else self.trials,
-            selected=self.selected,
-            sharpe_variance=spread if self.trials is None else None,
-            note=self.note,
-        )
-
-    @property
-    def label(self) -> str:
-        """The name of the agent or strategy in tables and plots."""
-        averaged = self.trials is not None and self.seed is None
-        name = "mean agent" if averaged else self.evidence.noun
-        name = "selected agent" if self.selected else name
-        return name if self.demo.deployed else f"{name}, not deployed"
-
-    @property
-    def unit(self) -> str:
-        """The unit of the evaluated span for readers: "years", or "bars" where it is short."""
-        return "years" if (self.evidence.stop - self.evidence.start).days >= 365 else "bars"
-
-    @property
-    def spans_apart(self) -> bool:
-        """Whether each span ends before the next begins."""
-        # Dates are ISO text, which sorts as time does.
-        return all(a[2] < b[1] for a, b in itertools.pairwise(self.spans))
-
-    @property
-    def gap(self) -> str:
-        """How much of what was learnt in training is left on later bars, in words."""
-        row = next((row for row in self.demo.seeds if row.seed == self.seed), None)
-        if row is None or math.isnan(row.training):
-            return ""
-        what = "the mean agent" if row.seed is None else f"seed {row.seed}"
-        lost = row.training - row.test
-        found = (
-            f"Generalisation gap: the Sharpe ratio of {what} was {row.training:.2f} in training, "
-            f"{row.selection:.2f} on the selection span and {row.test:.2f} on the test "
-            f"span, {abs(lost):.2f} {'less' if lost >= 0.0 else 'more'} than in training."
-        )
-        if row.training > 2.0 * max(row.test, 0.0):
-            found += " Most of what it learnt in training is noise of those years: it is overfit."
-        return found
-
-    def seed_spread(self) -> tuple[float, float, float, float]:
-        """Compute mean, standard deviation (ddof=1), least and greatest Sharpe ratio of the seeds.
-
-        Seeds without a Sharpe ratio (they never traded) are left out; NaN where too few remain.
-        """
-        each = [row.test for row in self.demo.seeds if row.seed is not None]
-        scores = pd.Series(each, dtype=float)
-        return scores.mean(), scores.std(), scores.min(), scores.max()
 
 
 def report(
