@@ -153,7 +153,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
 
 def looks_at(result: Any) -> str:
     """State how often these years were evaluated, also before there was a trial log."""
-    from nca_trader.data.bars import earlier_looks
+    from nca_trader.runs.trials import earlier_looks
 
     first, last = (str(result.equity.index[end])[:19] for end in (0, -1))
     earlier = earlier_looks(result.targets.columns, first, last)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -352,59 +352,6 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
 
 
 SAMPLES = ("sp500", "fx")
-
-
-class EarlierLooks(NamedTuple):
-    """A lower bound on the number of this project's own evaluations of a span.
-
-    Attributes:
-      symbols: of the bars.
-      first, last: the span's first and last day.
-      count: of evaluations, at least.
-      source: where the count comes from.
-    """
-
-    symbols: tuple[str, ...]
-    first: str
-    last: str
-    count: int
-    source: str
-
-
-# Notes, pages and examples name 15 agents; the record of the project says "dozens of times", so
-# at least two dozen. The demos in tests, which select nothing, are not counted.
-EARLIER_LOOKS = (
-    EarlierLooks(
-        ("SP500", "NASDAQ"),
-        "2013-01-01",
-        "2018-12-31",
-        24,
-        "this project's own record of its development up to November 2026",
-    ),
-)
-
-
-def earlier_looks(symbols: Iterable[str], first: str, last: str) -> int:
-    """Return the test-set evaluations in `EARLIER_LOOKS` that concern a span of some symbols.
-
-    Args:
-      symbols: any of these counts.
-      first: the first day of the span, e.g. "2015-01-01".
-      last: the last day of the span, included.
-
-    Example:
-      >>> earlier_looks(["SP500"], "2018-01-01", "2019-01-01")
-      24
-    """
-    named, begin, end = set(symbols), np.datetime64(first), np.datetime64(last)
-    return sum(
-        known.count
-        for known in EARLIER_LOOKS
-        if named & set(known.symbols)
-        and begin < np.datetime64(known.last) + np.timedelta64(1, "D")
-        and end >= np.datetime64(known.first)
-    )
-
 
 # On 95% of the days of 1999-2005 (43% in 2006, 25% in 2012-2013, nearly none from 2014) this
 # source's S&P 500 open equals the close of the day before: a fill at the next open is then a

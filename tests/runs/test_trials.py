@@ -10,7 +10,7 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.config.records import plain
-from nca_trader.data.bars import earlier_looks, sample_bars
+from nca_trader.data.bars import sample_bars
 from nca_trader.errors import StateError
 from nca_trader.runs import trials
 
@@ -106,7 +106,7 @@ def test_the_sample_bars_ship_with_the_looks_at_their_test_years():
         (bars.symbols, "2019-01-01", "2030-01-01", 0),
         (("MINE",), late.time[0], late.time[-1], 0),
     ):
-        found = earlier_looks(symbols, str(first), str(last))
+        found = trials.earlier_looks(symbols, str(first), str(last))
         assert found >= at_least if at_least else found == 0
 
 
