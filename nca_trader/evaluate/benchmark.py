@@ -124,7 +124,9 @@ def _long_run_error(terms: np.ndarray) -> float:
     lags = lags_of(terms.size)
     variance = float(terms @ terms)
     for lag in range(1, min(lags, terms.size - 1) + 1):
-        variance += 2.0 * (1.0 - lag / (lags + 1.0)) * float(terms[lag:] @ terms[:-lag])
+        # Not `@`, whose threads wait for each other: 60 times as long on cores that others use.
+        product = float(np.einsum("i,i->", terms[lag:], terms[:-lag]))
+        variance += 2.0 * (1.0 - lag / (lags + 1.0)) * product
     # Bartlett's weights make it 0 or above, but for rounding.
     return math.sqrt(max(variance, 0.0))
 
