@@ -63,7 +63,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
             f"every {every!r} is not a multiple of the bars' own length, {length.astype('m8[s]')}; "
             "give a longer one."
         )
-    end = _bin_ends(bars.time, length, width, sessions)
+    _, end = bin_spans(bars.time, length, width, sessions)
     # A bin whose end is after the last bar's close would change as more bars come.
     inside = ~np.isnat(end) & (end <= bars.time[-1] + length)
     if not inside.any():
@@ -102,15 +102,23 @@ def align(higher: Bars, bars: Bars) -> np.ndarray:
     return np.searchsorted(higher.time, close, side="right") - 1
 
 
-def _bin_ends(
+def bin_spans(
     time: np.ndarray, length: np.timedelta64, width: np.timedelta64, sessions: Sessions | None
-) -> np.ndarray:
-    """Return `[N]` the close of each bar's bin, NaT outside the sessions."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `[N]` open and close of each bar's bin, in UTC; the close is NaT outside the sessions.
+
+    Args:
+      time: `[N]` the bars' opens, in any order.
+      length: of a bar.
+      width: of a bin.
+      sessions: when the market trades; None: around the clock.
+    """
     hours = None
     if sessions is not None and sessions.weekly:
-        hours = sessions.hours(time[0], time[-1] + length)
-    _, end = bins(time.astype(np.int64), int(length.astype(int)), int(width.astype(int)), hours)
-    return np.asarray(end).astype("datetime64[ns]")
+        hours = sessions.hours(time.min(), time.max() + length)
+    found = bins(time.astype(np.int64), int(length.astype(int)), int(width.astype(int)), hours)
+    begin, end = (np.asarray(x).astype("datetime64[ns]") for x in found)
+    return begin, end
 
 
 def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, Any]:

@@ -17,13 +17,14 @@ import numpy as np
 
 from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import EVERY_DAY, Sessions
-from nca_trader.data.resampling import aggregate
+from nca_trader.data.resampling import aggregate, bin_spans
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.feed import Notice
 from nca_trader.paper.venue import Unreachable
 from nca_trader.types import PRICES, Bar, Bars
 
 DAY_SECONDS = 86_400
+SECOND = np.timedelta64(1_000_000_000, "ns")
 AHEAD = 14 * DAY_SECONDS  # how far ahead the next bar is looked for: no market closes for longer
 STALE = 2  # bars without data
 LONGEST = 30.0  # seconds between two attempts, at most
@@ -332,15 +333,11 @@ class Grid:
         Args:
           time: `[N]` seconds since 1970 UTC.
         """
-        if not self._sessions.weekly or self.period >= DAY_SECONDS:
+        if not len(time) or not self._sessions.weekly or self.period >= DAY_SECONDS:
             return time // self.period * self.period
-        stamps = _times(time)
-        opened, _ = self._sessions.spans(stamps, np.timedelta64(1, "s"))
-        known = ~np.isnat(opened)
-        begin = opened.astype("datetime64[s]").astype(np.int64)
-        # Any number will do, since these rows become -1 below.
-        begin[~known] = 0
-        return np.where(known, begin + (time - begin) // self.period * self.period, -1)
+        width = np.timedelta64(self.period, "s").astype("timedelta64[ns]")
+        begin, end = bin_spans(_times(time), SECOND, width, self._sessions)
+        return np.where(np.isnat(end), -1, begin.astype("datetime64[s]").astype(np.int64))
 
     def expected(self, after: int, until: int) -> np.ndarray:
         """Return the opens after `after` of the bars that close by `until`, in seconds."""
