@@ -13,6 +13,7 @@ import zoneinfo
 from collections.abc import Collection, Iterable, Mapping
 from fractions import Fraction
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -176,18 +177,26 @@ def parse_step(every: str | None) -> np.timedelta64 | None:
     expect("every", every, str | None, 'a text, e.g. "1h"')
     if every is None:
         return None
+    step, day = length_of(every), np.timedelta64(1, "D")
+    # Bars of a day's divisor start at the same times every day; those of 7 hours would not.
+    if not np.timedelta64(0) < step <= day or day % step:
+        raise BarError(f"every={every!r} must divide a day evenly, e.g. 1min, 1h.")
+    return step
+
+
+def length_of(value: Any) -> np.timedelta64:
+    """Return a length of time in nanoseconds, e.g. of "12h" or "1d"; NaT of what is none."""
     import pandas as pd  # slow to import, and not needed where nothing is given
 
     try:
         # pandas deprecates "d" for a day and "w" for a week.
-        step = pd.Timedelta(re.sub(r"[dw]$", lambda unit: unit[0].upper(), every))
-    except ValueError:
-        step = pd.NaT
-    day = pd.Timedelta(1, "D")
-    # Bars of a day's divisor start at the same times every day; those of 7 hours would not.
-    if not isinstance(step, pd.Timedelta) or not pd.Timedelta(0) < step <= day or day % step:
-        raise BarError(f"every={every!r} must divide a day evenly, e.g. 1min, 1h.")
-    return step.to_timedelta64().astype("timedelta64[ns]")
+        short = isinstance(value, str)
+        value = re.sub(r"[dw]$", lambda unit: unit[0].upper(), value) if short else value
+        found = pd.Timedelta(value)
+    except (ValueError, TypeError):
+        found = pd.NaT
+    known = isinstance(found, pd.Timedelta)
+    return (found.to_timedelta64() if known else np.timedelta64("NaT")).astype("timedelta64[ns]")
 
 
 def parse_memory(memory_gb: float | None) -> float:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import described
-from nca_trader.config.reading import role_of
+from nca_trader.config.reading import length_of, role_of
 from nca_trader.data.calendar import bar_length
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse
 from nca_trader.data.reading.formats import Frame, load
@@ -85,15 +85,11 @@ def parse_extra(extra: str | Mapping[str, Any] | None) -> dict[str, Added]:
 def _delay(name: str, delay: Any) -> np.timedelta64 | None:
     if delay is None:
         return None
-    text = re.sub(r"d$", "D", delay) if isinstance(delay, str) else delay  # as pandas wants it
-    try:
-        length = pd.Timedelta(text)
-    except (ValueError, TypeError):
-        length = pd.NaT
-    if not isinstance(length, pd.Timedelta) or length < pd.Timedelta(0):
+    length = length_of(delay)
+    if not length >= np.timedelta64(0):
         say = f"{name} has the delay {described(delay)}; give a time such as 1d, 12h or 0s"
         raise ConfigError(f"{argument('extra')}: {say}.")
-    return length.to_timedelta64().astype("timedelta64[ns]")
+    return length
 
 
 def with_columns(bars: Bars, wanted: Mapping[str, Added], request: Request) -> Bars:
