@@ -173,9 +173,10 @@ class Gate:
                 return Refusal("bar-future", "the bar opens later than now")
             if ahead + self._seconds > SKEW:
                 return Refusal("bar-unfinished", "the bar closes later than now")
-        # Prices of absent assets are copies of older ones, or NaN, so only those present count.
-        if not np.asarray(bar.present).any():
+        # A replay gives its agent every row that the backtest has, also one of no asset.
+        if self._live and not np.asarray(bar.present).any():
             return Refusal("bar-empty", "no asset is present")
+        # Prices of absent assets are copies of older ones, or NaN, so only those present count.
         faults = self._faults(bar)
         if not faults:
             return None
@@ -295,7 +296,8 @@ def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
     """Return open, high, low, close, volume by symbol; None for an asset that has no bar.
 
     Where the feed has half-spreads, dividends or funding, the three follow; None if it lacks one.
-    Columns of your own are under "", which is not a symbol: by name, each for all assets.
+    Columns of your own are under "", which is not a symbol: by name, each for all assets. There
+    a bar of no asset has the number of fields, under "".
     """
     more = (bar.half_spread, bar.dividend, bar.funding)
     rows = [*(getattr(bar, name) for name in PRICES), bar.volume]
@@ -305,7 +307,11 @@ def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:
         fields[:, column] = row
     each = zip(symbols, in_json(fields), bar.present, strict=True)
     body = {symbol: row if there else None for symbol, row, there in each}
-    own = {name: in_json(np.asarray(x, float)) for name, x in (bar.columns or {}).items()}
+    own: dict[str, Any] = {
+        name: in_json(np.asarray(x, float)) for name, x in (bar.columns or {}).items()
+    }
+    if not np.asarray(bar.present).any():
+        own[""] = len(rows)
     return body | ({"": own} if own else {})
 
 
@@ -313,11 +319,12 @@ def bar_of(body: Mapping[str, Any], symbols: tuple[str, ...], seconds: int) -> B
     """Return the bar of a body, as `bar_body` wrote it; NaN for an asset that has none."""
     rows = [body[symbol] for symbol in symbols]
     present = np.array([row is not None for row in rows])
-    none = [None] * max(len(row) for row in rows if row is not None)
+    more = dict(body.get("", {}))
+    none = [None] * (more.pop("", 0) or max(len(row) for row in rows if row is not None))
     fields = np.array([none if row is None else row for row in rows], float).T
     # After the volume: half-spread, dividend and funding, where the feed has them.
     named = dict(zip((*PRICES, "volume", *INCOME), fields, strict=False))
-    own: Any = {name: np.array(x, float) for name, x in body.get("", {}).items()}
+    own: Any = {name: np.array(x, float) for name, x in more.items()}
     return Bar(np.full(len(rows), seconds), present=present, columns=own or None, **named)
 
 

@@ -59,7 +59,7 @@ FAULTS = [
         ({}, None),
         *FAULTS,
         ({"volume": [np.nan, 0.0]}, None),
-        ({"present": [False, False]}, "bar-empty"),
+        ({"present": [False, False]}, None),
         ({"present": [False, True], "close": [np.nan, None]}, None),
         ({"time": [DAY, DAY + 1]}, "bar-times"),
         ({"half_spread": [1.0, 0.0]}, "D033"),
@@ -73,6 +73,11 @@ def test_the_gate_names_what_is_wrong(bars, fields, code):
         fields = fields | {"close": [np.nan, bar.close[1]]}
     _, refusal = Gate(SYMBOLS).admit(changed(bar, **fields))
     assert (refusal and refusal.code) == code
+
+
+def test_of_a_live_feed_a_bar_of_no_asset_is_refused(bars):
+    _, refusal = Gate(SYMBOLS, live=True).admit(changed(bars[1], present=[False, False]))
+    assert refusal.code == "bar-empty"
 
 
 @pytest.mark.parametrize(("fields", "code"), FAULTS)

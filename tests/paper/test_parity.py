@@ -14,7 +14,7 @@ import pytest
 from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
-from nca_trader.data.bars import write_bars
+from nca_trader.data.bars import frame_of, read_bars, write_bars
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import RunError, StateError
@@ -24,6 +24,7 @@ from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper import agents
 from nca_trader.paper.journal import Journal, read_events
 from nca_trader.paper.parity import compare
+from nca_trader.paper.rebuild import rebuild
 from nca_trader.paper.session import paper_trade
 from nca_trader.types import Costs
 
@@ -343,3 +344,33 @@ def test_bad_input_is_one_line_exit_2_and_nothing_written(
 def test_a_missing_journal_is_bad_input(tmp_path, capsys):
     assert command("journal", "verify", tmp_path / "none.db") == 2
     assert "no such journal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_a_row_of_no_asset_is_seen_as_in_the_backtest_also_after_a_restart(stage, tmp_path, spread):
+    """With `every` a file has rows at which nothing traded; only the backtest saw them once."""
+    plain = stage.bars(num_bars=120, missing=0.1)
+    frame = frame_of(plain)[plain.present.ravel()].drop(columns="present")
+    if spread:
+        frame["half_spread"] = 1e-4
+    empty = np.arange(20, 119, 9)
+    frame = frame[~frame["time"].isin(plain.index[empty])]
+    frame.to_csv(tmp_path / "bars.csv", index=False)
+    how = {"every": "1d", "repair": "keep-gaps"}
+    bars = read_bars(tmp_path / "bars.csv", **how)
+    np.testing.assert_array_equal(np.flatnonzero(~bars.present.any(axis=1)), empty)
+    features = ("return_1", "cost_in_vol") if spread else ("return_1", "return_5")
+    run = make_run(tmp_path / "runs" / "a", bars, features)
+    backtest(bars, run).save(run.path / "backtest.parquet")
+    feed, whole, parts = f"replay:{tmp_path}/bars.csv", tmp_path / "a.db", tmp_path / "b.db"
+    paper_trade(run.path, feed, whole, reading=how)
+    found = compare(run.path, whole)
+    assert found.ok and found.bars == len(bars) - run.policy.first_decision
+    for most in (empty[0] + 1, 30, 500):  # stops right after a row of no asset, and later
+        left = iter(range(most))
+        stop = lambda left=left: next(left, None) is None  # noqa: E731
+        paper_trade(run.path, feed, parts, reading=how, stop=stop)
+    for kind in ("bar", "decision", "fill"):
+        first, second = ([e.body for e in read_events(x, kind)] for x in (whole, parts))
+        assert first == second and first
+    assert not rebuild(whole, run.path).difference
