@@ -143,7 +143,7 @@ def download(
     if end <= start:
         names = argument("start"), argument("stop")
         raise ConfigError("{} is not before {} or now; give an earlier one.".format(*names))
-    once = functools.cache(opened)
+    once = functools.cache(functools.partial(_open, opened, about["venue"]))
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:8]
     # Seeded, as a draw from the system would make tests of the waits uncertain.
     ask = functools.partial(_patient, sleep=sleep or clock.sleep, jitter=random.Random(0))
@@ -294,6 +294,14 @@ def _chunks(start: int, end: int, source: Source) -> Iterator[tuple[int, int]]:
         high = min((start // DAY_SECONDS + days) * DAY_SECONDS, end)
         yield start, high
         start = high
+
+
+def _open(opened: Callable[[], Source], venue: str) -> Source:
+    try:
+        return opened()
+    except Unreachable as error:  # a reason alone, such as "connection"
+        more = f"{venue} did not answer what markets it has; try the same command later"
+        raise _said(error, more) from None
 
 
 def _patient(

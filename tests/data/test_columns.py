@@ -261,3 +261,24 @@ def test_rules_read_them_and_others_trade_as_without(rich, hours):
     np.testing.assert_array_equal(one, other)
     with pytest.raises(ConfigError, match="'4h:column:cpi': a column has no time frame of its own"):
         nca.TradingEnv(rich, nca.EnvConfig(features=("return_1", "4h:column:cpi")))
+
+
+@pytest.mark.parametrize(
+    ("stamps", "ends"),
+    [
+        (["2023-01-01", "2024-01-01", "2025-01-01", "2026-01-01"], "2025-01-01"),  # 366 days
+        (["2023-02-01", "2023-03-01", "2023-04-01", "2023-05-01"], "2023-04-01"),
+        (["2023-01-01", "2023-04-01", "2023-07-01", "2023-10-01"], "2023-07-01"),
+        (["2023-11-04T04", "2023-11-05T04", "2023-11-06T05", "2023-11-07T05"], "2023-11-06T05"),
+    ],
+)
+def test_a_span_that_is_longer_than_most_is_known_at_its_end(stamps, ends):
+    """The end of the second span, which the next stamp shows, is where its value begins."""
+    frame = pd.DataFrame({"time": pd.to_datetime(stamps, utc=True), "x": np.arange(4.0)})
+    step = pd.Timedelta(hours=1 if "T" in ends else 24)
+    first, end = pd.Timestamp(stamps[0], tz="UTC"), pd.Timestamp(ends, tz="UTC")
+    opens = pd.date_range(first, end + 5 * step, freq=step)
+    prices = pd.DataFrame({"time": opens, "close": 100.0 + np.arange(len(opens)) % 7})
+    bars = nca.read_bars(prices, "A", repair="close-only,no-volume", extra={"x": frame})
+    closes = bars.index + step
+    assert closes[np.flatnonzero(bars.columns["x"][:, 0] == 1.0)[0]] == end

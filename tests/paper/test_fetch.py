@@ -207,6 +207,14 @@ def test_a_venue_that_is_busy_is_asked_again_and_then_the_rest_is_kept(tmp_path,
     assert [path.suffix for path in (tmp_path / "other").iterdir()].count(".jsonl") == 0
 
 
+def test_a_venue_that_does_not_open_is_named(tmp_path):
+    def opened():
+        raise Unreachable("connection")
+
+    with pytest.raises(Unreachable, match=r"connection: test did not answer .* try the same"):
+        download(tmp_path, opened)
+
+
 def test_a_chunk_is_on_disk_before_the_next_is_asked_for(tmp_path, monkeypatch):
     steps, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (steps.append("disk"), fsync(file)))

@@ -202,8 +202,8 @@ def test_a_change_in_paper_is_found(
     bars, run, files, stage, tmp_path, change, quick_disk, monkeypatch
 ):
     if change == "feature":
-        late = Late(agents.feature_set(run.env_config.features))
-        monkeypatch.setattr(agents, "feature_set", lambda names: late)
+        late = Late(agents.feature_set_of(run.env_config, run.spec.bar_seconds))
+        monkeypatch.setattr(agents, "feature_set_of", lambda config, seconds: late)
     agent = agents.run_agent(run, run.env_config.costs, rules_of(run.env_config))
     agent = {
         "feature": agent,

@@ -117,8 +117,8 @@ def with_columns(bars: Bars, wanted: Mapping[str, Added], request: Request) -> B
         else:
             time, symbol = np.repeat(bars.time, bars.num_assets), np.tile(bars.symbols, len(bars))
             found = Values(time, columns[name].ravel(), symbol)
-        delay = bar_length(np.unique(found.time)) if column.delay is None else column.delay
-        if np.isnat(delay):
+        delay = _own_steps(found.time) if column.delay is None else column.delay
+        if np.isnat(delay).any():
             said = argument("extra")
             raise ConfigError(f"{said}: {name} has one time; say when it was known, e.g. +1d.")
         columns[name] = np.column_stack(
@@ -130,14 +130,25 @@ def with_columns(bars: Bars, wanted: Mapping[str, Added], request: Request) -> B
     return dataclasses.replace(bars, columns=columns)
 
 
+def _own_steps(time: np.ndarray) -> np.ndarray:
+    """Return how long after each stamp `[n]` its span ends: the most frequent step of the stamps.
+
+    Up to half a step longer where the next stamp says so: months, leap years, days of 25 hours.
+    """
+    stamps, at = np.unique(time, return_inverse=True)
+    step = bar_length(stamps)
+    gaps = np.append(np.diff(stamps), step)
+    return np.where((gaps > step) & (gaps < 1.5 * step), gaps, step)[at]
+
+
 def _as_of(
-    found: Values, delay: np.timedelta64, close: np.ndarray, symbol: str | None
+    found: Values, delay: np.ndarray | np.timedelta64, close: np.ndarray, symbol: str | None
 ) -> np.ndarray:
     """Return the last value `[N]` that was known at each close; NaN before the first."""
     taken = np.isfinite(found.value)
     if symbol is not None and found.symbol is not None:
         taken &= found.symbol == symbol
-    known, value = found.time[taken] + delay, found.value[taken]
+    known, value = (found.time + delay)[taken], found.value[taken]
     # Of two with one stamp the later row is the corrected one.
     order = np.argsort(known, kind="stable")
     rows = np.searchsorted(known[order], close, side="right") - 1
