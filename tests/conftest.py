@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -23,8 +24,10 @@ if not AS_USERS_COMPILE:
         "--xla_backend_optimization_level": "0",
         "--xla_cpu_parallel_codegen_split_count": "1",
     }
-    # The compiler for TPUs reads them too, and ends the process at a flag that it does not know.
-    if importlib.util.find_spec("libtpu") is None:
+    # The compiler for TPUs reads them too. It and jax 0.11 end the process at a flag that they do
+    # not know.
+    old = importlib.metadata.version("jaxlib").startswith("0.10.")
+    if old and importlib.util.find_spec("libtpu") is None:
         FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
 for flag, value in FLAGS.items():
     if flag not in os.environ.get("XLA_FLAGS", ""):

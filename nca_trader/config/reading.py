@@ -179,7 +179,7 @@ def parse_step(every: str | None) -> np.timedelta64 | None:
         return None
     step, day = length_of(every), np.timedelta64(1, "D")
     # Bars of a day's divisor start at the same times every day; those of 7 hours would not.
-    if not np.timedelta64(0) < step <= day or day % step:
+    if not np.timedelta64(0, "ns") < step <= day or day % step:
         raise BarError(f"every={every!r} must divide a day evenly, e.g. 1min, 1h.")
     return step
 
@@ -196,7 +196,7 @@ def length_of(value: Any) -> np.timedelta64:
     except (ValueError, TypeError):
         found = pd.NaT
     known = isinstance(found, pd.Timedelta)
-    return (found.to_timedelta64() if known else np.timedelta64("NaT")).astype("timedelta64[ns]")
+    return (found.to_timedelta64() if known else np.timedelta64("NaT", "ns")).astype("timedelta64[ns]")
 
 
 def parse_memory(memory_gb: float | None) -> float:

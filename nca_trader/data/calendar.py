@@ -176,8 +176,10 @@ class Sessions:
     def hours(self, first: np.datetime64, last: np.datetime64) -> Hours:
         """Return the sessions of the weeks from the day `first` to the day `last`."""
         begun = first.astype("datetime64[D]")
-        monday = begun - (begun.astype(np.int64) + 3) % 7 - 14  # a session may last two weeks
-        mondays = np.arange(monday, last.astype("datetime64[D]") + 1, 7)
+        # Back to a Monday, and two weeks more, which a session may last.
+        monday = begun - np.timedelta64(int(begun.astype(np.int64) + 3) % 7 + 14, "D")
+        after = last.astype("datetime64[D]") + np.timedelta64(1, "D")
+        mondays = np.arange(monday, after, np.timedelta64(7, "D"))
         opened = np.concatenate([mondays + _local(day, clock) for day, clock, _, _ in self.weekly])
         closed = np.concatenate([mondays + _local(day, clock) for _, _, day, clock in self.weekly])
         order = np.argsort(closed, kind="stable")

@@ -86,7 +86,7 @@ def _delay(name: str, delay: Any) -> np.timedelta64 | None:
     if delay is None:
         return None
     length = length_of(delay)
-    if not length >= np.timedelta64(0):
+    if not length >= np.timedelta64(0, "ns"):
         say = f"{name} has the delay {described(delay)}; give a time such as 1d, 12h or 0s"
         raise ConfigError(f"{argument('extra')}: {say}.")
     return length

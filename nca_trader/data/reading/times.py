@@ -354,7 +354,7 @@ def _zones_of(column: pd.Series, zones: list[str]) -> tuple[np.ndarray, np.ndarr
             zones += [name] * (name not in zones)
             zone[i] = zones.index(name)
         else:
-            shift[i] = np.timedelta64("NaT")
+            shift[i] = np.timedelta64("NaT", "ns")
     return zone[code], shift[code]
 
 
@@ -390,7 +390,7 @@ def _since_midnight(fields: pd.DataFrame) -> np.ndarray:
         hour = since // HOUR
         since = since + 12 * HOUR * ((half == "pm").to_numpy(bool, na_value=False) & (hour < 12))
         since = since - 12 * HOUR * ((half == "am").to_numpy(bool, na_value=False) & (hour == 12))
-        since[half.notna().to_numpy() & ((hour < 1) | (hour > 12))] = np.timedelta64("NaT")
+        since[half.notna().to_numpy() & ((hour < 1) | (hour > 12))] = np.timedelta64("NaT", "ns")
     return since
 
 
