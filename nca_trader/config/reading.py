@@ -196,7 +196,8 @@ def length_of(value: Any) -> np.timedelta64:
     except (ValueError, TypeError):
         found = pd.NaT
     known = isinstance(found, pd.Timedelta)
-    return (found.to_timedelta64() if known else np.timedelta64("NaT", "ns")).astype("timedelta64[ns]")
+    nothing = np.timedelta64("NaT", "ns")
+    return (found.to_timedelta64() if known else nothing).astype("timedelta64[ns]")
 
 
 def parse_memory(memory_gb: float | None) -> float:
