@@ -10,7 +10,7 @@ import nca_trader.paper
 
 FOLDER = pathlib.Path(nca_trader.paper.__file__).parent
 # Files that are the clock or talk to a venue; the seeds of their jitter are given.
-ADAPTERS = {"clock.py", "venue_feed.py", "alpaca_feed.py", "fetch.py"}
+ADAPTERS = {"clock.py", "venue_feed.py", "alpaca_feed.py", "fetch.py", "yahoo.py"}
 BANNED = {
     "time", "datetime", "random", "secrets", "uuid", "pickle", "marshal", "shelve", "yaml",
     "urandom", "default_rng", "now_ns", "utcnow", "today", "eval", "exec", "getrandom",
