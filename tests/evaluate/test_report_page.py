@@ -8,6 +8,7 @@ import json
 import re
 import zlib
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -388,3 +389,11 @@ def test_short_spans_and_many_assets_make_a_page(length, assets, every, tmp_path
     assert ("From 2020-01-01 00:00 to 2020-01-01 00:29, " in text) == (every == "min")
     title = "momentum 1 on asset 0, asset 1, asset 2, asset 3 and 5 more"
     assert (f"<h1>{title}</h1>" in text) == (assets == 9)
+
+
+def test_a_style_that_is_set_elsewhere_changes_no_plot_of_a_page():
+    returns = np.random.default_rng(0).normal(size=500)
+    plain = plots.histogram(returns)
+    with matplotlib.rc_context({"font.size": 20, "axes.labelsize": 30, "figure.dpi": 200}):
+        assert plots.histogram(returns) == plain
+        assert matplotlib.rcParams["font.size"] == 20  # theirs stands

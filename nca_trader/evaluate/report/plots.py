@@ -58,7 +58,10 @@ def svg(
     """
     # Ids are hashes. Without a salt of our own they are random, and without the plot's name in it
     # those of two plots could be the same.
-    with matplotlib.rc_context({**settings({}), "svg.hashsalt": name}):
+    with matplotlib.rc_context():
+        # A style that another package or the user has set would move what a page has placed.
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**settings({}), "svg.hashsalt": name})
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         out = io.StringIO()
