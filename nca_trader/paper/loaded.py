@@ -11,9 +11,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
+from nca_trader.agents.strategy import sized_once
 from nca_trader.agents.targets import strategy_targets
 from nca_trader.cloud import CloudPath
 from nca_trader.config.ranges import described, expect
+from nca_trader.envs.account.risk import sizes
+from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import decide_last
 from nca_trader.paper.core import Core, Observed, View
@@ -120,7 +123,12 @@ class LoadedAgent:
                 f"{rule.name}: sees the fills of its account, which weights do not show; use "
                 "nca.paper_trade."
             )
-        return pd.DataFrame(strategy_targets(bars, rule)).ffill().to_numpy()[-1]
+        scale = rules_of(self.run.env_config).scale
+        if scale is None:
+            targets = strategy_targets(bars, rule)
+        else:
+            targets = strategy_targets(bars, sized_once(rule, scale.span)) * sizes(bars, scale)
+        return pd.DataFrame(targets).ffill().to_numpy()[-1]
 
     def stream(self, history: Bars | None = None) -> AgentStream:
         """Return the agent as a stream of closed bars, which remembers what it has seen.
