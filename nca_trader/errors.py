@@ -88,7 +88,7 @@ def user_line(error: BaseException) -> str:
 
 
 class _Plain(logging.Filter):
-    """Shows a warning as its sentence alone where nobody has chosen how it is shown.
+    """Prints a warning as its sentence alone where the user has set no format.
 
     Some packages, when imported, give the root logger a handler of Python's default format, which
     begins with the name of our module. Handlers and formats of a user's own stay in charge.

@@ -191,13 +191,13 @@ def tune(
         tracking(tracker, Tracked(path.resolve().name, path, decisive), before) as tracked,
     ):
 
-        def told(number: int, score: float) -> None:
+        def report(number: int, score: float) -> None:
             tracked.log(number, study.get_trials()[number].params | {"score": score})
             done(number, score)
 
         # The time left is estimated from what is still to be trained.
         shown.skip(min(before, trials) * seeds)
-        _search(study, setup, space, path, trials, seeds, batch, workers, told, shown)
+        _search(study, setup, space, path, trials, seeds, batch, workers, report, shown)
         found = _result(study, setup, path)
         tracked.results = {name: getattr(found, name) for name in ("score", "count", "by_luck")}
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -151,7 +152,8 @@ def download(
     try:
         for symbol in symbols:
             path = folder / f"{re.sub(r'[^A-Za-z0-9.-]', '_', symbol)}-{about['every']}-{key}.jsonl"
-            rows += _complete(symbol, once, start, end, path, ask)
+            with _held(path):
+                rows += _complete(symbol, once, start, end, path, ask)
     finally:
         if once.cache_info().currsize:
             once().close()
@@ -168,6 +170,22 @@ def download(
     return bars
 
 
+@contextlib.contextmanager
+def _held(path: pathlib.Path) -> Iterator[None]:
+    """Hold a symbol's file while the block runs: another process resumes where this one ended.
+
+    Raises:
+      StateError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise StateError(f"{path}: can't be written ({error.strerror or error}).") from error
+
+
 def _complete(
     symbol: str,
     opened: Callable[[], Source],
@@ -177,24 +195,6 @@ def _complete(
     ask: Callable[..., list[Row]],
 ) -> list[Row]:
     """Return a symbol's rows from `start` or before until `end` or after; complete its file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("a") as held:
-            # Another process may download the same symbol; it resumes where that one ended.
-            fcntl.flock(held, fcntl.LOCK_EX)
-            return _completed(symbol, opened, start, end, path, ask)
-    except OSError as error:
-        raise StateError(f"{path}: can't be written ({error.strerror or error}).") from error
-
-
-def _completed(
-    symbol: str,
-    opened: Callable[[], Source],
-    start: int,
-    end: int,
-    path: pathlib.Path,
-    ask: Callable[..., list[Row]],
-) -> list[Row]:
     head, rows, reached = _kept(path)
     if head and head["start"] <= start and end <= reached:
         return rows

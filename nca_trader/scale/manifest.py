@@ -20,7 +20,7 @@ SUFFIXES = {"jobset": ".yaml", "slurm": ".sh"}
 RESTARTS = 10
 # Wrong input, a halt, damaged state: a restart ends the same way.
 FINAL = (2, 3, 4)
-SAVED = 130  # interrupted, with all saved; SLURM gives it to who cancels a job
+SAVED = 130  # interrupted, with all saved; SLURM has it for a job that is cancelled
 # Labels of the nodes of GKE, see cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
 ACCELERATORS = {
     "v5e": "tpu-v5-lite-podslice",

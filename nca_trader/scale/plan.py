@@ -77,12 +77,12 @@ def plan(
     question = Question(config, loaded, bars, there)
     number, shown, stages = 0, None, []
 
-    def told(stage: str) -> None:
+    def at_stage(stage: str) -> None:
         if shown is not None:
             shown.note(f"{stage}  {shown.passed}", news=stage not in stages[-1:])
             stages.append(stage)
 
-    with compiled.compiler(told) as compiler, Progress(None, f"plan for {there.name}"):
+    with compiled.compiler(at_stage) as compiler, Progress(None, f"plan for {there.name}"):
 
         def ask(question: Question) -> Needs:
             nonlocal number, shown

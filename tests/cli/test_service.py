@@ -100,7 +100,7 @@ def test_the_guides_have_the_exit_codes_of_the_units(root):
         ("0", "130", "2", "3", "4"), "no"
     )
     assert rows["1, or a signal"] == "yes"
-    # What SLURM is told is the same.
+    # SLURM gets the same.
     assert "0|2|3|4|130)" in manifest("slurm", slice_of("v5e-16"), ["nca-trader"], "runs/a")
 
 

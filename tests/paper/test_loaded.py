@@ -32,7 +32,7 @@ CASES = {
 
 
 def holey(num_bars=200, num_assets=2):
-    """Random bars of which some are missing, as files have them."""
+    """Random bars, a tenth of them missing."""
     bars = random_bars(np.random.default_rng(3), num_bars, num_assets)
     frame = pd.DataFrame(
         {"time": np.repeat(bars.index, num_assets), "symbol": list(bars.symbols) * num_bars}
