@@ -402,10 +402,13 @@ class HeadFile:
         Raises:
           BlockingIOError: another process, or another journal of this one, has it.
         """
-        for _ in range(10):
+        for _ in range(250):
             if locked(self._descriptor):
                 return
-            Clock().sleep(0.02)  # `writer_of` holds it for some microseconds
+            # Several `writer_of` may share it in turn. A process that writes shares it with none.
+            if not locked(self._descriptor, shared=True):
+                break
+            Clock().sleep(0.02)
         raise BlockingIOError(f"{self.path} is locked")
 
     def begin(self, path: Path, done: Head) -> None:
