@@ -121,7 +121,9 @@ def pytest_collection_modifyitems(config, items):
 # none is left alone with one at the end. The seconds of each file are in the cache of pytest.
 LONGEST = (
     "cli/test_demo.py",
+    "learner/test_pathwise.py",
     "agents/test_blend.py",
+    "learner/test_population.py",
     "runs/test_consent.py",
     "parallel/test_jobs.py",
     "evaluate/test_judge.py",

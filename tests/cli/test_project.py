@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 import tomllib
 
 import pytest
@@ -12,6 +13,7 @@ from conftest import ROOT
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.config.toml import presets
+from nca_trader.paper.clock import Clock
 
 
 def said(capsys, *words):
@@ -103,7 +105,20 @@ def test_the_broker_of_a_new_project_passes_the_check_and_each_fault_fails_it(tm
         assert text.count(whole) == 1
         space = {"__name__": "broker"}
         exec(text.replace(whole, fault), space)
-        assert not nca.check_broker(space["account"](), "SPY", units=1.0).passed, fault
+        found = nca.check_broker(space["account"](), "SPY", units=1.0, clock=Hurried())
+        assert not found.passed, fault
+
+
+class Hurried(Clock):
+    """A wait takes no time, and moves the clock on."""
+
+    waited = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.waited
+
+    def sleep(self, seconds):
+        self.waited += seconds
 
 
 def test_a_project_replaces_nothing_and_leaves_nothing_half_written(capsys, tmp_path):

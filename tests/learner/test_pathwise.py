@@ -137,6 +137,7 @@ def test_the_gradient_is_the_adjoint_written_by_hand(discount):
         assert float(got[name][at]) == pytest.approx(want, rel=2e-3, abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_the_pooled_sharpe_ratio_has_the_gradient_of_a_single_pass_in_float64():
     """Two devices hold a half of the returns each, and know the moments of all returns."""
     config = dataclasses.replace(PNL, reward="log_return", risk_aversion=0.0, quadratic_cost=0.0)
