@@ -126,12 +126,14 @@ test-oracles: .venv-oracles/.installed
 
 # No hashes here: torch without CUDA has another file on every index. It comes first and alone, so
 # that nothing after it asks the registry for the build with CUDA.
+# Without dependencies, since the lock has them all: gym-trading-env 0.3.5 asks for packages of 2023.
 .venv-peers/.installed: requirements-peers.lock $(DEAD_PEERS) | .venv/.installed
 	@echo "installing the environments to measure beside into .venv-peers (two minutes, 2 GB)"
 	@$(PY) -m venv --clear .venv-peers
 	@.venv-peers/bin/python -m pip install --quiet --no-compile --no-deps \
 	  --extra-index-url $(TORCH_INDEX) "$$(grep '^torch==' requirements-peers.lock)"
-	@.venv-peers/bin/python -m pip install --quiet --no-compile --requirement requirements-peers.lock
+	@.venv-peers/bin/python -m pip install --quiet --no-compile --no-deps \
+	  --requirement requirements-peers.lock
 	@.venv-peers/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@.venv-peers/bin/python -m pip install --quiet --no-deps --target .venv-peers/newest \
 	  gymnax==1.0.1 six==1.17.0
