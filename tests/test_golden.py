@@ -239,29 +239,44 @@ def test_an_agent_over_its_backtest(golden, tmp_path):
     golden("untrained agent", account_figures(nca.backtest(bars, run, start="2020-03-01")), LEARNT)
 
 
-def test_an_episode_of_gymnasium(golden):
-    config = EnvConfig(
-        features=("return_1", "rsi"), costs=COSTS, actions="weights", episode_bars=100
-    )
-    env = gymnasium.make("nca_trader/Trading-v0", bars=made_bars(), config=config, window=8)
+def episode_of(env, action_of, every):
+    """The figures of one episode of Gymnasium under fixed actions."""
     observation, info = env.reset(seed=5)
     assert env.observation_space.contains(observation)
     seen, rewards, equity, ended = [], [], [info["equity"]], False
     while not ended:
-        action = 0.2 * np.sin(np.arange(4) + len(rewards) / 5.0)
-        observation, reward, terminated, truncated, info = env.step(action.astype(np.float32))
+        action = np.asarray(action_of(len(rewards)), env.action_space.dtype)
+        observation, reward, terminated, truncated, info = env.step(action)
         seen.append(sum(float(np.sum(x)) for x in jax.tree.leaves(observation)))
         rewards.append(reward)
         equity.append(info["equity"])
         ended = terminated or truncated
     env.close()
-    figures = {
+    return {
         "bars": len(rewards),
         "reward": math.fsum(rewards),
         "reward squared": float(np.square(rewards).sum()),
-        "equity": equity[::20],
-        "seen": seen[::20],
+        "equity": equity[::every],
+        "seen": seen[::every],
     }
+
+
+@pytest.mark.parametrize("market", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
+def test_an_episode_of_a_frozen_market(golden, market):
+    """A change here is another environment, of another version."""
+    env = gymnasium.make(f"nca_trader/{market}-v1")
+    box, shape = isinstance(env.action_space, gymnasium.spaces.Box), env.action_space.shape
+    actions = np.random.default_rng(1).integers(0, 3, (1024, *shape))
+    figures = episode_of(env, lambda step: actions[step] - 1.0 if box else actions[step], every=60)
+    golden(f"frozen {market}", figures, 1e-6)
+
+
+def test_an_episode_of_gymnasium(golden):
+    config = EnvConfig(
+        features=("return_1", "rsi"), costs=COSTS, actions="weights", episode_bars=100
+    )
+    env = gymnasium.make("nca_trader/Trading-v0", bars=made_bars(), config=config, window=8)
+    figures = episode_of(env, lambda step: 0.2 * np.sin(np.arange(4) + step / 5.0), every=20)
     golden("gymnasium", figures, 1e-5)
 
 

@@ -2,6 +2,7 @@
 
     from nca_trader.envs.sb3 import SB3VecEnv
     agent = PPO("MlpPolicy", SB3VecEnv(64, bars, config))
+    agent = PPO("MlpPolicy", SB3VecEnv(64, "nca_trader/ou_mid-v1"))
 
 It needs Stable-Baselines3, which this package does not install: `pip install stable-baselines3`.
 `make_vec_env` of that library works as well, but steps environments one after the other.
@@ -11,9 +12,11 @@ It needs Stable-Baselines3, which this package does not install: `pip install st
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from typing import Any
 
+import gymnasium
 import jax.numpy as jnp
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -81,13 +84,23 @@ class SB3VecEnv(VecEnv):
     length and seconds for its logger. Rewards are float32, observations are flat.
     """
 
-    def __init__(self, num_envs: int, *args: Any, **kwargs: Any):
+    def __init__(self, num_envs: int, bars: Any = None, *args: Any, **kwargs: Any):
         """Make the environments; arguments as those of `GymVectorEnv`, but for the autoreset.
+
+        Args:
+          num_envs: how many.
+          bars: as `GymVectorEnv`, or an id of this package in Gymnasium.
+          *args: as `GymVectorEnv`.
+          **kwargs: as `GymVectorEnv`, or as the id takes them.
 
         Raises:
           ConfigError, BarError: as `GymVectorEnv`.
         """
-        self.envs = GymVectorEnv(num_envs, *args, autoreset_mode=AutoresetMode.SAME_STEP, **kwargs)
+        make: Any = functools.partial(GymVectorEnv, num_envs, bars)
+        if isinstance(bars, str) and bars in gymnasium.registry:
+            make = functools.partial(gymnasium.make_vec, bars, num_envs)
+        given = dict(zip(("config", "window", "flatten"), args, strict=False)) | kwargs
+        self.envs: GymVectorEnv = make(autoreset_mode=AutoresetMode.SAME_STEP, **given)
         self.render_mode = None
         self._actions: np.ndarray | None = None
         self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, int)

@@ -6,7 +6,6 @@ Each run trains in memory on one draw of a market and is evaluated on another.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -22,24 +21,20 @@ from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import switched
-from nca_trader.data.synthetic import SyntheticMarket, market_of, task_of
-from nca_trader.data.synthetic.market import PriceOutOfRange
-from nca_trader.envs import load_env
+from nca_trader.data.synthetic import SyntheticMarket, market_of
+from nca_trader.envs import FROZEN, load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.learner.exact import check_finite
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
+from nca_trader.optimum.frozen import env_of, fields_of, frozen, shown
 from nca_trader.optimum.measure import Earnings, evaluation_bars, reached_by
 from nca_trader.optimum.synthetic import solved
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, tracked
 from nca_trader.runs.consent import own_names
 
-# What an agent observes of every market. All of it comes from bars up to the decision; the market's
-# own state is not part of it. The levels are measured from an average of 4,096 bars: measured from
-# the whole past, agents memorised the few excursions of a price that wanders.
-FEATURES = ("return_1", "price_level", "volume_level")
 # Bars times assets of the training path. Where a signal is 1% of the variance, the number of bars
 # bounds what can be learnt: `ar1_weak` ends at 98.6%, with half of the bars and steps at 96 to 98%.
 TRAINING_CELLS = 2**22
@@ -223,13 +218,15 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
       ConfigError: an unknown environment; one on real bars; one that does not pay what its market
         pays.
     """
-    config = load_env(name)
+    if name in FROZEN:
+        frozen(name)  # refuses an edited preset
+    config = shown(load_env(name))
     if not config.market:
         raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
     market = solved(market_of(config))
     check_account(name, config, market)
-    config = dataclasses.replace(config, features=FEATURES, market_state=False, market_bars=1_000)
-    kind = _env_of(config, 0)  # a short draw, to see the kind of account and the number of assets
+    config = dataclasses.replace(config, market_bars=1_000)
+    kind = env_of(config, 0)  # a short draw, to see the kind of account and the number of assets
     num_assets = kind.spec.num_assets
     config = dataclasses.replace(config, market_bars=TRAINING_CELLS // num_assets)
     # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
@@ -248,15 +245,11 @@ def check_account(name: str, config: EnvConfig, market: SyntheticMarket) -> None
     Raises:
       ConfigError: one line, with every field that differs and the value of the market.
     """
-    given, paid = (
-        {name: x for name, x in vars(c).items() if name not in (*FREE, "costs")}
-        | {f"costs.{name}": x for name, x in vars(c.costs).items()}
-        for c in (config, market.config)
-    )
+    paid = fields_of(market.config)
     differ = [
         f"{field} = {was!r} where the market has {paid[field]!r}"
-        for field, was in given.items()
-        if was != paid[field]
+        for field, was in fields_of(config).items()
+        if field not in FREE and was != paid[field]
     ]
     if differ:
         raise ConfigError(
@@ -405,9 +398,9 @@ def train_and_evaluate(config: EnvConfig, agent: AgentConfig, seed: int) -> list
     """
     # Independent seeds for the path to train on, the path to evaluate on, and the agent.
     trained_on, evaluated_on, key = np.random.SeedSequence(seed).generate_state(3)
-    env = _env_of(config, int(trained_on))
+    env = env_of(config, int(trained_on))
     evaluated = dataclasses.replace(config, market_bars=evaluation_bars(env.spec.num_assets))
-    fresh = _env_of(evaluated, int(evaluated_on))
+    fresh = env_of(evaluated, int(evaluated_on))
     policy = make_policy(agent, env.spec)
     learner = make_learner(env, policy, agent)
     jax.block_until_ready(learner.step(learner.init(jax.random.key(0))))  # compiles
@@ -423,23 +416,3 @@ def train_and_evaluate(config: EnvConfig, agent: AgentConfig, seed: int) -> list
             steps = update * learner.steps_per_update
             curve.append(Point(seconds, steps, reached_by(fresh, policy, state.params)))
     return curve
-
-
-# Agents that are tried one after the other share their environments.
-@functools.lru_cache(maxsize=4)
-def _env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
-    """Return an environment of the draw, of fewer bars where its price leaves the floats.
-
-    Raises:
-      PriceOutOfRange: a quarter of the bars is too long as well.
-    """
-    try:
-        return TradingEnv(task_of(config, seed), config)
-    except PriceOutOfRange:
-        # A coin that is thrown two million times leaves the range for one seed in ten, so half of
-        # the bars are tried. A price that drifts leaves it early: what would remain of the path,
-        # once 32,768 bars, is short enough to be memorised. So there are two halvings at most.
-        if not halvings:
-            raise
-        shorter = dataclasses.replace(config, market_bars=config.market_bars // 2)
-        return _env_of(shorter, seed, halvings - 1)

@@ -18,6 +18,7 @@ from nca_trader.config.toml import preset_folder
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
 from nca_trader.optimum import prove as prove_runs
+from nca_trader.optimum.frozen import FEATURES, env_of
 from nca_trader.optimum.measure import Earnings, reached_by
 from nca_trader.optimum.prove import Point, Proof, controls_of, prepare
 
@@ -84,7 +85,7 @@ def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
         trial = trial_of(name)
         assert 0.0 <= bar < 1.0 and trial.config.market
         # What is seen is the same for all, and none of it is the market's own state.
-        assert trial.config.features == prove_runs.FEATURES and not trial.config.market_state
+        assert trial.config.features == FEATURES and not trial.config.market_state
 
 
 @pytest.mark.slow
@@ -101,12 +102,12 @@ def test_a_path_whose_price_leaves_the_floats_is_drawn_shorter():
     wild = dataclasses.replace(coin, market_bars=4096, market="kelly(p=0.55, move=0.9)")
     with pytest.raises(ConfigError, match=r"the price is exp\(-2616\)"):
         task_of(wild, 0)
-    env = prove_runs._env_of(wild, 0)
+    env = env_of(wild, 0)
     assert len(env) == 1024 and np.isfinite(np.log(env.bars.close)).all()
     # What is left of a path whose price drifts is learnt by heart: no proof of anything.
     drifts = dataclasses.replace(wild, market_bars=2**17)
     with pytest.raises(ConfigError, match=r"after 32,768 bars the price is .* smaller moves"):
-        prove_runs._env_of(drifts, 0)
+        env_of(drifts, 0)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_an_environment_that_contradicts_its_market_is_refused(
 def test_an_untrained_agent_passes_no_bar(name):
     trial = trial_of(name)
     config = dataclasses.replace(trial.config, market_bars=12_000)
-    env = prove_runs._env_of(config, 5)
+    env = env_of(config, 5)
     policy = make_policy(trial.agent, env.spec)
     for seed in range(3):
         untrained = reached_by(env, policy, policy.init(jax.random.key(seed)))

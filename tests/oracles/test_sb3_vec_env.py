@@ -9,8 +9,10 @@ if importlib.util.find_spec("stable_baselines3") is None:
 
 import dataclasses
 
+import gymnasium
 import numpy as np
 from stable_baselines3 import PPO
+from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
@@ -85,3 +87,21 @@ def test_a_model_sees_what_it_was_trained_to_see(bars, tmp_path):
             return model.predict(np.clip(z, -10, 10).astype(np.float32), deterministic=True)
 
     np.testing.assert_array_equal(found, targets_of(Within(), bars[:400], CONFIG))
+
+
+def test_a_frozen_market_is_one_line():
+    env = SB3VecEnv(4, "nca_trader/ou_mid-v1", draw=2)
+    assert env.envs.trading.task.seed == 2 and env.num_envs == 4
+    agent = PPO("MlpPolicy", env, n_steps=16, batch_size=64, device="cpu").learn(64)
+    assert agent.num_timesteps == 64
+    for given in ({"window": 5}, {"autoreset_mode": "NextStep"}):
+        with pytest.raises((ConfigError, TypeError), match=next(iter(given))):
+            SB3VecEnv(4, "nca_trader/ou_mid-v1", **given)
+    with pytest.raises(ConfigError, match="is frozen and takes no config, window;"):
+        SB3VecEnv(4, "nca_trader/ou_mid-v1", "index_daily", 5)
+
+
+@pytest.mark.parametrize("name", ["ou_mid", "garleanu_pedersen", "ring_hop3"])
+@pytest.mark.filterwarnings("ignore:.*symmetric and normalized:UserWarning")
+def test_its_own_check_of_each_kind_of_actions_is_clean(name):
+    check_env(gymnasium.make(f"nca_trader/{name}-v1"))

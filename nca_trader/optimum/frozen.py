@@ -1,0 +1,220 @@
+"""Markets whose optimum is known as frozen environments: `gymnasium.make("nca_trader/ou_mid-v1")`.
+
+A version fixes what an environment shows, allows and pays, so that agents of any library can be
+compared on it. The observation is one bar's features and the account, one vector; an agent that
+needs older bars stacks observations or has a memory. The digest in an id's spec is of all of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.vector import AutoresetMode
+
+from nca_trader.config import EnvConfig
+from nca_trader.config.ranges import nearest
+from nca_trader.config.records import plain
+from nca_trader.data.synthetic import market_of, task_of
+from nca_trader.data.synthetic.market import PriceOutOfRange
+from nca_trader.envs import FROZEN, FROZEN_ID, ID, load_env
+from nca_trader.envs.gym.environment import GymEnv
+from nca_trader.envs.gym.vector import GymVectorEnv
+from nca_trader.envs.trading import TradingEnv
+from nca_trader.errors import ConfigError
+
+# What an agent observes of every market. All of it comes from bars up to the decision; the market's
+# own state is not part of it. The levels are measured from an average of 4,096 bars: measured from
+# the whole past, agents memorised the few excursions of a price that wanders.
+FEATURES = ("return_1", "price_level", "volume_level")
+# Bars times assets of a path. On one core `make` and the first step took 2 to 2.5 s and 170 MB for
+# 2**18, 4 to 6 s and 290 MB for 2**20; most of the rest is compilation.
+CELLS = 2**18
+WINDOW = 1  # bars in an observation
+HORIZON = 1_024  # steps of an episode
+# Fields of `EnvConfig` and `Costs` that were added after version 1: no part of a digest while they
+# have their default, so that a new field leaves the digests as they are.
+ADDED: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A frozen environment.
+
+    Attributes:
+      market: name of the preset.
+      config: of the environment; `market_bars` is that of a path to train on.
+      digest: SHA-256 of all that the version fixes.
+    """
+
+    market: str
+    config: EnvConfig
+    digest: str
+
+    @property
+    def id(self) -> str:
+        """The id in Gymnasium."""
+        return FROZEN_ID.format(self.market)
+
+
+def frozen(market: str) -> Frozen:
+    """Return the frozen environment of a market.
+
+    Args:
+      market: the name of a preset, e.g. "ou_mid", or the id, "nca_trader/ou_mid-v1".
+
+    Raises:
+      ConfigError: there is no such id, or its preset was edited.
+
+    Example:
+      >>> frozen("ou_mid").id, frozen("ou_mid").config.costs.commission
+      ('nca_trader/ou_mid-v1', 0.002)
+    """
+    name = {FROZEN_ID.format(known): known for known in FROZEN}.get(market, market)
+    if name not in FROZEN:
+        raise ConfigError(
+            f"no frozen environment {market!r}; {nearest(str(market), FROZEN)}There are "
+            f"{', '.join(FROZEN)}."
+        )
+    config = shown(load_env(name))
+    config = dataclasses.replace(
+        config,
+        market_bars=CELLS // market_of(config).num_assets,
+        episode_bars=HORIZON,
+        random_start=False,
+    )
+    found = Frozen(name, config, digest_of(name, config))
+    if found.digest != FROZEN[name]:
+        raise ConfigError(
+            f"envs/{name}.toml was edited: its digest is {found.digest[:12]} where {found.id} has "
+            f"{FROZEN[name][:12]}; restore the file, and name an edited copy by its path."
+        )
+    return found
+
+
+def shown(config: EnvConfig) -> EnvConfig:
+    """Return the environment in which an agent observes `FEATURES`, not the market's state."""
+    return dataclasses.replace(config, features=FEATURES, market_state=False)
+
+
+def digest_of(market: str, config: EnvConfig) -> str:
+    """Compute the digest of an environment: SHA-256 of one JSON text of all fields."""
+    fields = {
+        name: value
+        for name, value in fields_of(config).items()
+        if name not in ADDED or value != fields_of(EnvConfig())[name]
+    }
+    facts = {"id": FROZEN_ID.format(market), "window": WINDOW, **plain(fields)}
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fields_of(config: EnvConfig) -> dict[str, Any]:
+    """Return the fields of an environment by name, and those of its costs as "costs.NAME"."""
+    costs = {f"costs.{name}": value for name, value in vars(config.costs).items()}
+    return {name: value for name, value in vars(config).items() if name != "costs"} | costs
+
+
+# Agents that are tried one after the other, and copies of an environment, share the bars.
+@functools.lru_cache(maxsize=4)
+def env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
+    """Return an environment of the draw, of fewer bars where its price leaves the floats.
+
+    Raises:
+      PriceOutOfRange: a quarter of the bars is too long as well.
+    """
+    try:
+        return TradingEnv(task_of(config, seed), config)
+    except PriceOutOfRange:
+        # A coin that is thrown two million times leaves the range for one seed in ten, so half of
+        # the bars are tried. A price that drifts leaves it early: what would remain of the path,
+        # once 32,768 bars, is short enough to be memorised. So there are two halvings at most.
+        if not halvings:
+            raise
+        shorter = dataclasses.replace(config, market_bars=config.market_bars // 2)
+        return env_of(shorter, seed, halvings - 1)
+
+
+def opened(market: str, digest: str, draw: int, given: Mapping[str, Any]) -> TradingEnv:
+    """Return the environment behind an id.
+
+    Args:
+      market: of the id.
+      digest: of the id's spec.
+      draw: seed of the path.
+      given: other keywords of `gymnasium.make`; each is refused.
+
+    Raises:
+      ConfigError: a keyword that would change what is frozen, or the spec of another version.
+    """
+    found = frozen(market)
+    if given:
+        raise ConfigError(
+            f"{found.id} is frozen and takes no {', '.join(given)}; give draw=SEED for another "
+            f"path, or make {ID!r} with config={market!r}."
+        )
+    if digest != found.digest:
+        raise ConfigError(
+            f"{found.id} has the digest {found.digest[:12]}, the spec {str(digest)[:12]}: it is of "
+            "another environment; make it by its id."
+        )
+    return env_of(found.config, draw)
+
+
+class FrozenEnv(GymEnv):
+    """One account in a frozen environment, for Gymnasium."""
+
+    def __init__(
+        self,
+        market: str,
+        digest: str,
+        draw: int = 0,
+        render_mode: str | None = None,
+        **given: Any,
+    ):
+        """Make the environment.
+
+        Args:
+          market: of the id.
+          digest: of the id's spec.
+          draw: seed of the path to train on.
+          render_mode: as `GymEnv`.
+          **given: nothing; see `opened`.
+
+        Raises:
+          ConfigError: as `opened` and `GymEnv`.
+        """
+        env = opened(market, digest, draw, given)
+        super().__init__(env=env, window=WINDOW, render_mode=render_mode)
+
+
+class FrozenVectorEnv(GymVectorEnv):
+    """`num_envs` accounts in a frozen environment, stepped by one compiled call."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        market: str,
+        digest: str,
+        draw: int = 0,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+        **given: Any,
+    ):
+        """Make the environments; arguments as those of `FrozenEnv` and `GymVectorEnv`.
+
+        Raises:
+          ConfigError: as these two.
+        """
+        env = opened(market, digest, draw, given)
+        super().__init__(
+            num_envs,
+            env=env,
+            window=WINDOW,
+            autoreset_mode=autoreset_mode,
+            render_mode=render_mode,
+        )

@@ -1,0 +1,164 @@
+"""Frozen environments: what their digests fix, and that they pay what their market pays."""
+
+import hashlib
+import json
+import shutil
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+
+from nca_trader.config import toml
+from nca_trader.config.toml import preset_folder
+from nca_trader.data.synthetic import market_of
+from nca_trader.envs import FROZEN
+from nca_trader.errors import ConfigError
+from nca_trader.optimum import frozen as frozen_markets
+from nca_trader.optimum.frozen import digest_of, frozen
+from nca_trader.optimum.prove import BARS
+
+ONE_OF_EACH = ("ou_mid", "garleanu_pedersen", "ring_hop3")  # Discrete, Box, MultiDiscrete
+# All that `nca_trader/ou_mid-v1` fixes, written by hand.
+OU_MID = {
+    "id": "nca_trader/ou_mid-v1", "window": 1, "episode_bars": 1024, "market_bars": 262144,
+    "market": 'ou(phi=0.95, sigma=0.01, cost=0.002, reward="log")', "market_state": False,
+    "features": ["return_1", "price_level", "volume_level"], "feature_dropout": 0.0,
+    "sessions": "every_day", "random_start": False, "random_costs": None,
+    "actions": "direction", "short": True, "size": 1.0, "fill": "close", "order": "on_change",
+    "reward": "pnl", "pnl_returns": "log", "risk_aversion": 0.0, "quadratic_cost": 0.0,
+    "drawdown_penalty": 0.01, "sharpe_decay": 0.01, "max_gross": None, "max_net": None,
+    "borrow": True, "maintenance_margin": None, "capital": None, "lot": 0.0, "tick": 0.0,
+    "min_notional": 0.0, "max_participation": None, "delist_after": None, "delist_haircut": 0.0,
+    "sizing": "fixed", "volatility_target": 0.15, "volatility_span": 60, "volatility_floor": 0.01,
+    "size_cap": 1.0, "dead_band": 0.0, "ruin_floor": 1e-300,
+    "costs.commission": 0.002, "costs.slippage": 0.0, "costs.half_spread": 0.0,
+    "costs.impact": 0.0, "costs.fixed_fee": 0.0, "costs.borrow_fee": 0.0,
+    "costs.interest_lend": 0.0, "costs.interest_borrow": 0.0, "costs.funding": 0.0,
+    "costs.liquidation_fee": 0.0, "costs.own": None, "costs.own_scale": None,
+}  # fmt: skip
+
+
+def sha(facts):
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_every_id_has_its_digest_in_its_spec(name):
+    found = frozen(name)
+    spec = gymnasium.spec(found.id)
+    assert spec.kwargs == {"market": name, "digest": found.digest}
+    assert found == frozen(found.id) and found.id == f"nca_trader/{name}-v1"
+    assert EnvSpec.from_json(spec.to_json()).kwargs == spec.kwargs
+    # The environment ends the episode itself.
+    assert spec.max_episode_steps is None and found.config.episode_bars == 1024
+    # Every parameter stands in the preset, so that a default that changes does not change it.
+    assert found.config.market == market_of(found.config).config.market
+
+
+def test_every_market_that_is_proven_is_frozen():
+    assert list(FROZEN) == list(BARS)
+
+
+def test_a_digest_is_of_all_that_a_version_fixes(monkeypatch):
+    found = frozen("ou_mid")
+    assert found.digest == sha(OU_MID)
+    monkeypatch.setattr(frozen_markets, "ADDED", ("dead_band", "costs.commission"))
+    without = {name: value for name, value in OU_MID.items() if name != "dead_band"}
+    assert digest_of("ou_mid", found.config) == sha(without)
+
+
+def test_an_edited_preset_is_refused(monkeypatch, tmp_path):
+    shutil.copytree(preset_folder("envs"), tmp_path / "envs")
+    file = tmp_path / "envs" / "ou_mid.toml"
+    file.write_text(file.read_text().replace("commission = 0.002", "commission = 0.001"))
+    monkeypatch.setattr(toml, "preset_folder", lambda folder: tmp_path / folder)
+    with pytest.raises(ConfigError, match=r"^envs/ou_mid.toml was edited: .*; restore the file"):
+        gymnasium.make("nca_trader/ou_mid-v1")
+    frozen("ou_log")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"window": 5}, "nca_trader/ou_mid-v1 is frozen and takes no window;"),
+        ({"bars": "sp500", "config": "hidden"}, "takes no bars, config;"),
+        ({"market": "hidden"}, "nca_trader/hidden-v1 has the digest"),
+        ({"digest": "0" * 64}, "the spec 000000000000"),
+        ({"draw": -1}, "seed=-1"),
+        ({"draw": "a"}, "seed='a'"),
+        ({"render_mode": "ansi"}, "render_mode='ansi'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*render_mode:UserWarning")
+def test_no_keyword_changes_what_is_frozen(given, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        gymnasium.make("nca_trader/ou_mid-v1", **given)
+    assert len(str(error.value).splitlines()) == 1
+    if "draw" in given or "render_mode" in given:
+        return
+    with pytest.raises(ConfigError, match=says):
+        gymnasium.make_vec("nca_trader/ou_mid-v1", 2, **given)
+
+
+@pytest.mark.parametrize("name", ["ou_mod", "index_daily", "nca_trader/ou_mid-v2", ""])
+def test_a_market_that_is_not_frozen_is_refused(name):
+    with pytest.raises(ConfigError, match=r"^no frozen environment .*There are ou_mid"):
+        frozen(name)
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.filterwarnings("ignore:.*symmetric and normalized space:UserWarning")
+def test_an_episode_pays_what_the_market_pays(name):
+    """The rewards are the market's own function of the positions, over a whole episode."""
+    made = gymnasium.make(f"nca_trader/{name}-v1")
+    check_env(made.unwrapped)
+    env, task = made.unwrapped, made.unwrapped.trading.task
+    num = task.num_assets
+    seen, info = made.reset(seed=3)
+    assert seen.dtype == np.float32 and seen.shape == (3 * num + 2 * num + 1,)
+    np.testing.assert_array_equal(seen[3 * num :], [0.0] * (2 * num) + [1.0])  # flat
+    first, positions, rewards, over = info["row"], [], [], False
+    rng = np.random.default_rng(0)
+    while not over:
+        if name == "garleanu_pedersen":
+            action = rng.uniform(-9.1, 9.1, 1).astype(np.float32)
+            positions.append(action)
+        else:
+            action = rng.integers(0, 3, num)
+            positions.append((action - 1) / num)
+            action = action if num > 1 else int(action[0])
+        seen, reward, terminated, truncated, info = made.step(action)
+        over = terminated or truncated
+        rewards.append(reward)
+    assert len(rewards) == 1024 and truncated and info["row"] == first + 1024
+    held = np.array(positions, np.float64)
+    before = np.concatenate([np.zeros((1, num)), held[:-1]])
+    paid = task.pay(before, held, task.returns[first + 1 : first + 1025])
+    np.testing.assert_allclose(rewards, paid, rtol=1e-5, atol=1e-6)
+    assert env.trading.spec.warmup <= first
+
+
+def test_a_batch_is_single_environments_on_the_same_path():
+    batch = gymnasium.make_vec("nca_trader/ou_mid-v1", num_envs=64)
+    single = gymnasium.make("nca_trader/ou_mid-v1")
+    assert batch.unwrapped.trading is single.unwrapped.trading
+    seen, info = batch.reset(seed=10)
+    alone, own = single.reset(seed=13)
+    for action in (0, 2, 1, 1):
+        assert info["row"][3] == own["row"]
+        np.testing.assert_allclose(seen[3], alone, atol=1e-6)
+        seen, rewards, *_, info = batch.step(np.full(64, action))
+        alone, reward, *_, own = single.step(action)
+        assert rewards[3] == pytest.approx(reward, abs=1e-7)
+
+
+def test_a_draw_is_another_path_of_the_same_market():
+    first, other, again = (
+        gymnasium.make("nca_trader/ou_mid-v1", draw=draw).unwrapped.trading for draw in (0, 1, 1)
+    )
+    assert other is again and first.config == other.config
+    assert not np.allclose(first.bars.close[:100], other.bars.close[:100])
+    assert [env.task.seed for env in (first, other)] == [0, 1]
