@@ -159,8 +159,9 @@ def test_the_python_of_a_page_runs_from_its_text(page, tiny, tmp_path, monkeypat
         else:
             prompt.append(block)
     for number, block in enumerate(prompt):
-        if "stable_baselines3" in block:
-            pytest.importorskip("stable_baselines3")
+        for needed in ("stable_baselines3", "gymnax"):
+            if re.search(rf"from (\w+\.)*{needed}\b", block):
+                pytest.importorskip(needed)
         code = compile(block, f"{page}, block {number}", "exec")
         with pytest.raises(RAISES[page]) if page in RAISES else contextlib.nullcontext():
             exec(code, space)

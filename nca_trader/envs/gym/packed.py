@@ -199,9 +199,10 @@ class Kernel:
 
     def _see(self, market: Market, timestep: TimeStep) -> StepOutput:
         observation = timestep.observation
-        parts = [account_row(self.env.spec, observation)]
         if self.on_device:
-            parts.insert(0, window(market, observation, self.window).ravel())
+            words = observed(market, observation, self.window)
+        else:
+            words = account_row(self.env.spec, observation)
         # Cast to one word each, also under x64: callers find the numbers by their position.
         return StepOutput(
             observation.index,
@@ -209,8 +210,14 @@ class Kernel:
             timestep.truncated,
             timestep.reward.astype(jnp.float32),
             equity(observation.account).astype(jnp.float32),
-            jnp.concatenate(parts).astype(jnp.float32),
+            words.astype(jnp.float32),
         )
+
+
+def observed(market: Market, observation: Observation, length: int) -> Array:
+    """Return `[D]` the features of the last `length` bars, then `account_row`."""
+    account = account_row(market.dynamics.spec, observation)
+    return jnp.concatenate([window(market, observation, length).ravel(), account])
 
 
 def account_size(spec: EnvSpec) -> int:
