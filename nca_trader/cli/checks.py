@@ -50,7 +50,7 @@ DATES = ("start", "stop", "until")
 ENDINGS = {
     "backtest": (".html", ".parquet", ".csv"),
     "walkforward": (".html", ".parquet", ".csv"),
-    "prove": (".html", ".png", ".svg"),
+    "prove": (".html", ".png", ".svg", ".jsonl"),
     "sweep": (".html", ".parquet", ".csv"),
 }
 
@@ -64,9 +64,14 @@ def check(args: argparse.Namespace) -> None:
     from nca_trader.config import EnvConfig
     from nca_trader.config.env import Costs
     from nca_trader.config.toml import read_preset
+    from nca_trader.optimum.entry import entry_of
 
     given = {name: value for name, value in vars(args).items() if value is not None}
-    if given.get("agent"):
+    if args.command == "prove" and entry_of(args.agent, args.allow_code, args.python):
+        for name in ("steps", "set", "workers"):
+            if given.get(name):
+                raise ConfigError(f"{argument(name)}: {args.agent} is not trained here; leave it.")
+    elif given.get("agent"):
         agent_of(args)
     # `markets` are the environments of `prove`.
     for name in (*filter(None, [given.get("env")]), *given.get("markets", ())):

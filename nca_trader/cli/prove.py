@@ -1,4 +1,4 @@
-"""`nca-trader prove`: trains on markets with a known optimum, and reports the share reached."""
+"""`nca-trader prove`: the share of a known optimum that an agent reaches, trained or as it is."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import secrets
 from typing import Any
 
 from nca_trader.cli import fail_check
-from nca_trader.cli.options import COUNT, add_options, typed
+from nca_trader.cli.options import COUNT, add_options, typed, whole
 from nca_trader.progress import say
 
 NUM_SEEDS = 3
+SEED_BITS = 63
 
 
 def add_prove_options(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +25,27 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
     )
     add_options(
         parser,
-        agent={"default": "nano", "help": "agent (default %(default)s)"},
-        seed={"help": f"one seed; without it {NUM_SEEDS} are drawn, and printed"},
+        agent={
+            "default": "nano",
+            "metavar": "X",
+            "help": "agent to train (default %(default)s); or one from outside: a run folder or "
+            "exported file, FILE.py:NAME, MODEL.zip[,VECNORMALIZE.pkl] of Stable-Baselines3, "
+            "STATE.pkl of rejax",
+        },
+        seed={
+            "type": whole(0, 2**SEED_BITS - 1),
+            "help": f"one seed; without it {NUM_SEEDS} are drawn, and of an agent from outside one "
+            "after it is loaded",
+        },
         set={"help": "change a field of the agent; repeatable"},
+    )
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="load pickled objects, or a run's own code that you have not signed; it runs",
+    )
+    parser.add_argument(
+        "--python", metavar="PROGRAM", help="the Python that plays an agent from outside"
     )
     parser.add_argument("--steps", type=COUNT, help="environment steps of each run")
     parser.add_argument(
@@ -35,7 +54,10 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workers", metavar="W", help="processes of this machine, or tcp://HOST:PORT of a cluster"
     )
-    parser.add_argument("--out", help="write the curves (.png, .svg) or a page of all (.html)")
+    parser.add_argument(
+        "--out",
+        help="write the curves (.png, .svg) or a page of all (.html), or add the rows (.jsonl)",
+    )
 
 
 def run_prove(args: argparse.Namespace) -> dict[str, Any]:
@@ -47,19 +69,24 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.agents import load_agent
     from nca_trader.optimum.curves import write_proofs
+    from nca_trader.optimum.entry import entry_of
     from nca_trader.optimum.prove import prove
 
-    agent = load_agent(args.agent, args.set)
-    # Drawn at each call, so that seeds cannot be chosen by their results.
-    drawn = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
-    seeds = drawn if args.seed is None else [args.seed]
-    kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}
-    # --seed takes one seed, so the command repeats the first.
-    again = typed("prove", *args.markets, seed=seeds[0], **kept)
-    print(f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them")
+    outside = entry_of(args.agent, args.allow_code, args.python) is not None
+    agent = args.agent if outside else load_agent(args.agent, args.set)
+    seeds = None if args.seed is None else [args.seed]
+    if not outside:
+        # Drawn at each call, so that seeds cannot be chosen by their results.
+        seeds = seeds or [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
+        kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}
+        # --seed takes one seed, so the command repeats the first.
+        again = typed("prove", *args.markets, seed=seeds[0], **kept)
+        print(f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them")
     proofs = prove(
         args.markets or None,
         agent,
+        allow_code=args.allow_code,
+        python=args.python,
         steps=args.steps,
         seeds=seeds,
         controls=not args.alone,
@@ -71,12 +98,13 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         print(f"The curves: {args.out}")
     result = {"results": [proof.row() for proof in proofs]}
     # Judged after all runs, so that one miss does not hide the others.
-    missed = [proof for proof in proofs if not proof.passed]
+    played = [proof for proof in proofs if not proof.reason]
+    missed = [proof for proof in played if not proof.passed]
     if missed:
         # One name per market, in the order of the runs.
         names = ", ".join(dict.fromkeys(proof.market for proof in missed))
-        what = f"{len(missed)} of {len(proofs)} runs missed their bar: {names}."
+        what = f"{len(missed)} of {len(played)} runs missed their bar: {names}."
         # After the curves are written, which show how far the run was from the bar.
         fail_check(args, result, what)
-    print(f"all {len(proofs)} runs reached their bars")
+    print(f"all {len(played)} runs reached their bars")
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,16 +17,19 @@ from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.figures import AGENT, BASELINES, DASHES, MUTED, PRINTED
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import percent
-from nca_trader.optimum.prove import Proof
+from nca_trader.machine import make_directory
+from nca_trader.optimum.proof import Proof
+from nca_trader.runs.folder import Lines
 
 PROOF_HEADERS = ("market", "seed", "fraction", "error", "bar", "verdict", "steps", "seconds")
 
 
 def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: str) -> None:
-    """Write the curves of `prove` to a picture, or to a page with their table.
+    """Write the curves of `prove` to a picture or a page, or add its rows to a file.
 
     Args:
-      path: ends in .html for the page, or in what matplotlib writes, e.g. .png or .svg.
+      path: ends in .html for a page with a table, in .jsonl for a row of JSON each, which are added
+        to the file, or in what matplotlib writes, e.g. .png or .svg.
       proofs: of `nca.prove`.
       agent: its name.
 
@@ -33,6 +37,11 @@ def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: s
       StateError: it cannot be written there.
     """
     path = Path(path)
+    if path.suffix == ".jsonl":
+        make_directory(path.parent)
+        for proof in proofs:
+            Lines(path).append(json.dumps(proof.row()))
+        return
     if path.suffix != ".html":
         write(path, proofs_picture(proofs, path.suffix.removeprefix(".")))
         return

@@ -84,7 +84,12 @@ def pieces(num_bars: int, first: int) -> np.ndarray:
             f"{num_bars} bars are {max(count, 0)} pieces of {COUNTED} to evaluate on; give "
             f"{first + 1 + WARM + 8 * COUNTED} or more."
         )
-    return first + COUNTED * np.arange(count)[:, None] + np.arange(WARM + COUNTED)
+    return first + rows_of(count)
+
+
+def rows_of(count: int) -> np.ndarray:
+    """Return `[count, WARM + COUNTED]` rows of the pieces of a path, from 0."""
+    return COUNTED * np.arange(count)[:, None] + np.arange(WARM + COUNTED)
 
 
 def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Earnings:

@@ -6,30 +6,35 @@ Each run trains in memory on one draw of a market and is evaluated on another.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
-import math
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
+from nca_trader import __version__
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.ranges import switched
+from nca_trader.config.toml import to_toml
 from nca_trader.data.synthetic import SyntheticMarket, market_of
 from nca_trader.envs import FROZEN, load_env
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.learner.exact import check_finite
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
+from nca_trader.optimum.entry import entry_of
 from nca_trader.optimum.frozen import env_of, fields_of, frozen, shown
-from nca_trader.optimum.measure import Earnings, evaluation_bars, reached_by
+from nca_trader.optimum.measure import evaluation_bars, reached_by
+from nca_trader.optimum.outside import Asked, prove_entry
+from nca_trader.optimum.proof import Point, Proof
 from nca_trader.optimum.synthetic import solved
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, tracked
@@ -39,8 +44,6 @@ from nca_trader.runs.consent import own_names
 # bounds what can be learnt: `ar1_weak` ends at 98.6%, with half of the bars and steps at 96 to 98%.
 TRAINING_CELLS = 2**22
 LOOKS = 12  # evaluations along a run, for the curve; they do not count as training time
-MOST_TURNOVER = 0.01  # per step, where nothing can be earned
-CONTROLS = ("no_history", "no_neighbours")  # what a control lacks
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
 # The claim for the nano preset: the fraction of the optimum that it reaches with every seed.
 BARS = {
@@ -68,25 +71,6 @@ FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "ra
 Say = Callable[[str], None]
 
 
-class Point(NamedTuple):
-    """A point of a curve.
-
-    Attributes:
-      seconds: of training.
-      steps: environment steps done.
-      reached: by then.
-    """
-
-    seconds: float
-    steps: int
-    reached: Earnings
-
-    @property
-    def height(self) -> float:
-        """The fraction reached; the turnover where there is nothing to earn."""
-        return self.reached.turnover if math.isnan(self.reached.fraction) else self.reached.fraction
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
     """One market, the agent to prove there, and its controls.
@@ -95,115 +79,13 @@ class Trial:
       market: name of the environment.
       config: of the environment.
       agent: the one to prove.
-      controls: agents that lack something, by what they lack, see `CONTROLS`.
+      controls: agents that lack something, by what they lack, see `nca_trader.optimum.proof`.
     """
 
     market: str
     config: EnvConfig
     agent: AgentConfig
     controls: dict[str, AgentConfig]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Proof:
-    """The result of one seed of the agent on one market.
-
-    Attributes:
-      market: name of the environment.
-      seed: of the market's draws and the agent.
-      bar: the fraction to reach.
-      curve: from the untrained agent on; the last point counts.
-      controls: curves of the market's controls, trained once, with the first seed.
-    """
-
-    market: str
-    seed: int
-    bar: float
-    curve: list[Point]
-    controls: dict[str, list[Point]] = dataclasses.field(default_factory=dict)
-
-    @property
-    def reached(self) -> Earnings:
-        """The result of the trained agent."""
-        return self.curve[-1].reached
-
-    @property
-    def earns(self) -> bool:
-        """Whether the market has something to earn; if not, the agent must hardly trade."""
-        return not math.isnan(self.reached.fraction)
-
-    @property
-    def goal(self) -> float:
-        """The level to reach: the bar, or the most turnover where there is nothing to earn."""
-        return self.bar if self.earns else MOST_TURNOVER
-
-    @property
-    def without(self) -> dict[str, float | None]:
-        """Fractions of the untrained agent and of the controls; None where not applicable."""
-        found: dict[str, float | None] = dict.fromkeys(("untrained", *CONTROLS))
-        for name, curve in {"untrained": self.curve[:1], **self.controls}.items():
-            fraction = curve[-1].reached.fraction
-            found[name] = None if math.isnan(fraction) else float(fraction)
-        return found
-
-    @property
-    def complaint(self) -> str:
-        """The reason why the bar is missed; "" where it is reached."""
-        reached, untrained = self.reached, self.without["untrained"]
-        # The bar has to require training: with its optimum in the middle of the allowed range,
-        # `merton` was passed by untrained agents.
-        if untrained is not None and untrained >= self.bar:
-            return "void: the untrained agent reaches the bar"
-        if reached.looks_ahead:
-            return "earns more than is possible: it looks ahead"
-        if not self.earns:
-            too_much = reached.turnover >= MOST_TURNOVER
-            return f"trades {reached.turnover:.3f} per step" if too_much else ""
-        return "" if reached.fraction >= self.bar else "below the bar"
-
-    @property
-    def passed(self) -> bool:
-        """Whether the bar is reached, and no more is earned than is possible."""
-        return not self.complaint
-
-    @property
-    def seconds_to_bar(self) -> float | None:
-        """Seconds of training after which the bar was first reached; None if it was not."""
-        over = (p.seconds for p in self.curve if p.reached.fraction >= self.bar)
-        return next(over, None)
-
-    def row(self) -> dict[str, Any]:
-        """Return the row of `--json`; fraction is None where there is nothing to earn."""
-        last, reached = self.curve[-1], self.reached
-        return {
-            "market": self.market,
-            "fraction": float(reached.fraction) if self.earns else None,
-            **self.without,
-            "bar": self.bar,
-            "passed": self.passed,
-            "steps": last.steps,
-            "seconds": last.seconds,
-            "seed": self.seed,
-            "error": float(reached.error) if self.earns else None,
-            "seconds_to_bar": self.seconds_to_bar,
-            "turnover": reached.turnover,
-        }
-
-    def __str__(self) -> str:
-        """Return the result in one line of a table."""
-        last, reached, when = self.curve[-1], self.reached, self.seconds_to_bar
-        found = f"trades {reached.turnover:.4f} per step, bar {MOST_TURNOVER:g}"
-        if self.earns:
-            found = f"{reached.fraction:z7.1%} +-{reached.error:.1%}, bar {self.bar:.0%}"
-        soon = "" if when is None else f", bar after {when:.1f} s"
-        parts = [
-            f"{self.market:<18} seed {self.seed:<7} {found:<30}",
-            f"{last.steps / 1e6:5.2f} M steps {last.seconds:6.1f} s{soon:<20}",
-            self.complaint or "ok",
-        ]
-        known = {name: fraction for name, fraction in self.without.items() if fraction is not None}
-        parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
-        return " ".join(parts)
 
 
 def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
@@ -218,13 +100,7 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
       ConfigError: an unknown environment; one on real bars; one that does not pay what its market
         pays.
     """
-    if name in FROZEN:
-        frozen(name)  # refuses an edited preset
-    config = shown(load_env(name))
-    if not config.market:
-        raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
-    market = solved(market_of(config))
-    check_account(name, config, market)
+    market, config = known_market(name)
     config = dataclasses.replace(config, market_bars=1_000)
     kind = env_of(config, 0)  # a short draw, to see the kind of account and the number of assets
     num_assets = kind.spec.num_assets
@@ -237,6 +113,22 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     agent = dataclasses.replace(agent, learner=dataclasses.replace(agent.learner, steps=steps))
     controls = controls_of(agent, num_assets) if market.optimum else {}
     return Trial(market=name, config=config, agent=agent, controls=controls)
+
+
+def known_market(name: str) -> tuple[SyntheticMarket, EnvConfig]:
+    """Return the market of an environment with its optimum, and the environment that agents see.
+
+    Raises:
+      ConfigError: see `prepare`.
+    """
+    if name in FROZEN:
+        frozen(name)  # refuses an edited preset
+    config = shown(load_env(name))
+    if not config.market:
+        raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
+    market = solved(market_of(config))
+    check_account(name, config, market)
+    return market, config
 
 
 def check_account(name: str, config: EnvConfig, market: SyntheticMarket) -> None:
@@ -294,20 +186,30 @@ def prove(
     markets: Sequence[str] | None = None,
     agent: AgentConfig | str | os.PathLike[str] = "nano",
     *,
+    allow_code: bool = False,
+    python: str | None = None,
     steps: int | None = None,
     seeds: Sequence[int] | None = None,
     controls: bool = True,
     workers: int | str | None = None,
     say: Say = lambda line: None,
 ) -> list[Proof]:
-    """Train an agent on markets whose optimum is known, and measure the fraction it reaches.
+    """Measure the fraction of a known optimum that an agent reaches, on each of several markets.
+
+    An agent of ours is trained; one from outside plays as it is, in a process of its own.
 
     Args:
       markets: environments, each a preset's name or the path of a TOML file; None is all presets
         of known optimum.
-      agent: a config, a preset's name, or a path.
+      agent: to train, a config, a preset's name, or the path of a TOML file. Or from outside: a run
+        or exported file, "FILE.py:NAME", "MODEL.zip" or "MODEL.zip,VECNORMALIZE.pkl" of
+        Stable-Baselines3, or "STATE.pkl" of rejax; see docs/guides/prove.md.
+      allow_code: whether an agent from outside may be one of pickled objects, or a run of own code
+        that you have not signed.
+      python: the program of the Python that plays an agent from outside; None is this one.
       steps: environment steps of each run; None is the agent's own.
-      seeds: one run each, of every market; None draws three.
+      seeds: one run each, of every market; None draws three. Of an agent from outside, one
+        evaluation each; None draws one after it is loaded.
       controls: whether to train, once per market, agents that lack history or neighbours.
       workers: that train, see `nca_trader.parallel.jobs`. The fractions do not depend on them, the
         seconds do.
@@ -317,7 +219,8 @@ def prove(
       A `Proof` for each market and seed; `proof.row()` is what `nca-trader prove --json` prints.
 
     Raises:
-      ConfigError: an unknown market or agent, or a market without a known optimum.
+      ConfigError: an unknown market or agent, or a market without a known optimum; an agent from
+        outside fails.
 
     Example:
       >>> import nca_trader as nca
@@ -326,8 +229,14 @@ def prove(
       0.93
     """
     names = list(BARS) if markets is None else list(markets)
-    loaded = load_agent(agent)
     parse_workers(workers)
+    if (entry := entry_of(agent, allow_code, python)) is not None:
+        if steps is not None:
+            raise ConfigError(f"{entry.name} is not trained here; give no {argument('steps')}.")
+        bars = ((name, BARS.get(name, DEFAULT_BAR)) for name in names)
+        asked = [Asked(name, bar, *known_market(name), FROZEN.get(name)) for name, bar in bars]
+        return prove_entry(entry, asked, seeds, controls, say)
+    loaded = load_agent(agent)
     # All are prepared first, so that a mistake in the last name is found before any run.
     prepared = [prepare(name, loaded, steps) for name in names]
     # Drawn and not fixed, so that seeds cannot be chosen by their results.
@@ -369,8 +278,11 @@ def prove_markets(
                 if name:
                     curves[name] = curve
                     continue
-                market = trial.market
-                yield Proof(market=market, seed=seed, bar=bar, curve=curve, controls=curves)
+                market, entry = trial.market, described(trial.agent)
+                yield Proof(
+                    market=market, seed=seed, bar=bar, curve=curve, controls=curves, entry=entry,
+                    digest=FROZEN.get(market),
+                )  # fmt: skip
 
     def gather(number: int, curve: list[Point]) -> None:
         found[number] = curve
@@ -383,6 +295,14 @@ def prove_markets(
     with Progress(len(jobs), "prove", "runs") as shown:
         run_jobs(_train_and_evaluate, jobs, workers=workers, done=gather, code=code)
     return proofs
+
+
+def described(agent: AgentConfig) -> dict[str, Any]:
+    """Return what a row says of an agent that is trained here."""
+    digest = hashlib.sha256(to_toml(agent).encode()).hexdigest()
+    kind = agent.policy.kind
+    about = {"library": "nca_trader", "version": __version__, "digest": digest}
+    return {"kind": "agent", "name": kind} | about
 
 
 def _train_and_evaluate(

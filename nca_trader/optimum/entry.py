@@ -1,0 +1,279 @@
+"""An agent from outside, for `nca-trader prove --agent`: what it is, and the process that plays it.
+
+The process gets observations and nothing else, see `nca_trader.optimum.player`, and the paths are
+drawn after it has loaded the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nca_trader.config.extensions import parse_name, refuse_foreign
+from nca_trader.config.modules import digest_of_files, locate
+from nca_trader.config.ranges import expect
+from nca_trader.config.toml import preset_names
+from nca_trader.errors import ConfigError, argument, in_a_command
+from nca_trader.machine import safe_path
+from nca_trader.optimum import player
+
+LOADING, FIRST, EACH = 300.0, 300.0, 60.0  # seconds that an agent has to load, and to answer
+LONGEST = 1 << 16  # bytes of a message that is not actions
+DUMPABLE = 3, 4  # of prctl on Linux: get, set
+PICKLED = {"sb3": (".zip",), "rejax": (".pkl", ".pickle")}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutsideAgent:
+    """An agent from outside.
+
+    Attributes:
+      name: as the user wrote it.
+      kind: "function", "run", "sb3" or "rejax".
+      files: that hold it.
+      member: the name in its file, of a function.
+      digest: SHA-256 of the files; of a run that of its parameters, once it is loaded.
+      allow_code: whether code may run that its files hold.
+      python: that plays it.
+      facts: what its process says of it.
+    """
+
+    name: str
+    kind: str
+    files: tuple[str, ...]
+    member: str = ""
+    digest: str = ""
+    allow_code: bool = False
+    python: str = sys.executable
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """Return what a row of `--json` says of it."""
+        kept = ("library", "version", "digest", "greedy")
+        said = {name: self.facts[name] for name in kept if name in self.facts}
+        own = {"library": None, "version": None, "digest": self.digest}
+        named = self.facts.get("name") or self.member or pathlib.Path(self.files[0]).name
+        return {"kind": self.kind, "name": named} | own | said
+
+
+def entry_of(
+    agent: Any, allow_code: bool = False, python: str | None = None
+) -> OutsideAgent | None:
+    """Return the agent from outside that `agent` names; None for a preset or a configuration.
+
+    Raises:
+      ConfigError: a file is missing, is not the user's own, or holds code that is not allowed.
+    """
+    if not isinstance(agent, str | os.PathLike):
+        return None
+    name = os.fspath(agent)
+    first, *more = name.split(",")
+    kind, member, files, digest = "", "", [first, *more], ""
+    if name in preset_names("agents") or name.endswith(".toml"):
+        return None
+    if own := parse_name(name):
+        refuse_foreign(name, "agents")
+        if own.values is not None:
+            raise ConfigError(f"{name}: takes no values in parentheses; give FILE.py:NAME.")
+        kind, member, files = "function", own.member, [str(locate(own.module).resolve())]
+        digest = digest_of_files(own.module)
+    else:
+        kind = next((kind for kind, ends in PICKLED.items() if first.endswith(ends)), "")
+        if not kind and not os.path.exists(name) and "://" not in name:
+            return None
+        kind, files = (kind, files) if kind else ("run", [name])
+    if kind in PICKLED:
+        for file in files:
+            if not os.path.isfile(file):
+                raise ConfigError(f"{argument('agent', name)}: no file {file}; check the path.")
+        if not allow_code:
+            remedy = argument("allow_code") + ("" if in_a_command() else "=True")
+            raise ConfigError(
+                f"{argument('agent', name)}: holds pickled objects, which run code when they are "
+                f"loaded; where you trust it, give {remedy}."
+            )
+        digest = _sha256(files)
+    python = sys.executable if python is None else python
+    return OutsideAgent(
+        name=name, kind=kind, files=tuple(files), member=member, digest=digest,
+        allow_code=allow_code, python=python,
+    )  # fmt: skip
+
+
+def _sha256(files: list[str]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(pathlib.Path(file).read_bytes())
+    return digest.hexdigest()
+
+
+class Playing:
+    """The process of an entry on one market; a context manager that ends it.
+
+    Attributes:
+      facts: what it said of the entry.
+    """
+
+    def __init__(
+        self, entry: OutsideAgent, market: str, assets: int, observation: int, choices: int
+    ):
+        """Start it and wait until the entry is loaded.
+
+        Args:
+          entry: to play.
+          market: for messages.
+          assets: A.
+          observation: D.
+          choices: of each asset's action; 0 asks for weights.
+
+        Raises:
+          ConfigError: it cannot be loaded.
+        """
+        self._where, self._choices, self._assets = f"{entry.name} on {market}", choices, assets
+        self._limit, self._late, self._over = LOADING, False, threading.Event()
+        self._deadline, self.steps = time.monotonic() + LOADING, 0
+        self._link, theirs = multiprocessing.Pipe()
+        command = [entry.python, player.__file__, str(theirs.fileno())]
+        # No processes of ours share the accelerator with it.
+        environment = {"JAX_PLATFORMS": "cpu", **os.environ}
+        try:
+            with safe_path():
+                # A session of its own: Ctrl-C reaches us, and we end it with all that it started.
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                    env=environment | {"PYTHONSAFEPATH": "1"}, start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            self._link.close()
+            raise ConfigError(
+                f"{argument('python', entry.python)}: cannot be started ({error.strerror}); give "
+                "the program of a Python that has numpy."
+            ) from None
+        finally:
+            theirs.close()
+        threading.Thread(target=self._watch, daemon=True).start()
+        try:
+            asked = dataclasses.asdict(entry) | {
+                "assets": assets, "observation": observation, "whole": bool(choices)
+            }  # fmt: skip
+            answer = self._ask(json.dumps(asked).encode(), LOADING, LONGEST)
+            self.facts = self._facts(answer)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Playing:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._over.set()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._link.close()
+
+    def act(self, observations: np.ndarray, forget: bool) -> np.ndarray:
+        """Return the actions `[B, A]` int32, or float32 weights, for `[B, D]` observations.
+
+        Args:
+          observations: float32.
+          forget: whether its memory begins.
+
+        Raises:
+          ConfigError: no answer in time, or one that is not actions of the market.
+        """
+        size = 4 * len(observations) * self._assets
+        head = bytes([forget, 0, 0, 0])
+        self.steps += 1
+        limit = FIRST if self.steps == 1 else EACH
+        answer = self._ask(head + observations.tobytes(), limit, max(size + 1, LONGEST))
+        if answer[:1] != b"A" or len(answer) != 1 + size:
+            raise self._fault(answer[1:].decode(errors="replace"))
+        dtype = np.int32 if self._choices else np.float32
+        actions = np.frombuffer(answer, dtype, offset=1).reshape(-1, self._assets)
+        if not self._choices:
+            if np.isnan(actions).any():
+                raise self._fault("returned NaN; return numbers")
+        elif actions.min() < 0 or actions.max() >= self._choices:
+            wrong = actions.max() if actions.min() >= 0 else actions.min()
+            raise self._fault(f"returned {wrong}; return 0 to {self._choices - 1}")
+        return actions
+
+    def _ask(self, message: bytes, limit: float, longest: int) -> bytes:
+        """Send a message and return the answer, at most `longest` bytes."""
+        self._limit, self._deadline = limit, time.monotonic() + limit
+        try:
+            self._link.send_bytes(message)
+            answer = self._link.recv_bytes(longest)
+            self._deadline = math.inf  # between two answers the caller may compute for long
+            return answer
+        except (EOFError, OSError):
+            if self._late:
+                raise self._fault(f"no answer in {self._limit:.0f} s; it was ended") from None
+            raise self._fault(f"its process ended{self._status()}") from None
+
+    def _status(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(1.0)
+            return f" by signal {-code}" if code < 0 else f" with status {code}"
+        return ""
+
+    def _watch(self) -> None:
+        # A thread, since reading and writing may both wait for a process that has stopped.
+        while not self._over.wait(0.1):
+            if time.monotonic() > self._deadline:
+                self._late = True
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                return
+
+    def _facts(self, answer: bytes) -> dict[str, Any]:
+        try:
+            facts = json.loads(answer)
+            expect("facts", facts, dict, "an object")
+        except ValueError:
+            raise self._fault("said nothing that can be read") from None
+        if "error" in facts:
+            raise self._fault(str(facts["error"]))
+        return facts
+
+    def _fault(self, what: str) -> ConfigError:
+        at = f", step {self.steps}" if self.steps else ""
+        return ConfigError(f"{self._where}{at}: {what.rstrip('.')}.")
+
+
+@contextlib.contextmanager
+def unreadable() -> Iterator[None]:
+    """Keep other processes of the user from reading this one's memory inside the block, on Linux.
+
+    A process that may trace all others, e.g. of root, reads it all the same.
+    """
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    before = prctl(DUMPABLE[0]) if prctl else 0
+    if prctl and before == 1:
+        prctl(DUMPABLE[1], 0)
+    try:
+        yield
+    finally:
+        if prctl and before == 1:
+            prctl(DUMPABLE[1], 1)

@@ -1,0 +1,173 @@
+"""The result of one agent on one market, as the row of `--json` and as a line of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nca_trader.optimum.measure import Earnings
+
+MOST_TURNOVER = 0.01  # per step, where nothing can be earned
+# What a row says in addition to the fraction: agents that lack something, and ones that learn nothing.
+WITHOUT = ("untrained", "no_history", "no_neighbours", "cash", "random", "constant")
+NOTHING = Earnings(*[math.nan] * 7)
+
+
+class Point(NamedTuple):
+    """A point of a curve.
+
+    Attributes:
+      seconds: of training.
+      steps: environment steps done; None where they are not known.
+      reached: by then.
+    """
+
+    seconds: float
+    steps: int | None
+    reached: Earnings
+
+    @property
+    def height(self) -> float:
+        """The fraction reached; the turnover where there is nothing to earn."""
+        return self.reached.turnover if math.isnan(self.reached.fraction) else self.reached.fraction
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The result of one seed of the agent on one market.
+
+    Attributes:
+      market: name of the environment.
+      seed: of the market's draws, and of the agent where it was trained here.
+      bar: the fraction to reach.
+      curve: from the untrained agent on; the last point counts. Of an agent from outside the only
+        point, whose seconds are NaN.
+      controls: curves by name, see `WITHOUT`; those of a market are trained once, with the first
+        seed.
+      entry: of the agent: kind, name, library, version and digest.
+      digest: of the frozen environment; None where there is none.
+      given: of an agent from outside, whether its seed was given, and so known to it.
+      reason: why the agent cannot play this market; "" where it can.
+    """
+
+    market: str
+    seed: int | None
+    bar: float
+    curve: list[Point]
+    controls: dict[str, list[Point]] = dataclasses.field(default_factory=dict)
+    entry: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    digest: str | None = None
+    given: bool | None = None
+    reason: str = ""
+
+    @property
+    def reached(self) -> Earnings:
+        """The result of the trained agent."""
+        return self.curve[-1].reached
+
+    @property
+    def earns(self) -> bool:
+        """Whether the market has something to earn; if not, the agent must hardly trade."""
+        return not math.isnan(self.reached.fraction)
+
+    @property
+    def goal(self) -> float:
+        """The level to reach: the bar, or the most turnover where there is nothing to earn."""
+        return self.bar if self.earns else MOST_TURNOVER
+
+    @property
+    def trained(self) -> bool:
+        """Whether the agent was trained here, and has a curve."""
+        return not math.isnan(self.curve[-1].seconds)
+
+    @property
+    def without(self) -> dict[str, float | None]:
+        """Fractions of the untrained agent and of the controls; None where not applicable."""
+        untrained = {"untrained": self.curve[:1]} if self.trained else {}
+        curves = {**untrained, **self.controls}
+        return {
+            name: _number(curves[name][-1].reached.fraction) if name in curves else None
+            for name in WITHOUT
+        }
+
+    @property
+    def complaint(self) -> str:
+        """The reason why the bar is missed; "" where it is reached."""
+        if self.reason:
+            return f"n/a: {self.reason}"
+        reached, without = self.reached, self.without
+        # The bar has to require training: with its optimum in the middle of the allowed range,
+        # `merton` was passed by untrained agents.
+        agents = {"untrained": "the untrained agent", "random": "a random agent"}
+        agents["constant"] = "a position that never changes"
+        for name, what in agents.items():
+            fraction = without[name]
+            if fraction is not None and fraction >= self.bar:
+                return f"void: {what} reaches the bar"
+        if reached.looks_ahead:
+            return "earns more than is possible: it looks ahead"
+        if not self.earns:
+            too_much = reached.turnover >= MOST_TURNOVER
+            return f"trades {reached.turnover:.3f} per step" if too_much else ""
+        return "" if reached.fraction >= self.bar else "below the bar"
+
+    @property
+    def passed(self) -> bool:
+        """Whether the bar is reached, and no more is earned than is possible."""
+        return not self.complaint
+
+    @property
+    def seconds_to_bar(self) -> float | None:
+        """Seconds of training after which the bar was first reached; None if it was not."""
+        over = (p.seconds for p in self.curve if p.reached.fraction >= self.bar)
+        return _number(next(over, math.nan))
+
+    def row(self) -> dict[str, Any]:
+        """Return the row of `--json`; fraction is None where there is nothing to earn."""
+        last, reached = self.curve[-1], self.reached
+        return {
+            "market": self.market,
+            "fraction": _number(reached.fraction),
+            **self.without,
+            "bar": self.bar,
+            "passed": self.passed,
+            "steps": last.steps,
+            "seconds": _number(last.seconds),
+            "seed": self.seed,
+            "error": _number(reached.error),
+            "seconds_to_bar": self.seconds_to_bar,
+            "turnover": _number(reached.turnover),
+            "complaint": self.complaint,
+            "seed_given": self.given,
+            "entry": dict(self.entry),
+            "digest": self.digest,
+            "curve": [
+                [p.steps, _number(p.seconds), _number(p.reached.fraction), _number(p.reached.error)]
+                for p in self.curve
+            ],
+        }
+
+    def __str__(self) -> str:
+        """Return the result in one line of a table."""
+        last, reached, when = self.curve[-1], self.reached, self.seconds_to_bar
+        if self.reason:
+            return f"{self.market:<18} {self.complaint}"
+        found = f"trades {reached.turnover:.4f} per step, bar {MOST_TURNOVER:g}"
+        if self.earns:
+            found = f"{reached.fraction:z7.1%} +-{reached.error:.1%}, bar {self.bar:.0%}"
+        parts = [f"{self.market:<18} seed {self.seed:<7} {found:<30}"]
+        if self.trained:
+            soon = "" if when is None else f", bar after {when:.1f} s"
+            steps = (last.steps or 0) / 1e6
+            parts.append(f"{steps:5.2f} M steps {last.seconds:6.1f} s{soon:<20}")
+        parts.append(self.complaint or "ok")
+        known = {name: fraction for name, fraction in self.without.items() if fraction is not None}
+        parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
+        return " ".join(parts)
+
+
+def _number(value: float) -> float | None:
+    """Return a number as JSON has it: NaN as None."""
+    return None if math.isnan(value) else float(value)

@@ -1,0 +1,412 @@
+"""Agents from outside: what they see, what they answer, and that who cheats gains nothing."""
+
+import dataclasses
+import functools
+import math
+import subprocess
+import textwrap
+import time
+
+import gymnasium
+import jax
+import numpy as np
+import pytest
+from tiny import AGENT
+
+import nca_trader as nca
+from nca_trader import load_agent
+from nca_trader.agents.heads import best_target
+from nca_trader.agents.policy import decide
+from nca_trader.envs.account.state import open_account
+from nca_trader.errors import ConfigError
+from nca_trader.optimum import entry as entries
+from nca_trader.optimum import outside, paths, run_player
+from nca_trader.optimum import prove as prove_runs
+from nca_trader.optimum.measure import COUNTED, WARM, greedy_positions
+
+GP = "garleanu_pedersen"
+# Of ou_mid, with hysteresis: far from the best thresholds, and the base of every cheat.
+TWIN = """
+    import numpy as np
+
+    def honest(seen):
+        level, held = seen[:, 1], seen[:, 3]
+        return np.select([level < -0.8, level > 0.8], [2, 0], held.astype(int) + 1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """32 paths of one piece each; each market is solved once."""
+    monkeypatch.setattr(paths, "CELLS", 2**15)
+    monkeypatch.setattr(prove_runs, "known_market", known_market)
+
+
+known_market = functools.cache(prove_runs.known_market)
+
+
+@pytest.fixture
+def proven(tmp_path, monkeypatch):
+    """Proves a function of a file, on paths that are the same for all agents of a test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(outside.secrets, "randbits", lambda bits: 2**62 + 5)
+
+    def prove(text, name="act", market="ou_mid", **given):
+        file = tmp_path / "mine.py"
+        file.write_text(textwrap.dedent(text))
+        (proof,) = nca.prove([market], f"{file}:{name}", **given)
+        return proof
+
+    return prove
+
+
+def test_the_optimal_rule_reaches_the_optimum_and_a_constant_nothing(proven):
+    """Its rate and aim by the docstring's formula; the predictor is read off the volume."""
+    g, cost, decay, sigma, sig_f = 5.0, 20.0, 0.1, 0.01, 0.0005
+    rate = 2 * g / (g + math.sqrt(g * g + 4 * g * cost))
+    aim = 1 / (g * sigma**2) / (1 + decay * rate * cost / g)
+    deviation = sig_f / math.sqrt(1 - (1 - decay) ** 2)
+    text = f"""
+        import numpy as np
+
+        def best(seen):
+            return (1 - {rate}) * seen[:, 4:5] + {rate * aim * deviation} * seen[:, 2:3]
+
+        def flat(seen):
+            return np.zeros(len(seen), np.float32)
+    """
+    best = proven(text, "best", GP)
+    assert best.passed and best.reached.fraction > 0.97, best
+    row = best.row()
+    assert row["seed"] == 2**62 + 5 and row["seed_given"] is False and row["steps"] is None
+    assert row["entry"]["kind"] == "function" and row["entry"]["name"] == "best"
+    assert row["curve"] == [[None, None, row["fraction"], row["error"]]]
+    assert row["no_history"] is row["no_neighbours"] is row["untrained"] is None
+    assert row["random"] < row["constant"] <= 0.05 and abs(row["cash"]) < 0.05
+    flat = proven(text, "flat", GP)
+    assert not flat.passed and flat.reached.fraction == pytest.approx(row["cash"], abs=1e-12)
+    assert abs(flat.reached.fraction) <= 3 * flat.reached.error + 1e-3
+
+
+def test_a_memory_is_carried_and_the_control_without_history_forgets_it(proven):
+    """`lag` trades one bar late; forgotten at every bar, it never trades."""
+    text = """
+        import numpy as np
+
+        def lag(seen, memory):
+            last = np.zeros(len(seen)) if memory is None else memory
+            return np.select([last < -0.8, last > 0.8], [2, 0], 1), seen[:, 1].copy()
+    """
+    proof = proven(text, "lag")
+    assert proof.reached.fraction > 0.4
+    assert proof.without["no_history"] == pytest.approx(proof.without["cash"], abs=1e-12)
+    assert proven(text, "lag", controls=False).without["no_history"] is None
+
+
+def test_an_agent_sees_what_the_gymnasium_environment_shows():
+    """Bar by bar, of one path, with actions that move its account."""
+    market, config = known_market(GP)
+    drawn = paths.draw_paths(market, config, 5)
+    seen, rng = [], np.random.default_rng(0)
+    actions = rng.uniform(-9, 9, (40, drawn.features.shape[1], 1)).astype(np.float32)
+
+    def decide(observations):
+        seen.append(observations[3].copy())
+        return actions[len(seen) - 1] if len(seen) <= 40 else 0 * actions[0]
+
+    paths.play(drawn, decide)
+    length = paths.HISTORY + WARM + COUNTED + 1
+    seed = int((np.random.SeedSequence(5).generate_state(32, np.uint64) >> 1)[3])
+    env = nca.TradingEnv(
+        nca.synthetic.make(GP, num_bars=length, seed=seed),
+        dataclasses.replace(config, market_bars=length, random_start=False),
+    )
+    gym = gymnasium.make("nca_trader/Trading-v0", env=env)
+    observation, _ = gym.reset(seed=0, options={"start": paths.HISTORY})
+    for bar in range(40):
+        np.testing.assert_allclose(seen[bar], observation, rtol=1e-6, atol=1e-6)
+        observation = gym.step(actions[bar, 3])[0]
+    assert len(seen) == WARM + COUNTED
+
+
+def test_paths_are_draws_of_their_own_and_no_piece_shares_a_bar():
+    market, config = known_market("ring_hop3")
+    drawn = paths.draw_paths(market, config, 1)
+    assert drawn.features.shape == (WARM + COUNTED, paths.LEAST, 16 * 3)
+    assert len(np.unique(drawn.features[0, :, 0])) == paths.LEAST
+    counted = drawn.rows[:, WARM:]
+    assert len(np.unique(counted)) == counted.size and counted.max() < len(drawn.task.returns) - 1
+
+
+def test_without_neighbours_each_asset_is_seen_among_those_of_another_path():
+    """Against a loop over paths and assets."""
+    rng = np.random.default_rng(0)
+    seen = rng.normal(size=(3, 2 * 4 + 2 * 2 + 1)).astype(np.float32)  # 2 assets, 4 features
+    rows = []
+    act = paths.alone(lambda mixed: rows.append(mixed) or np.arange(12).reshape(6, 2), 2, 4)
+    np.testing.assert_array_equal(act(seen), [[0, 3], [4, 7], [8, 11]])
+    for path in range(3):
+        for asset in range(2):
+            other = seen[(path + 1) % 3].copy()
+            own = [*range(4 * asset, 4 * asset + 4), 8 + asset, 10 + asset]
+            other[own] = seen[path][own]
+            other[12] = 1 - other[8] - other[9]
+            np.testing.assert_allclose(rows[0][2 * path + asset], other, rtol=1e-6)
+
+
+def test_the_control_without_neighbours_shows_what_they_are_worth(proven):
+    """In `ring_hop3` an asset follows the one three places before it."""
+    text = """
+        import numpy as np
+
+        def follow(seen):
+            last = seen[:, :48].reshape(-1, 16, 3)[..., 0]
+            return np.where(np.roll(last, 3, axis=1) > 0, 2, 0)
+    """
+    proof = proven(text, "follow", "ring_hop3")
+    assert proof.reached.fraction > 0.95 and abs(proof.without["no_neighbours"]) < 0.15
+
+
+CHEATS = {
+    "imports our environment": """
+        import nca_trader as nca
+
+        SIGNS = {}
+        for seed in (0, 1, 2):
+            task = nca.synthetic.make("ou", num_bars=5400, seed=seed)
+            for now, after in zip(task.returns[4096:-1, 0], task.returns[4097:, 0]):
+                SIGNS[np.float32(np.exp(now) - 1).tobytes()] = 2 if after > 0 else 0
+
+        def act(seen):
+            known = [SIGNS.get(now.tobytes(), -1) for now in seen[:, 0]]
+            return np.where(np.array(known) >= 0, known, honest(seen))
+    """,
+    "guesses the seed": """
+        import glob, os, re
+
+        def act(seen):
+            text = ""
+            for name in [f"/proc/self/{part}" for part in ("cmdline", "environ")] + [
+                f"/proc/{os.getppid()}/cmdline", f"/proc/{os.getppid()}/environ"
+            ]:
+                try:
+                    text += open(name, errors="replace").read()
+                except OSError:
+                    pass
+            found = {int(x) for x in re.findall("[0-9]+", text)}
+            if 2**62 + 5 in found:  # the seed of this test
+                raise SystemExit("found")
+            return honest(seen)
+    """,
+    "keeps state over resets": """
+        TABLE, LAST = {}, []
+
+        def act(seen, memory):
+            if memory is None and LAST:
+                LAST.clear()
+            if LAST:
+                for before, now in zip(LAST[-1], seen[:, 0]):
+                    TABLE[before.tobytes()] = 2 if now > 0 else 0
+            LAST.append(seen[:, :2].copy())
+            known = [TABLE.get(now.tobytes(), -1) for now in seen[:, :2]]
+            return np.where(np.array(known) >= 0, known, honest(seen)), True
+    """,
+    "reads the clock": """
+        import time
+
+        def act(seen):
+            now = time.time_ns()
+            for unit in (1, 10**3, 10**6, 10**9):
+                for guess in (now // unit, now // unit - 1):
+                    first = np.random.default_rng(guess).standard_normal(len(seen)) * 0.01
+                    if np.allclose(first, seen[:, 0], atol=1e-7):
+                        raise SystemExit("found")
+            return honest(seen)
+    """,
+    "looks at the file system": """
+        import os, time
+
+        BEGAN = time.time()
+
+        def act(seen):
+            for folder in (".", "/dev/shm", "/proc/self/fd"):
+                for file in os.scandir(folder):
+                    try:
+                        fresh = file.is_file() and file.stat().st_mtime > BEGAN
+                    except OSError:
+                        continue
+                    if fresh and file.name != "mine.py" and os.getcwd() in file.path:
+                        raise SystemExit("found")
+            return honest(seen)
+    """,
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_who_cheats_gains_nothing(proven, cheat):
+    """Each decides as its honest twin where its trick finds nothing, and the fraction is the same.
+
+    The cheat that finds a seed, or a file, ends its process instead.
+    """
+    honest = proven(TWIN, "honest").reached
+    assert 0.3 < honest.fraction < 0.95
+    cheated = proven(textwrap.dedent(TWIN) + textwrap.dedent(CHEATS[cheat]))
+    assert cheated.reached.fraction == honest.fraction
+    assert not cheated.reached.looks_ahead
+
+
+def test_a_cheat_that_is_given_the_seed_looks_ahead(proven):
+    """A planted one: it draws the paths itself. The row says that the seed was given."""
+    text = f"""
+        import numpy as np
+        import nca_trader as nca
+        from nca_trader.optimum import paths
+
+        seeds = np.random.SeedSequence(5).generate_state({paths.LEAST}, np.uint64) >> 1
+        length = {paths.HISTORY + WARM + COUNTED + 1}
+        returns = np.stack([
+            nca.synthetic.make("ou", num_bars=length, seed=int(s)).returns[:, 0] for s in seeds
+        ])
+        bar = {paths.HISTORY}
+
+        def act(seen):
+            global bar
+            bar += 1
+            return np.where(returns[:, bar] > 0, 2, 0)
+    """
+    proof = proven(text, seeds=[5], controls=False)
+    assert proof.reached.looks_ahead and "looks ahead" in proof.complaint
+    assert proof.row()["seed_given"] is True and not proof.passed
+
+
+@pytest.mark.parametrize(
+    ("body", "market", "says"),
+    [
+        (
+            "np.full(len(seen), np.nan)",
+            GP,
+            "mine.py:act on garleanu_pedersen, step 1: returned NaN",
+        ),
+        ("np.zeros(3)", GP, r"returned float64 \[3\]; return numbers \[32\]"),
+        ("np.zeros(len(seen))", "ou_mid", r"returned float64 \[32\]; return whole numbers \[32\]"),
+        ("np.full(len(seen), 3)", "ou_mid", "returned 3; return 0 to 2"),
+        ("None", "ou_mid", r"returned object \[\]"),
+        ("1 // 0", "ou_mid", r"ZeroDivisionError at line 3 \(`.*`\): integer"),
+        ("os._exit(7)", "ou_mid", "its process ended with status 7"),
+        ("exit(7)", "ou_mid", "SystemExit at line 3"),
+    ],
+)
+def test_an_answer_that_is_none_is_refused_in_a_line(proven, body, market, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        proven(f"import os, numpy as np\ndef act(seen):\n    return {body}\n", market=market)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_who_does_not_answer_is_ended_with_all_that_it_started(proven, monkeypatch):
+    monkeypatch.setattr(entries, "FIRST", 1.0)
+    text = """
+        import subprocess, sys, time
+
+        def act(seen):
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(98765)"])
+            time.sleep(1000)
+    """
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="no answer in 1 s; it was ended"):
+        proven(text)
+    assert time.monotonic() - began < 30
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert "time.sleep(98765)" not in running.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "says"),
+    [
+        ("def f(: pass", "f", "invalid syntax"),
+        ("import nothing_of_that_name", "f", "ModuleNotFoundError at line 1"),
+        ("x = 3", "x", "has no function 'x'"),
+        ("import sys; sys.exit(3)", "f", "SystemExit at line 1"),
+        ("def f(seen, memory): return 1", "f", "takes a memory; return actions and memory"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_refused_in_a_line(proven, text, name, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        proven(text, name)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_pickled_objects_and_other_pythons_need_their_options(tmp_path):
+    for name in ("model.zip", "state.pkl"):
+        (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(ConfigError, match=r"pickled objects.*allow_code=True"):
+            nca.prove(["ou_mid"], tmp_path / name)
+    with pytest.raises(ConfigError, match=r"no file .*none.pkl; check the path"):
+        nca.prove(["ou_mid"], f"{tmp_path}/model.zip,{tmp_path}/none.pkl", allow_code=True)
+    (tmp_path / "f.py").write_text("def f(seen): return seen")
+    with pytest.raises(ConfigError, match=r"cannot be started \(No such file"):
+        nca.prove(["ou_mid"], f"{tmp_path}/f.py:f", python="/none/python")
+    with pytest.raises(ConfigError, match="not trained here; give no steps"):
+        nca.prove(["ou_mid"], f"{tmp_path}/f.py:f", steps=5)
+    with pytest.raises(ConfigError, match="takes no values"):
+        nca.prove(["ou_mid"], f"{tmp_path}/f.py:f(a=1)")
+
+
+def test_what_a_child_prints_does_not_mix_with_our_output(proven, capfd):
+    proven("import numpy as np\nprint('loud')\ndef act(seen): return np.ones(len(seen), int)")
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_run_streams_what_it_decides_of_whole_windows(tiny, tmp_path, seeds):
+    """Of two accounts with other weights; the window is as long as its receptive field."""
+    agent = dataclasses.replace(AGENT, num_seeds=seeds)
+    run = tiny.run if seeds == 1 else nca.train(tiny.env, agent, tmp_path / "run")
+    act, facts = run_player.load(str(run.path), allow_code=False)
+    policy, params, env = run.policy, run.params(), tiny.env
+    assert facts["observation"] == 2 * 2 + 2 * 2 + 1 and facts["memory"]
+    last, span = 150, policy.receptive_field
+    held = np.float32([[0.2, -0.3], [0.5, 0.5]])
+    memory = None
+    for bar in range(last - span + 1, last + 1):
+        features = np.tile(env.features[bar].ravel(), (2, 1))
+        seen = np.concatenate([features, held, held, 1 - held.sum(1, keepdims=True)], axis=1)
+        targets, memory = act(seen.astype(np.float32), memory)
+    window = env.features[last - span + 1 : last + 1]
+    for row in range(2):
+        account = open_account(jax.numpy.asarray(held[row]))
+        logits = decide(policy, params, window, np.ones((span, 2), bool), account)
+        expected = best_target(policy.spec, logits, account, policy.ensemble)
+        np.testing.assert_allclose(targets[row], expected, atol=1e-6)
+
+
+def test_a_run_that_observes_something_else_is_not_applicable(tiny):
+    """With one market that is an error; with several a row, and the others go on."""
+    says = r"it observes \['return_1', 'return_5'\], and the market has \['return_1', 'price"
+    with pytest.raises(ConfigError, match=says):
+        nca.prove([GP], tiny.path)
+    lines = []
+    with pytest.raises(ConfigError, match="can play none of these markets"):
+        nca.prove([GP, "ou_mid"], tiny.path, say=lines.append)
+    assert len(lines) == 2 and all("n/a: it observes" in line for line in lines)
+
+
+@pytest.mark.slow
+def test_a_run_plays_as_it_does_in_this_process(tmp_path):
+    """Bar by bar in another process, and along the whole paths in this one."""
+    market, config = known_market("ou_mid")
+    env = nca.TradingEnv(config=dataclasses.replace(config, market_bars=20_000))
+    nano = load_agent("nano", ["learner.steps=400000"])
+    run = nca.train(env, nano, tmp_path / "run", seed=0)
+    (proof,) = nca.prove(["ou_mid"], tmp_path / "run", seeds=[9])
+    drawn = paths.draw_paths(market, config, 9)
+    length = paths.HISTORY + WARM + COUNTED + 1
+    config, rows = dataclasses.replace(config, market_bars=length), np.arange(length - 1)
+    each = []
+    for seed in np.random.SeedSequence(9).generate_state(32, np.uint64) >> 1:
+        path = nca.TradingEnv(nca.synthetic.make("ou", num_bars=length, seed=int(seed)), config)
+        given = (path, run.policy, run.params(), rows[None, paths.HISTORY :])
+        each.append(greedy_positions(*given)[0])
+    expected = paths.earned(drawn, np.stack(each, axis=1))
+    assert proof.reached.fraction == pytest.approx(expected.fraction, abs=1e-3)
+    assert proof.reached.fraction > 0.2 and proof.row()["steps"] >= 400_000
+    assert proof.without["no_history"] < proof.reached.fraction
