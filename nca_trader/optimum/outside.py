@@ -69,8 +69,8 @@ def prove_entry(
       say: called with a line for each result.
 
     Raises:
-      ConfigError: it cannot be loaded, fails, or answers with something else than actions; or cannot play
-        the only market.
+      ConfigError: it cannot be loaded, fails, or answers with something else than actions; or it
+        cannot play the only market.
     """
     jobs = [(asked, seed) for asked in markets for seed in seeds or [None]]
     proofs = []

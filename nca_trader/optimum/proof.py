@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from nca_trader.optimum.measure import Earnings
 
 MOST_TURNOVER = 0.01  # per step, where nothing can be earned
-# What a row says in addition to the fraction: agents that lack something, and ones that learn nothing.
+# In addition to the fraction: of agents that lack something, and of ones that learn nothing.
 WITHOUT = ("untrained", "no_history", "no_neighbours", "cash", "random", "constant")
 NOTHING = Earnings(*[math.nan] * 7)
 
