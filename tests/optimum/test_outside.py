@@ -11,12 +11,14 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
+from documents import blocks
 from tiny import AGENT
 
 import nca_trader as nca
 from nca_trader import load_agent
 from nca_trader.agents.heads import best_target
 from nca_trader.agents.policy import decide
+from nca_trader.envs import FROZEN
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
 from nca_trader.optimum import entry as entries
@@ -410,3 +412,9 @@ def test_a_run_plays_as_it_does_in_this_process(tmp_path):
     assert proof.reached.fraction == pytest.approx(expected.fraction, abs=1e-3)
     assert proof.reached.fraction > 0.2 and proof.row()["steps"] >= 400_000
     assert proof.without["no_history"] < proof.reached.fraction
+
+
+def test_the_function_of_the_guide_plays(root, proven):
+    (text,) = blocks((root / "docs/guides/prove.md").read_text(), "python")
+    proof = proven(text, "revert", controls=False)
+    assert 0.5 < proof.reached.fraction < 1.0 and proof.digest == FROZEN["ou_mid"]
