@@ -70,7 +70,13 @@ def check(args: argparse.Namespace) -> None:
     if args.command == "prove" and entry_of(args.agent, args.allow_code, args.python):
         for name in ("steps", "set", "workers"):
             if given.get(name):
-                raise ConfigError(f"{argument(name)}: {args.agent} is not trained here; leave it.")
+                raise ConfigError(
+                    f"{argument(name)}: {args.agent} is not trained here; leave it out."
+                )
+        if args.out and not args.out.endswith(".jsonl"):
+            raise ConfigError(
+                f"{argument('out', args.out)}: {args.agent} has no curve; give a name in .jsonl."
+            )
     elif given.get("agent"):
         agent_of(args)
     # `markets` are the environments of `prove`.

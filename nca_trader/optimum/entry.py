@@ -27,15 +27,13 @@ import numpy as np
 
 from nca_trader.config.extensions import parse_name, refuse_foreign
 from nca_trader.config.modules import digest_of_files, locate
-from nca_trader.config.ranges import expect
 from nca_trader.config.toml import preset_names
 from nca_trader.errors import ConfigError, argument, in_a_command
-from nca_trader.machine import safe_path
 from nca_trader.optimum import player
 
 LOADING, FIRST, EACH = 300.0, 300.0, 60.0  # seconds that an agent has to load, and to answer
 LONGEST = 1 << 16  # bytes of a message that is not actions
-DUMPABLE = 3, 4  # of prctl on Linux: get, set
+GET_DUMPABLE, SET_DUMPABLE = 3, 4  # of prctl on Linux
 PICKLED = {"sb3": (".zip",), "rejax": (".pkl", ".pickle")}
 
 
@@ -65,11 +63,10 @@ class OutsideAgent:
 
     def record(self) -> dict[str, Any]:
         """Return what a row of `--json` says of it."""
-        kept = ("library", "version", "digest", "greedy")
-        said = {name: self.facts[name] for name in kept if name in self.facts}
-        own = {"library": None, "version": None, "digest": self.digest}
-        named = self.facts.get("name") or self.member or pathlib.Path(self.files[0]).name
-        return {"kind": self.kind, "name": named} | own | said
+        name = self.member or pathlib.Path(self.files[0]).name
+        known = {"kind": self.kind, "name": name, "digest": self.digest} | self.facts
+        kept = ("kind", "name", "library", "version", "digest", "greedy")
+        return {name: known.get(name) for name in kept}
 
 
 def entry_of(
@@ -146,19 +143,17 @@ class Playing:
           ConfigError: it cannot be loaded.
         """
         self._where, self._choices, self._assets = f"{entry.name} on {market}", choices, assets
-        self._limit, self._late, self._over = LOADING, False, threading.Event()
-        self._deadline, self.steps = time.monotonic() + LOADING, 0
+        self._over, self._deadline, self.steps = threading.Event(), math.inf, 0
         self._link, theirs = multiprocessing.Pipe()
         command = [entry.python, player.__file__, str(theirs.fileno())]
-        # No processes of ours share the accelerator with it.
-        environment = {"JAX_PLATFORMS": "cpu", **os.environ}
+        # The accelerator stays ours.
+        environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONSAFEPATH": "1"}
         try:
-            with safe_path():
-                # A session of its own: Ctrl-C reaches us, and we end it with all that it started.
-                self._process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                    env=environment | {"PYTHONSAFEPATH": "1"}, start_new_session=True,
-                )  # fmt: skip
+            # A session of its own: Ctrl-C reaches us, and we end it with all that it started.
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
             self._link.close()
             raise ConfigError(
@@ -172,8 +167,9 @@ class Playing:
             asked = dataclasses.asdict(entry) | {
                 "assets": assets, "observation": observation, "whole": bool(choices)
             }  # fmt: skip
-            answer = self._ask(json.dumps(asked).encode(), LOADING, LONGEST)
-            self.facts = self._facts(answer)
+            self.facts = json.loads(self._ask(json.dumps(asked).encode(), LOADING, LONGEST))
+            if "error" in self.facts:
+                raise self._fault(self.facts["error"])
         except BaseException:
             self.close()
             raise
@@ -187,8 +183,7 @@ class Playing:
     def close(self) -> None:
         """End the process and all that it started."""
         self._over.set()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
         self._process.wait()
         self._link.close()
 
@@ -221,41 +216,27 @@ class Playing:
 
     def _ask(self, message: bytes, limit: float, longest: int) -> bytes:
         """Send a message and return the answer, at most `longest` bytes."""
-        self._limit, self._deadline = limit, time.monotonic() + limit
+        self._deadline = time.monotonic() + limit
         try:
             self._link.send_bytes(message)
             answer = self._link.recv_bytes(longest)
             self._deadline = math.inf  # between two answers the caller may compute for long
             return answer
         except (EOFError, OSError):
-            if self._late:
-                raise self._fault(f"no answer in {self._limit:.0f} s; it was ended") from None
-            raise self._fault(f"its process ended{self._status()}") from None
-
-    def _status(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(1.0)
-            return f" by signal {-code}" if code < 0 else f" with status {code}"
-        return ""
+            late = time.monotonic() > self._deadline
+            what = f"no answer in {limit:.0f} s; it was ended" if late else "its process ended"
+            raise self._fault(what) from None
 
     def _watch(self) -> None:
         # A thread, since reading and writing may both wait for a process that has stopped.
         while not self._over.wait(0.1):
             if time.monotonic() > self._deadline:
-                self._late = True
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._kill()
                 return
 
-    def _facts(self, answer: bytes) -> dict[str, Any]:
-        try:
-            facts = json.loads(answer)
-            expect("facts", facts, dict, "an object")
-        except ValueError:
-            raise self._fault("said nothing that can be read") from None
-        if "error" in facts:
-            raise self._fault(str(facts["error"]))
-        return facts
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _fault(self, what: str) -> ConfigError:
         at = f", step {self.steps}" if self.steps else ""
@@ -268,12 +249,10 @@ def unreadable() -> Iterator[None]:
 
     A process that may trace all others, e.g. of root, reads it all the same.
     """
-    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
-    before = prctl(DUMPABLE[0]) if prctl else 0
-    if prctl and before == 1:
-        prctl(DUMPABLE[1], 0)
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)
+    before = prctl(GET_DUMPABLE)
+    prctl(SET_DUMPABLE, 0)
     try:
         yield
     finally:
-        if prctl and before == 1:
-            prctl(DUMPABLE[1], 1)
+        prctl(SET_DUMPABLE, before)

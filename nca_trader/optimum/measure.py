@@ -20,7 +20,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import open_account
-from nca_trader.envs.market import Market
+from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.rewards import begun
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
@@ -151,11 +151,17 @@ def _scan_pieces(
         episodes = jax.vmap(one)(episodes, row)
         return episodes, episodes.account.ordered
 
-    def begin(_: Array) -> Episode:
-        return Episode(begun(spec, open_account(jnp.zeros(spec.num_assets), dynamics.rules)))
-
-    ordered = jax.lax.scan(step, jax.vmap(begin)(rows[:, 0]), rows.T)[1]
+    ordered = jax.lax.scan(step, flat_episodes(dynamics, len(rows)), rows.T)[1]
     return jnp.moveaxis(ordered, 0, 1)
+
+
+def flat_episodes(dynamics: Dynamics, count: int) -> Episode:
+    """Return the episodes of `count` accounts that begin flat."""
+
+    def begin(weight: Array) -> Episode:
+        return Episode(begun(dynamics.spec, open_account(weight, dynamics.rules)))
+
+    return jax.vmap(begin)(jnp.zeros((count, dynamics.spec.num_assets)))
 
 
 def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:

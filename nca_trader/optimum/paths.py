@@ -19,11 +19,10 @@ from jax import Array
 from nca_trader.config import EnvConfig
 from nca_trader.data.synthetic import SyntheticMarket, Task
 from nca_trader.data.synthetic.market import draw
-from nca_trader.envs.account.state import Legs, open_account
+from nca_trader.envs.account.state import Account, Legs
 from nca_trader.envs.actions import every_action
 from nca_trader.envs.gym.packed import account_row
 from nca_trader.envs.market import Dynamics
-from nca_trader.envs.rewards import begun
 from nca_trader.envs.trading import Episode, Observation, TradingEnv, transition
 from nca_trader.optimum.measure import (
     CELLS,
@@ -31,6 +30,7 @@ from nca_trader.optimum.measure import (
     WARM,
     Earnings,
     earnings_of,
+    flat_episodes,
     optimal_positions,
     rows_of,
 )
@@ -125,7 +125,8 @@ def play(paths: Paths, decide: Decide) -> np.ndarray:
     length, count, _ = paths.features.shape
     assets = paths.task.num_assets
     ordered = np.empty((length, count, assets), np.float32)
-    episodes, account = _begin(paths.dynamics, count)
+    episodes = flat_episodes(paths.dynamics, count)
+    account = _accounts(paths.dynamics, episodes)
     for bar in range(length):
         seen = np.concatenate([paths.features[bar], np.asarray(account)], axis=1)
         action = decide(seen)
@@ -140,27 +141,14 @@ def follow(paths: Paths, actions: np.ndarray) -> np.ndarray:
     return np.asarray(_follow(paths.dynamics, paths.legs, actions))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _begin(dynamics: Dynamics, count: int) -> tuple[Episode, Array]:
-    spec = dynamics.spec
-
-    def one(flat: Array) -> tuple[Episode, Array]:
-        episode = Episode(begun(spec, open_account(flat, dynamics.rules)))
-        return episode, _account(dynamics, episode)
-
-    return jax.vmap(one)(jnp.zeros((count, spec.num_assets)))
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _step(
     dynamics: Dynamics, legs: Legs, episodes: Episode, action: Array, bar: int
 ) -> tuple[Episode, Array]:
-    def one(episode: Episode, action: Array, now: Legs, following: Legs) -> tuple[Episode, Array]:
-        episode = transition(dynamics, episode, action, now, following)[0]
-        return episode, _account(dynamics, episode)
-
     now, following = (jax.tree.map(lambda leg, at=at: leg[at], legs) for at in (bar, bar + 1))
-    return jax.vmap(one)(episodes, action, now, following)
+    move = jax.vmap(functools.partial(transition, dynamics))
+    episodes, _ = move(episodes, action, now, following)
+    return episodes, _accounts(dynamics, episodes)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -171,12 +159,14 @@ def _follow(dynamics: Dynamics, legs: Legs, actions: Array) -> Array:
         return episodes, episodes.account.ordered
 
     bars = jnp.arange(len(actions))
-    return jax.lax.scan(step, _begin(dynamics, actions.shape[1])[0], (actions, bars))[1]
+    return jax.lax.scan(step, flat_episodes(dynamics, actions.shape[1]), (actions, bars))[1]
 
 
-def _account(dynamics: Dynamics, episode: Episode) -> Array:
-    seen = Observation(jnp.zeros((), jnp.int32), episode.account)
-    return account_row(dynamics.spec, seen).astype(jnp.float32)
+def _accounts(dynamics: Dynamics, episodes: Episode) -> Array:
+    def one(account: Account) -> Array:
+        return account_row(dynamics.spec, Observation(jnp.zeros((), jnp.int32), account))
+
+    return jax.vmap(one)(episodes.account).astype(jnp.float32)
 
 
 def simple_controls(paths: Paths, seed: int) -> dict[str, Earnings]:

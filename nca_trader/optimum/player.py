@@ -18,14 +18,13 @@ import inspect
 import json
 import os
 import pickle
+import runpy
 import signal
 import sys
 import traceback
 import zipfile
 from collections.abc import Callable
 from importlib import import_module, metadata
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -46,25 +45,12 @@ OF_POLICIES = {
 }
 
 
-class _FromSource(SourceFileLoader):
-    """Loads a file from its source: bytecode next to it may be of other code."""
-
-    def get_code(self, fullname: str) -> Any:
-        path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
-
-
 def load_function(entry: dict[str, Any]) -> tuple[Act, Facts]:
     """Load `FILE.py:NAME`, a function of observations `[B, D]`, and of `memory` where it asks."""
     (file,), member = entry["files"], entry["member"]
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    sys.dont_write_bytecode = True
-    loader = _FromSource("entry", file)
-    spec = spec_from_file_location("entry", file, loader=loader)
-    assert spec is not None
-    module = sys.modules["entry"] = module_from_spec(spec)
-    loader.exec_module(module)
-    function = getattr(module, member, None)
+    # From its source: bytecode next to it may be of other code.
+    function = runpy.run_path(file, run_name="agent").get(member)
     if not callable(function):
         raise LookupError(f"{file} has no function {member!r}; check the name")
     if "memory" not in inspect.signature(function).parameters:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 import secrets
 
@@ -17,6 +18,7 @@ from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_folder
 from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
+from nca_trader.optimum import paths
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.frozen import FEATURES, env_of
 from nca_trader.optimum.measure import Earnings, reached_by
@@ -255,6 +257,38 @@ def test_curves_are_written(command, trained, tmp_path, kind):
         text = out.read_text()
         assert "ou_mid, seed 5: 99.0%" in text and text.count("<svg") == 1
         assert "no_neighbours" in text and "#050505" not in text
+
+
+def test_rows_of_an_agent_from_outside_are_added_to_a_file(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "CELLS", 2**15)
+    (tmp_path / "mine.py").write_text("def act(seen):\n    return 0.0 * seen[:, :1]\n")
+    words = ["prove", "garleanu_pedersen", "kelly", "--agent=mine.py:act", "--out=new/rows.jsonl"]
+    said = command(*words, "--seed=9000000000000000000", "--json")
+    assert said.code == 1 and "2 of 2 runs missed their bar: garleanu_pedersen, kelly" in said.err
+    assert command(*words, "--alone").code == 1
+    rows = [json.loads(line) for line in (tmp_path / "new/rows.jsonl").read_text().splitlines()]
+    assert rows[:2] == said.json["results"] and len(rows) == 4
+    seeds = [row["seed"] for row in rows]
+    assert seeds[:2] == [9 * 10**18] * 2 and len({*seeds}) == 3
+    assert [row["seed_given"] for row in rows] == [True, True, False, False]
+    # In `kelly` the best position never changes.
+    assert [row["constant"] is None for row in rows] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--steps=5", "--steps: mine.py:act is not trained here; leave it out."),
+        ("--set=num_seeds=2", "--set: mine.py:act is not trained here; leave it out."),
+        ("--workers=2", "--workers: mine.py:act is not trained here; leave it out."),
+        ("--out=x.html", "--out x.html: mine.py:act has no curve; give a name in .jsonl."),
+        ("--seed=-1", "-1 is not a whole number from 0 to 9223372036854775807"),
+    ],
+)
+def test_what_does_not_apply_to_an_agent_from_outside_is_refused(command, tmp_path, option, says):
+    (tmp_path / "mine.py").write_text("def act(seen): ...")
+    said = command("prove", "ou_mid", "--agent=mine.py:act", option)
+    assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -1,0 +1,182 @@
+"""Models of Stable-Baselines3 and rejax as `prove` plays them, against the library's own answers.
+
+A script trains them and writes down what they answer, with the Python that has the library: this
+one, or that of `make bench-peers`.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import nca_trader as nca
+from nca_trader.errors import ConfigError
+from nca_trader.optimum import entry, paths
+
+SPACES = """
+import sys
+import numpy as np
+SEEN = np.load("seen.npy")
+LOW = np.float32(3e38)
+"""
+SB3 = (
+    SPACES
+    + """
+import gymnasium
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+class Env(gymnasium.Env):
+    observation_space = spaces.Box(-LOW, LOW, (6,), np.float32)
+    def __init__(self, space):
+        self.action_space, self.rng = space, np.random.default_rng(0)
+    def reset(self, seed=None, options=None):
+        self.count = 0
+        return np.zeros(6, np.float32), {}
+    def step(self, action):
+        self.count += 1
+        seen = self.rng.normal(2.0, 3.0, 6).astype(np.float32)
+        return seen, float(self.rng.normal()), False, self.count > 20, {}
+
+name, package, policy, discrete = sys.argv[1:]
+module = __import__(package)
+space = spaces.Discrete(3) if discrete == "1" else spaces.Box(-9.1, 9.1, (1,), np.float32)
+env = VecNormalize(DummyVecEnv([lambda: Env(space)]))
+model = getattr(module, name)(policy, env, device="cpu", seed=0)
+model.learn(300)
+model.save("model.zip")
+env.save("normal.pkl")
+answers, state, begins = [], None, np.ones(len(SEEN[0]), bool)
+for seen in SEEN:
+    action, state = model.predict(env.normalize_obs(seen), state, begins, deterministic=True)
+    answers.append(action.reshape(len(seen), 1))
+    begins = np.zeros(len(seen), bool)
+np.save("answers.npy", answers)
+"""
+)
+REJAX = (
+    SPACES
+    + """
+import pickle
+import jax, rejax
+from nca_trader.optimum.gymnax import GymnaxEnv
+
+env = GymnaxEnv("ou_mid" if sys.argv[2] == "1" else "garleanu_pedersen")
+options = dict(num_envs=4, num_steps=8, num_minibatches=2) if sys.argv[1] == "ppo" else {}
+algo = rejax.get_algo(sys.argv[1]).create(
+    env=env, total_timesteps=64, eval_freq=64, normalize_observations=True, **options
+)
+state = algo.init_state(jax.random.key(0))
+if sys.argv[1] == "ppo":
+    for _ in range(2):
+        state = algo.train_iteration(state)
+else:
+    state = state.replace(replay_buffer=None)  # rejax cannot unpickle its own
+with open("state.pkl", "wb") as file:
+    pickle.dump((algo, state), file)
+
+def best(one):
+    one = algo.normalize_obs(state.obs_rms_state, one)
+    if sys.argv[1] == "td3":
+        return algo.actor.apply(state.actor_ts.params, one[None])[0]
+    found = algo.actor.apply(state.actor_ts.params, one[None], method="_action_dist")
+    return found.logits[0].argmax() if sys.argv[2] == "1" else found.mean()[0].clip(-9.1, 9.1)
+
+np.save("answers.npy", [[np.asarray(best(one)).reshape(1) for one in seen] for seen in SEEN])
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def python_with(root):
+    """The first Python that has a module."""
+
+    def find(module):
+        for python in (sys.executable, str(root / ".venv-peers/bin/python")):
+            try:
+                subprocess.run([python, "-c", f"import {module}"], check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError):
+                continue
+            return python
+        pytest.skip(f"{module} is not installed here; `make bench-peers` installs it")
+
+    return find
+
+
+def played(tmp_path, python, script, words, files, choices):
+    """What the library answers itself, and what its model answers in a process of its own."""
+    seen = np.random.default_rng(1).normal(0.0, 2.0, (4, 32, 6)).astype(np.float32)
+    np.save(tmp_path / "seen.npy", seen)
+    train(python, script, words, tmp_path)
+    names = ",".join(str(tmp_path / file) for file in files)
+    agent = entry.entry_of(names, allow_code=True, python=python)
+    assert agent is not None
+    with entry.Playing(agent, "ou_mid", 1, 6, choices) as playing:
+        found = [playing.act(one, bar == 0) for bar, one in enumerate(seen)]
+        np.testing.assert_allclose(playing.act(seen[0], True), found[0], atol=1e-6)
+    expected = np.load(tmp_path / "answers.npy")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert len(np.unique(np.round(found, 4))) > 1  # not one answer for all
+    return playing.facts
+
+
+def train(python, script, words, folder):
+    one = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [python, "-c", script, *words], check=True, cwd=folder, capture_output=True, env=one
+    )
+
+
+CONTRIB = "sb3_contrib"
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "policy", "discrete"),
+    [
+        ("PPO", "stable_baselines3", "MlpPolicy", 1),
+        ("PPO", "stable_baselines3", "MlpPolicy", 0),
+        ("A2C", "stable_baselines3", "MlpPolicy", 1),
+        ("DQN", "stable_baselines3", "MlpPolicy", 1),
+        ("SAC", "stable_baselines3", "MlpPolicy", 0),
+        ("TD3", "stable_baselines3", "MlpPolicy", 0),
+        ("RecurrentPPO", CONTRIB, "MlpLstmPolicy", 1),
+        ("QRDQN", CONTRIB, "MlpPolicy", 1),
+        ("TQC", CONTRIB, "MlpPolicy", 0),
+    ],
+)
+def test_a_model_of_stable_baselines3_answers_as_it_does_itself(
+    tmp_path, python_with, name, package, policy, discrete
+):
+    words, files = [name, package, policy, str(discrete)], ["model.zip", "normal.pkl"]
+    facts = played(tmp_path, python_with(package), SB3, words, files, 3 * discrete)
+    assert (facts["name"], facts["library"], facts["observation"]) == (name, package, 6)
+    assert facts["space"] == ("Discrete(3)" if discrete else "Box(-9.1, 9.1, (1,), float32)")
+    assert facts["memory"] == (name == "RecurrentPPO") and facts["steps"] >= 300
+
+
+@pytest.mark.parametrize(("name", "discrete"), [("ppo", 1), ("ppo", 0), ("td3", 0)])
+def test_a_state_of_rejax_answers_with_its_most_probable_action(
+    tmp_path, python_with, name, discrete
+):
+    words, files = [name, str(discrete)], ["state.pkl"]
+    facts = played(tmp_path, python_with("rejax"), REJAX, words, files, 3 * discrete)
+    assert facts["greedy"] and facts["name"] == name.upper() and facts["observation"] == 6
+    assert facts["space"] == ("Discrete(3)" if discrete else "Box(-9.1, 9.1, (1,), float32)")
+
+
+def test_a_pair_that_a_library_cannot_do_is_not_applicable(tmp_path, python_with, monkeypatch):
+    """SAC has weights only: a row for `ou_mid`, and the other market is played."""
+    monkeypatch.setattr(paths, "CELLS", 2**15)
+    python = python_with("stable_baselines3")
+    np.save(tmp_path / "seen.npy", np.zeros((1, 2, 6), np.float32))
+    words = ["SAC", "stable_baselines3", "MlpPolicy", "0"]
+    train(python, SB3, words, tmp_path)
+    model, markets = tmp_path / "model.zip", ["ou_mid", "garleanu_pedersen"]
+    first, second = nca.prove(markets, model, allow_code=True, python=python)
+    reason = "it acts in Box(-9.1, 9.1, (1,), float32), and the market has Discrete(3)"
+    assert first.reason == reason and first.row()["complaint"] == f"n/a: {reason}"
+    assert not second.reason and second.row()["entry"]["name"] == "SAC"
+    with pytest.raises(ConfigError, match="acts in Box"):
+        nca.prove(["ou_mid"], model, allow_code=True, python=python)
