@@ -33,18 +33,19 @@ class Env(gymnasium.Env):
     def __init__(self, space):
         self.action_space, self.rng = space, np.random.default_rng(0)
     def reset(self, seed=None, options=None):
-        self.count = 0
-        return np.zeros(6, np.float32), {}
+        self.count, self.seen = 0, np.zeros(6, np.float32)
+        return self.seen, {}
     def step(self, action):
         self.count += 1
-        seen = self.rng.normal(2.0, 3.0, 6).astype(np.float32)
-        return seen, float(self.rng.normal()), False, self.count > 20, {}
+        reward = float(self.seen[0] * (np.sum(action) - 1))
+        self.seen = self.rng.normal(2.0, 3.0, 6).astype(np.float32)
+        return self.seen, reward, False, self.count > 20, {}
 
 name, package, policy, discrete = sys.argv[1:]
 module = __import__(package)
 space = spaces.Discrete(3) if discrete == "1" else spaces.Box(-9.1, 9.1, (1,), np.float32)
 env = VecNormalize(DummyVecEnv([lambda: Env(space)]))
-model = getattr(module, name)(policy, env, device="cpu", seed=0)
+model = getattr(module, name)(policy, env, device="cpu", seed=0, learning_rate=1e-2)
 model.learn(300)
 model.save("model.zip")
 env.save("normal.pkl")
@@ -123,6 +124,7 @@ def played(tmp_path, python, script, words, files, choices):
 
 
 def train(python, script, words, folder):
+    """Runs a script that leaves the model and its answers in the folder."""
     one = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(
         [python, "-c", script, *words], check=True, cwd=folder, capture_output=True, env=one
