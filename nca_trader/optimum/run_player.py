@@ -52,7 +52,7 @@ def load(path: str, allow_code: bool) -> tuple[Any, dict[str, Any]]:
 
     step = jax.jit(jax.vmap(one))
 
-    @functools.cache  # the control without history begins anew at every bar
+    @functools.cache  # the control without history begins at every bar
     def begun(rows: int) -> Any:
         return jax.tree.map(lambda x: jnp.stack([x] * rows), policy.begin())
 
