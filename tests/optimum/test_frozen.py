@@ -92,7 +92,9 @@ def test_an_edited_preset_is_refused(monkeypatch, tmp_path):
         ({"market": "hidden"}, "nca_trader/hidden-v1 has the digest"),
         ({"digest": "0" * 64}, "the spec 000000000000"),
         ({"draw": -1}, "seed=-1"),
-        ({"draw": "a"}, "seed='a'"),
+        ({"draw": "a"}, "draw is the text 'a'; give a whole number"),
+        ({"draw": None}, "draw is a NoneType; give a whole number"),
+        ({"market": ["ou_mid", "hidden"]}, "no frozen environment"),
         ({"render_mode": "ansi"}, "render_mode='ansi'"),
     ],
 )
