@@ -29,6 +29,9 @@ FROZEN = {
     "hidden_level": "64948411e096b012dc4cc8d388da5761e8b5f924c4c2f39fde3c123b34d62a9a",
     "kelly": "9d8c32a6abbedd0cad68d6ed207e0cb93a632e2667daabf0a5f548c2933aeaef",
     "merton": "31375ca04a122fbe0d2fd3cf79e1ee3c83c0ac223db444540a26336db94b7dc5",
+    "factor_panel": "bc1bf4d91422fc4b4e058235fe2554cf37f57e85c908ff3d14b287e5e7360477",
+    "moving_volatility": "61ec66577021cda862b80d01b1fd37d7556d9042578e272e68f79af08ba2de19",
+    "lead_lag": "9010b76d1ef25e6dd44c47211bdccc72c6007a0378b8d9e1560e4c086789c952",
     "martingale": "732ff8c94e4b69d26c4a4a8a87eb58b9d222064f3705548c9013c86c18b0685c",
 }
 

@@ -162,8 +162,9 @@ class Step(NamedTuple):
     """One step of one account.
 
     log_return: `[]` of its equity. before, after: `[A]` ordered weights before and after the
-    action. legs: the bar of the step. costs: of trading. cost_scale: the factor on them, which
-    also applies to `quadratic_cost`. kept: `RewardMemory.kept` before the step; None without one.
+    action, scaled to `max_gross` and `max_net`. legs: the bar of the step. costs: of trading.
+    cost_scale: the factor on them, which also applies to `quadratic_cost`. kept:
+    `RewardMemory.kept` before the step; None without one.
     """
 
     log_return: Array
@@ -205,12 +206,9 @@ def check_paid(config: EnvConfig, bars: Bars, size: float) -> None:
             f"orders do not fill in missing bars ({bars.symbols[column]} at {bars.time[row]})"
         )
     gross = size * bars.num_assets
-    caps = {name: getattr(config, name) for name in ("max_gross", "max_net")}
-    caps |= {} if config.borrow else {"cash (borrow=False)": 1.0}
     # In floats 3 * 0.1 is above 0.3; a size must not be refused for its last bit.
-    cut = [name for name, cap in caps.items() if cap is not None and gross > cap * (1 + 1e-9)]
-    if cut:
-        problems.append(f"positions up to {gross:g} in all are cut by {', '.join(cut)}")
+    if not config.borrow and min(gross, config.max_gross or gross) > 1 + 1e-9:
+        problems.append(f"positions up to {gross:g} in all are cut by cash (borrow=False)")
     if problems:
         raise ConfigError(
             f"{bars.source or 'bars'}: reward='pnl' pays positions of constant size, but "

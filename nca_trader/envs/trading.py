@@ -24,6 +24,7 @@ from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
 from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.envs import actions, load_env, rewards
+from nca_trader.envs.account.fills import capped
 from nca_trader.envs.account.state import (
     Account,
     Legs,
@@ -152,8 +153,8 @@ def transition(
     after, _ = on_bar(placed, following, costs, rules)
     step = rewards.Step(
         log_return(before, after),
-        before.ordered,
-        placed.ordered,
+        capped(before.ordered, rules),
+        capped(placed.ordered, rules),
         following,
         costs,
         scale,

@@ -309,6 +309,10 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield "maintenance_margin closes positions by equity (leave it out)"
     if config.delist_after is not None:
         yield "delist_after closes positions (leave it out)"
+    caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
+    gross = spec.size * spec.num_assets
+    if gross > min(caps, default=gross) * (1 + 1e-9):
+        yield f"weights of {gross:g} in all are cut (set max_gross, max_net or size)"
     if config.reward != "log_return":
         return
     # A position of constant size is what was ordered. With log-returns the weight drifts, and has
@@ -327,9 +331,8 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield "lot, min_notional or max_participation change what is filled (leave them out)"
     if not env.bars.present.all():
         yield "orders do not fill in bars that are missing (take reward = 'pnl')"
-    caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
-    if spec.size > min(caps, default=spec.size) or (spec.size > 1.0 and not config.borrow):
-        yield f"a weight of {spec.size:g} is cut (set borrow, max_gross, max_net or size)"
+    if spec.size > 1.0 and not config.borrow:
+        yield f"a weight of {spec.size:g} is cut to the cash (set borrow or size)"
 
 
 EXACT = Algorithm(check_finite, collect, mean_statistics, loss)

@@ -195,7 +195,7 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
     returns = task.returns[counted + 1]
     noise = returns - task.expected_return(task.states[counted])
     paid, noises = [], []
-    for weights in (positions, optimal_positions(task, rows)):
+    for weights in map(task.held, (positions, optimal_positions(task, rows))):
         before, held = weights[:, WARM - 1 : -1], weights[:, WARM:]
         paid.append(np.asarray(task.pay(before, held, returns)))
         noises.append((held * noise).sum(-1))

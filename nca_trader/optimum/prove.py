@@ -60,6 +60,9 @@ BARS = {
     "hidden_level": 0.95,
     "kelly": 0.95,
     "merton": 0.95,
+    "factor_panel": 0.95,
+    "moving_volatility": 0.95,
+    "lead_lag": 0.95,
     "martingale": 0.0,  # there is nothing to earn: the agent must hardly trade
 }
 DEFAULT_BAR = 0.95

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from nca_trader.data.synthetic import MARKETS, SyntheticMarket, Task
 from nca_trader.data.synthetic import market as unsolved
-from nca_trader.data.synthetic.market import draw
+from nca_trader.data.synthetic.market import Coupled, draw
+from nca_trader.optimum.coupled import solve_coupled
 from nca_trader.optimum.switching import solve, threshold_policy
 
 __all__ = ["MARKETS", "SyntheticMarket", "Task", "make", "market", "solved"]
@@ -66,6 +67,9 @@ def solved(market: M) -> M:
     """
     if market.problem is None:
         return market
+    if isinstance(market.problem, Coupled):
+        gain, policy = solve_coupled(market.problem)
+        return dataclasses.replace(market, optimum=gain, optimal_policy=policy)
     rule = solve(market.problem)
     return dataclasses.replace(
         market,

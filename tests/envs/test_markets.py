@@ -31,6 +31,9 @@ MARKETS = {
     "ring_hop3": ("ring", dict(hop=3)),
     "lagged_ar": ("lagged_ar", {}),
     "hidden_level": ("hidden_level", {}),
+    "factor_panel": ("factor_panel", {}),
+    "moving_volatility": ("moving_volatility", {}),
+    "lead_lag": ("lead_lag", {}),
 }
 # At other parameters than the presets', so that nothing holds for the table alone.
 OTHERS = {
@@ -41,6 +44,9 @@ OTHERS = {
     "quick predictor": ("garleanu_pedersen", dict(phi_mr=0.4, lambda_cost=3.0)),
     "restless drift": ("markov_drift", dict(stay=0.9, mu=0.004)),
     "short memory": ("lagged_ar", dict(lag=2, phi=-0.4)),
+    "two of a panel": ("factor_panel", dict(assets=2, gross=1.2, cost=0.001, own_stay=0.6)),
+    "log utility": ("moving_volatility", dict(gamma=1.0, low=0.3, high=0.1, mu=0.02)),
+    "late followers": ("lead_lag", dict(assets=5, delay=6, graph=9, beta=-0.5)),
     "quick level": ("hidden_level", dict(phi=0.9, spread=0.008, cost=0.002)),
 }
 BARS = 20_000
@@ -52,14 +58,14 @@ def rewards_of(task, policy):
     env = TradingEnv(task, config)
     spec = env.spec
     states = jnp.asarray(task.states, jnp.float32)
-    high = spec.bounds[1]
 
     def step(state, _):
         position = state.episode.account.ordered
         target = policy(states[state.index], position)
         action = target
         if spec.actions == "direction":  # an index into (-size, 0, size)
-            action = jnp.round(target / high).astype(jnp.int32) + len(spec.targets) - 2
+            # Of a vector that a limit scales down, the signs are what is chosen.
+            action = jnp.sign(target).astype(jnp.int32) + len(spec.targets) - 2
         state, timestep = env.step(state, action)
         return state, (timestep.reward, timestep.discount)
 
@@ -86,6 +92,7 @@ SLOW = (
     "kelly tails",
     "restless drift",
     "quick level",
+    "log utility",
 )
 
 
@@ -122,8 +129,10 @@ def positions(task, policy):
 
 
 @pytest.mark.parametrize(
-    "name", ["ou_mid", "ar1", "kelly", "merton", "ring", "garleanu_pedersen", "hidden_level"]
-)
+    "name",
+    ["ou_mid", "ar1", "kelly", "merton", "ring", "garleanu_pedersen", "hidden_level",
+    "factor_panel", "moving_volatility", "lead_lag"],
+)  # fmt: skip
 @pytest.mark.few(3)
 def test_rewards_in_the_environment_are_those_of_the_market(name):
     """Step by step, to rounding: `Task.rewards` is the market's own account of it."""
@@ -143,7 +152,8 @@ def test_a_preset_is_its_market(name):
     market, given = MARKETS[name]
     expected = synthetic.market(market, **given).config
     config = load_env(name)
-    if name in ("hidden", "lagged_ar", "hidden_level"):  # the state is the answer: returns alone
+    # The state is the answer: returns alone.
+    if name in ("hidden", "lagged_ar", "hidden_level", "moving_volatility", "lead_lag"):
         assert config.features and not config.market_state
         config = dataclasses.replace(config, features=(), market_state=True)
     assert config == expected

@@ -181,6 +181,31 @@ def test_pnl_pays_what_positions_of_constant_size_earn_from_their_fill_on(return
 
 
 @pytest.mark.parametrize(
+    "caps", [dict(max_gross=1.0), dict(max_gross=None, max_net=0.5), dict(max_gross=1.5, max_net=1)]
+)
+def test_pnl_pays_positions_scaled_to_the_limits_of_the_account(caps):
+    env = make_env(reward="pnl", fill="close", size=1.0, borrow=True, quadratic_cost=0.01, **caps)
+    actions = drawn(env)
+    reward = live(env, actions).reward
+    rate, held, ledger = COSTS.commission + COSTS.slippage + COSTS.half_spread, [0.0, 0.0], []
+    for t, action in enumerate(actions, start=env.spec.warmup):
+        wanted = [float(a) - 1.0 for a in action]
+        over = max(
+            sum(map(abs, wanted)) / (caps["max_gross"] or math.inf),
+            abs(sum(wanted)) / caps.get("max_net", math.inf),
+            1.0,
+        )
+        new = [a / over for a in wanted]
+        moves = [math.log(env.bars.close[t + 1, i] / env.bars.close[t, i]) for i in range(2)]
+        ledger.append(
+            sum(a * m - rate * abs(a - b) - 0.005 * (a - b) ** 2
+                for a, b, m in zip(new, held, moves, strict=True))
+        )  # fmt: skip
+        held = new
+    np.testing.assert_allclose(reward, ledger, atol=1e-6)
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         (dict(costs=Costs(funding=0.5)), "does not pay for costs.funding;"),
@@ -190,8 +215,6 @@ def test_pnl_pays_what_positions_of_constant_size_earn_from_their_fill_on(return
         (dict(max_participation=0.1, capital=1e5), "does not pay for max_participation;"),
         (dict(maintenance_margin=0.2), "does not pay for maintenance_margin;"),
         (dict(delist_after=3), "does not pay for delist_after;"),
-        (dict(max_gross=0.5, size=0.5), "positions up to 1 in all are cut by max_gross;"),
-        (dict(max_net=0.5), "positions up to 1 in all are cut by max_net;"),
         (dict(size=1.0, max_gross=None), "positions up to 2 in all are cut by cash"),
     ],
 )

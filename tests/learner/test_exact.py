@@ -306,8 +306,9 @@ def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
         ({"reward": "log_return", "order": "rebalance"}, "costs.commission, costs.slippage let"),
         (
             {"reward": "log_return", "max_gross": 0.3},
-            "a weight of 0.5 is cut",
+            "weights of 1 in all are cut",
         ),
+        ({"max_gross": 0.6}, "weights of 1 in all are cut"),
     ],
 )
 def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, says):

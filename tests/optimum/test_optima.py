@@ -1,10 +1,14 @@
 """The stated optima: published numbers, closed forms, and a second method at random parameters."""
 
+import itertools
 import json
 import math
 
 import numpy as np
 import pytest
+from scipy import sparse
+from scipy.interpolate import CubicSpline
+from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import linprog, minimize_scalar
 
 from nca_trader.config import env
@@ -268,6 +272,130 @@ def test_the_ring_equals_its_stationary_covariance(draw):
     assert market.optimum == pytest.approx(math.sqrt(2 / math.pi) * drift.mean(), rel=1e-9)
     own = np.diag(push @ spread)  # what an asset's own last return tells of its next
     np.testing.assert_allclose(own, 0.0, atol=1e-15)
+
+
+@pytest.mark.parametrize("draw", [*DRAWS[:3], None])
+def test_a_panel_with_a_limit_equals_a_linear_program(draw):
+    """The flow over (state, held, next position), of the market's own default where None."""
+    given = {"assets": 3}
+    if draw is not None:
+        given = {
+            "assets": 2, "common": 0.006 * draw[0], "own": 0.001 + 0.004 * draw[1],
+            "common_stay": 0.5 + 0.45 * draw[2], "own_stay": 0.1 + 0.8 * draw[3],
+            "cost": 0.004 * draw[4], "quadratic": 0.02 * draw[5], "gross": 1 + draw[0],
+        }  # fmt: skip
+    market = synthetic.market("factor_panel", **given)
+    full = market.parameters
+    assets = full["assets"]
+    loading = [1 + full["spread"] * (1 - 2 * i / (assets - 1)) for i in range(assets)]
+    held = []
+    for signs in itertools.product((0, 1, -1), repeat=assets):
+        over = max(sum(map(abs, signs)) / full["gross"], 1.0)
+        held.append([s / over for s in signs])
+    states = list(itertools.product((1, -1), repeat=assets + 1))
+    stays = [full["common_stay"], *[full["own_stay"]] * assets]
+    chain = np.array([
+        [math.prod(k if x == y else 1 - k for x, y, k in zip(s, n, stays, strict=True))
+         for n in states]
+        for s in states
+    ])  # fmt: skip
+    n, p = len(states), len(held)
+    a, b = np.array(held)[None, :], np.array(held)[:, None]  # next, held
+    fee = (full["cost"] * np.abs(a - b) + full["quadratic"] / 2 * (a - b) ** 2).sum(-1)
+    pays = np.empty((n, p, p))
+    for row, (factor, *own) in enumerate(states):
+        mean = [b * full["common"] * factor + full["own"] * o
+                for b, o in zip(loading, own, strict=True)]  # fmt: skip
+        pays[row] = np.array(held) @ mean - fee
+    # What flows out of (s, held) flows in from all (s', held') that hold it next.
+    out = sparse.kron(sparse.eye(n * p), np.ones((1, p)))
+    into = sparse.kron(chain.T, sparse.kron(np.ones((1, p)), sparse.eye(p)))
+    rows = sparse.vstack([out - into, np.ones((1, n * p * p))])
+    found = linprog(
+        -pays.ravel(), A_eq=rows, b_eq=[0.0] * (n * p) + [1.0], bounds=(0, None), method="highs"
+    )
+    assert found.success, found.message
+    assert market.optimum == pytest.approx(-found.fun, rel=1e-6, abs=1e-9)
+    # The limit binds, and both costs matter.
+    if draw is None:
+        for change in ({"gross": 3.0}, {"cost": 0.0}, {"quadratic": 0.0}):
+            assert synthetic.market("factor_panel", **change).optimum > 1.03 * market.optimum
+
+
+@pytest.mark.parametrize("draw", [*DRAWS[:4], None])
+def test_a_volatility_that_moves_equals_a_sum_over_beliefs_on_a_grid(draw):
+    """Lines between 2,001 beliefs, Gauss's returns, and a search for each belief's weight."""
+    given = {}
+    if draw is not None:
+        given = {
+            "low": 0.03 + 0.05 * draw[0], "high": 0.08 + 0.04 * draw[1], "mu": 0.004 * draw[4],
+            "stay": 0.1 + 0.85 * draw[2], "gamma": [1.0, 0.5, 2.0, 7.0][int(4 * draw[3])],
+        }  # fmt: skip
+    market = synthetic.market("moving_volatility", **given)
+    full = market.parameters
+    gamma, stay, mu = full["gamma"], full["stay"], full["mu"]
+    z, weight = np.polynomial.hermite_e.hermegauss(100)
+    weight = weight / weight.sum()
+    belief = np.linspace(min(stay, 1 - stay), max(stay, 1 - stay), 2_001)[:, None]
+    parts = []
+    for at, prior in ((0, 1 - belief), (1, belief)):
+        s = (full["low"], full["high"])[at]
+        log_return = mu - s**2 / 2 + s * z
+        calm, wild = (
+            np.exp(-0.5 * ((log_return - mu + v**2 / 2) / v) ** 2) / v
+            for v in (full["low"], full["high"])
+        )
+        after = (stay * belief * wild + (1 - stay) * (1 - belief) * calm) / (
+            belief * wild + (1 - belief) * calm
+        )
+        parts.append((prior * weight, after, np.exp(log_return) - 1))
+
+    def utility(a, r):
+        grown = 1 + a * r
+        return np.log(grown) if gamma == 1 else (grown ** (1 - gamma) - 1) / (1 - gamma)
+
+    def worth(row, a):
+        return sum((w[row] * utility(a, r)).sum() for w, _, r in parts)
+
+    value = np.empty(41)
+    rows = np.linspace(0, 2_000, 41).astype(int)
+    for k, row in enumerate(rows):
+        found = minimize_scalar(
+            lambda a, row=row: -worth(row, a), bounds=(0, 1), method="bounded",
+            options={"xatol": 1e-9},
+        )  # fmt: skip
+        value[k] = -found.fun
+        best = market.optimal_policy(belief[row], np.zeros(1))
+        assert best[0] == pytest.approx(found.x, abs=1e-4)
+    value = CubicSpline(belief[rows, 0], value)(belief[:, 0])
+    # Its mean many steps on, from any belief.
+    for _ in range(int(12 / (1 - abs(2 * stay - 1))) + 1):
+        value = sum((w * np.interp(after, belief[:, 0], value)).sum(1) for w, after, _ in parts)
+    assert np.ptp(value) <= 1e-4 * abs(value).max()
+    assert market.optimum == pytest.approx(value.mean(), rel=2e-4)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_followers_equal_the_stationary_covariance_of_their_stacked_returns(draw):
+    assets, delay, graph = 3 + int(3 * draw[0]), 1 + int(3 * draw[1]), int(100 * draw[2])
+    beta, sigma = -0.9 + 1.8 * draw[3], 0.005 + 0.02 * draw[4]
+    market = synthetic.market(
+        "lead_lag", assets=assets, delay=delay, graph=graph, beta=beta, sigma=sigma
+    )
+    leader = market.details["leader"]
+    # The newest returns first; each step shifts the older ones on.
+    size = assets * delay
+    step = np.zeros((size, size))
+    step[np.arange(assets), size - assets + leader] = beta
+    step[assets:, :-assets] += np.eye(size - assets)
+    shock = np.diag([sigma**2] * assets + [0.0] * (size - assets))
+    spread = solve_discrete_lyapunov(step, shock)
+    np.testing.assert_allclose(spread, np.eye(size) * market.moments[1][0] ** 2, atol=1e-12)
+    drift = np.sqrt(np.diag(step @ spread @ step.T)[:assets])
+    assert market.optimum == pytest.approx(math.sqrt(2 / math.pi) * drift.mean(), rel=1e-9)
+    # Its own returns tell nothing of an asset's next one.
+    own = (step @ spread)[:assets].reshape(assets, delay, assets)
+    assert abs(own[np.arange(assets), :, np.arange(assets)]).max() < 1e-15
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -1,7 +1,7 @@
 """Synthetic markets by name; `nca_trader.optimum` knows the best that can be earned there."""
 
-# The first two define the markets, which `MARKETS` then holds.
-from nca_trader.data.synthetic import closed_form, switching
+# The first three define the markets, which `MARKETS` then holds.
+from nca_trader.data.synthetic import closed_form, harder, switching
 from nca_trader.data.synthetic.market import (
     MARKETS,
     Path,
@@ -19,6 +19,7 @@ __all__ = [
     "SyntheticMarket",
     "Task",
     "closed_form",
+    "harder",
     "market",
     "market_of",
     "seed_of",

@@ -321,6 +321,53 @@ def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> Synthet
     )
 
 
+@builder(assets=2, delay=1, graph=0, beta="(-1, 1)", sigma="(0, inf)")
+def lead_lag(
+    *, assets: int = 8, delay: int = 3, graph: int = 1, beta: float = 0.3, sigma: float = 0.01
+) -> SyntheticMarket:
+    """Each asset follows another one, some bars later; which one is to be found.
+
+    Simple returns r[t+1, i] = beta r[t+1-delay, leader(i)] + sigma eps[t+1, i]. The leaders are
+    one cycle through all assets, in an order that the number `graph` draws (`details["leader"]`).
+    State: `[A]` the returns of `delay - 1` bars before the last. Positions are in [-1/A, 1/A],
+    without cost. Every return has the variance v = beta^2 v + sigma^2, and those of `delay`
+    consecutive bars are independent, as no two of them share a shock. So the best is
+    sign(beta r[leader]) / A, and the optimum |beta| sigma sqrt(2 / pi) / sqrt(1 - beta^2).
+    An asset's own past, and returns of the same bar, are worth nothing.
+    """
+    # This generator's numbers are the same in every version of numpy.
+    order = np.argsort(np.random.SeedSequence(graph).generate_state(assets), kind="stable")
+    leader = np.empty(assets, np.int32)
+    leader[np.roll(order, -1)] = order
+    scale = sigma / math.sqrt(1 - beta**2)
+
+    def mean(state: Tensor) -> Tensor:
+        return beta * state[..., leader]
+
+    def generate(key: Array, num_bars: int) -> Path:
+        first_key, key = jax.random.split(key)
+        first = scale * jax.random.normal(first_key, (delay, assets))
+        # A row of `delay` bars follows the row before it, bar by bar.
+        shocks = sigma * jax.random.normal(key, (-(-num_bars // delay), delay, assets))
+        r = recur(lambda r, shock: mean(r) + shock, first, shocks)
+        r = jnp.concatenate([first, r.reshape(-1, assets)])
+        return Path(r[1 : num_bars + 1], r[delay:][:num_bars], jnp.zeros(assets))
+
+    return SyntheticMarket(
+        reward="simple",
+        generate=generate,
+        pay=linear_pay(0.0),
+        num_assets=assets,
+        state_names=tuple(f"older_return_{i}" for i in range(assets)),
+        moments=((0.0,) * assets, (scale,) * assets),
+        bounds=(-1.0 / assets, 1.0 / assets),
+        optimum=abs(beta) * scale * math.sqrt(2 / math.pi),
+        optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,
+        expected_return=mean,
+        details={"leader": leader},
+    )
+
+
 DAYS = 252.0  # bars of a year
 
 

@@ -57,6 +57,24 @@ class Chain:
     cuts: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Coupled:
+    """The problem of assets that share a limit, see `nca_trader.optimum.coupled`.
+
+    Each state variable is -1 or 1, each asset short, flat or long. States and positions are in the
+    order of binary and ternary numbers.
+
+    Attributes:
+      chain: `[n, n]` probabilities of the next state.
+      pay: `[n, P, P]` expected, in a state, from the position held to the next one.
+      held: `[P, A]` positions, scaled to the limit.
+    """
+
+    chain: np.ndarray
+    pay: np.ndarray
+    held: np.ndarray
+
+
 class MarkovProcess(NamedTuple):
     """The problem of a market whose state is a function of a number x.
 
@@ -122,7 +140,8 @@ class SyntheticMarket:
         `pay` is linear in r, paying it instead of r takes the noise out of an evaluation.
       volume: `volume(state [..., S]) -> [..., A]` of the bar at whose close the state is known.
         Bars show a state by it that prices do not show. None is a volume of 1.
-      environment: fields of the `EnvConfig` in which an agent earns what the market pays.
+      environment: fields of the `EnvConfig` in which an agent earns what the market pays. Its
+        `max_gross` binds positions, see `held`.
       score_reward: maps the mean reward of that environment to the unit of `optimum`.
       details: other parts of the solution, e.g. the cuts of a threshold rule.
     """
@@ -138,7 +157,7 @@ class SyntheticMarket:
     moments: tuple[Sequence[float], Sequence[float]] = ((), ())
     bounds: tuple[float, float] = (-1.0, 1.0)
     costs: Costs = Costs()
-    problem: Chain | MarkovProcess | None = None
+    problem: Chain | Coupled | MarkovProcess | None = None
     optimum: float | None = None
     optimal_policy: Policy | None = None
     expected_return: Callable[[Tensor], Tensor] | None = None
@@ -177,6 +196,10 @@ class SyntheticMarket:
             # The config refuses a field that has no effect.
             del fields["pnl_returns"]
         return EnvConfig(**fields)
+
+    def held(self, position: np.ndarray) -> np.ndarray:
+        """Return positions `[..., A]` as an account scales them down to the market's limit."""
+        return within(self.environment.get("max_gross"), position)
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self.parameters.items())
@@ -251,6 +274,7 @@ class Task(SyntheticMarket):
                 f"positions have shape {positions.shape} where [N, A] = {self.returns.shape} is "
                 "expected; give one position per bar and asset."
             )
+        positions = self.held(positions)
         # The last position earns on a bar that was not drawn, so it is left out.
         previous = np.concatenate([np.zeros_like(positions[:1]), positions[:-2]])
         return np.asarray(self.pay(previous, positions[:-1], self.returns[1:]))
@@ -403,6 +427,13 @@ def autoregression(key: Array, num_bars: int, phi: float, sigma: float) -> tuple
     first = sigma / math.sqrt(1 - phi**2) * jax.random.normal(first_key)
     noise = sigma * jax.random.normal(key, (num_bars,))
     return first, recur(lambda x, shock: phi * x + shock, first, noise)
+
+
+def within(gross: float | None, position: np.ndarray) -> np.ndarray:
+    """Return positions `[..., A]`, each vector scaled down to a sum of sizes of `gross`."""
+    if gross is None:
+        return position
+    return position / np.maximum(abs(position).sum(-1, keepdims=True) / gross, 1.0)
 
 
 def linear_pay(cost: float) -> Pay:
