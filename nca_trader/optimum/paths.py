@@ -79,6 +79,7 @@ def draw_paths(market: SyntheticMarket, config: EnvConfig, seed: int) -> Paths:
     num_pieces = max(CELLS // (COUNTED * market.num_assets), LEAST)
     count = min(num_pieces, PATHS)
     each = num_pieces // count
+    num_pieces = count * each
     length = WARM + each * COUNTED
     config = dataclasses.replace(config, market_bars=HISTORY + length + 1)
     # 63 bits each: no table of their first returns can be made.

@@ -455,3 +455,18 @@ def test_the_function_of_the_guide_plays(root, proven):
     (text,) = blocks((root / "docs/guides/prove.md").read_text(), "python")
     proof = proven(text, "revert", controls=False)
     assert 0.5 < proof.reached.fraction < 1.0 and proof.digest == FROZEN["ou_mid"]
+
+
+@pytest.mark.parametrize("assets", [2, 3])
+def test_paths_hold_whole_pieces_for_any_number_of_assets(monkeypatch, assets):
+    """`CELLS` bars of three assets are no multiple of the number of paths."""
+    monkeypatch.setattr(paths, "CELLS", 5 * COUNTED * assets)
+    monkeypatch.setattr(paths, "LEAST", 2)
+    monkeypatch.setattr(paths, "PATHS", 3)
+    _, config = known_market("factor_panel")
+    market = nca.synthetic.market("factor_panel", assets=assets)
+    config = dataclasses.replace(market.config, features=config.features, market_state=False)
+    drawn = paths.draw_paths(market, config, 1)
+    assert drawn.rows.shape == (3, WARM + COUNTED)
+    best = paths.optimal_positions(drawn.task, drawn.rows)
+    assert paths.earned(drawn, np.moveaxis(best, 0, 1)).fraction == pytest.approx(1.0)
