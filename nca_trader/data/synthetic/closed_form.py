@@ -334,7 +334,7 @@ def lead_lag(
     consecutive bars are independent, as no two of them share a shock. So the best is
     sign(beta r[leader]) / A, and the optimum |beta| sigma sqrt(2 / pi) / sqrt(1 - beta^2).
     An asset's own past, and returns of the same bar, are worth nothing; nor are those of the
-    assets beside it with the default `graph`, whose offsets are each of two assets at most.
+    assets next to it with the default `graph`, whose offsets are each of two assets at most.
     """
     # This generator's numbers are the same in every version of numpy.
     order = np.argsort(np.random.SeedSequence(graph).generate_state(assets), kind="stable")
