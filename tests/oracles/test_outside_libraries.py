@@ -45,7 +45,7 @@ name, package, policy, discrete = sys.argv[1:]
 module = __import__(package)
 space = spaces.Discrete(3) if discrete == "1" else spaces.Box(-9.1, 9.1, (1,), np.float32)
 env = VecNormalize(DummyVecEnv([lambda: Env(space)]))
-model = getattr(module, name)(policy, env, device="cpu", seed=0, learning_rate=1e-2)
+model = getattr(module, name)(policy, env, device="cpu", seed=0, learning_rate=1e-3)
 model.learn(300)
 model.save("model.zip")
 env.save("normal.pkl")
@@ -60,7 +60,7 @@ np.save("answers.npy", answers)
 REJAX = (
     SPACES
     + """
-import pickle
+import cloudpickle
 import jax, rejax
 from nca_trader.optimum.gymnax import GymnaxEnv
 
@@ -76,7 +76,7 @@ if sys.argv[1] == "ppo":
 else:
     state = state.replace(replay_buffer=None)  # rejax cannot unpickle its own
 with open("state.pkl", "wb") as file:
-    pickle.dump((algo, state), file)
+    cloudpickle.dump((algo, state), file)
 
 def best(one):
     one = algo.normalize_obs(state.obs_rms_state, one)
