@@ -50,6 +50,7 @@ DATES = ("start", "stop", "until")
 ENDINGS = {
     "backtest": (".html", ".parquet", ".csv"),
     "walkforward": (".html", ".parquet", ".csv"),
+    "board": (".md", ".json", ".html"),
     "prove": (".html", ".png", ".svg", ".jsonl"),
     "sweep": (".html", ".parquet", ".csv"),
 }
@@ -67,7 +68,8 @@ def check(args: argparse.Namespace) -> None:
     from nca_trader.optimum.entry import entry_of
 
     given = {name: value for name, value in vars(args).items() if value is not None}
-    if args.command == "prove" and entry_of(args.agent, args.allow_code, args.python):
+    judged = args.command in ("prove", "board") and "agent" in given
+    if judged and entry_of(args.agent, args.allow_code, args.python):
         for name in ("steps", "set", "workers"):
             if given.get(name):
                 raise ConfigError(

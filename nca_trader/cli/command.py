@@ -24,6 +24,7 @@ COMMANDS = {
     "config": ("project", "print an environment and an agent with every key"),
     "train": ("train", "train an agent into a run folder; the same command resumes it"),
     "prove": ("prove", "train on markets with a known optimum, and print the fraction reached"),
+    "board": ("board", "a table of what agents reached in `prove`; or verify one of its rows"),
     "backtest": ("backtest", "backtest a trained run or a rule, and print its metrics"),
     "sweep": ("sweep", "run a rule with every combination of a grid, and say if the best is luck"),
     "trials": ("runs", "list what was trained and evaluated in a project folder"),

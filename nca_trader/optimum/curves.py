@@ -18,6 +18,7 @@ from nca_trader.evaluate.report.figures import AGENT, BASELINES, DASHES, MUTED, 
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import percent
 from nca_trader.machine import make_directory
+from nca_trader.optimum.board import about
 from nca_trader.optimum.proof import Proof
 from nca_trader.runs.folder import Lines
 
@@ -40,7 +41,7 @@ def write_proofs(path: str | os.PathLike[str], proofs: Sequence[Proof], agent: s
     if path.suffix == ".jsonl":
         make_directory(path.parent)
         for proof in proofs:
-            Lines(path).append(json.dumps(proof.row()))
+            Lines(path).append(json.dumps({"name": agent} | proof.row() | about()))
         return
     if path.suffix != ".html":
         write(path, proofs_picture(proofs, path.suffix.removeprefix(".")))

@@ -142,13 +142,16 @@ def load_rejax(entry: dict[str, Any]) -> tuple[Act, Facts]:
         actions = np.asarray(step(seen, jax.random.split(now, len(seen))))
         return actions.reshape(len(seen), -1), key
 
-    low_high = "" if discrete else f"{float(np.min(space.low))}, {float(np.max(space.high))}"
+    if not discrete:  # in float32, as Gymnasium writes its spaces: 9.1 and not 9.100000381469727
+        low, high = (str(np.float32(edge)) for edge in (np.min(space.low), np.max(space.high)))
     return act, {
         "library": "rejax",
         "version": metadata.version("rejax"),
         "name": type(algorithm).__name__,
         "observation": int(np.prod(shown.shape)),
-        "space": f"Discrete({space.n})" if discrete else f"Box({low_high}, {space.shape}, float32)",
+        "space": f"Discrete({space.n})"
+        if discrete
+        else f"Box({low}, {high}, {space.shape}, float32)",
         "memory": False,
         "greedy": most_probable or type(algorithm).__name__ == "TD3",
         "steps": int(state.global_step),

@@ -63,6 +63,8 @@ CASES = (
     ("prove --agent nanno", "did you mean 'nano'?"),
     ("prove ou_mid --steps 0", "--steps: 0 is not"),
     ("prove ou_mid --out x.pdf", "--out x.pdf: write to a name that ends in .html or .png"),
+    ("board rows.jsonl --out x.pdf", "--out x.pdf: write to a name that ends in .md or .json"),
+    ("board verify rows.jsonl --agent nanno", "did you mean 'nano'?"),
     ("prove ou_mid --workers many", "--workers many: give a number of processes"),
     ("sweep --strategy sma_kross --grid fast=5:10:1", "did you mean 'sma_cross'?"),
     ("sweep --strategy sma_cross --grid fast=5:10:1 --sample 0", "--sample: 0 is not"),

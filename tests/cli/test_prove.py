@@ -269,7 +269,9 @@ def test_rows_of_an_agent_from_outside_are_added_to_a_file(command, monkeypatch,
     assert said.code == 1 and "2 of 2 runs missed their bar: garleanu_pedersen, kelly" in said.err
     assert command(*words, "--alone").code == 1
     rows = [json.loads(line) for line in (tmp_path / "new/rows.jsonl").read_text().splitlines()]
-    assert rows[:2] == said.json["results"] and len(rows) == 4
+    assert len(rows) == 4 and {row["name"] for row in rows} == {"mine.py:act"}
+    for row, printed in zip(rows, said.json["results"], strict=False):
+        assert printed.items() <= row.items() and row["machine"] and row["versions"]["jax"]
     seeds = [row["seed"] for row in rows]
     assert seeds[:2] == [9 * 10**18] * 2 and len({*seeds}) == 3
     assert [row["seed_given"] for row in rows] == [True, True, False, False]

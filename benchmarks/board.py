@@ -1,0 +1,176 @@
+"""Fills the board: markets, agents of several libraries, and seeds; it can be stopped.
+
+    python -m benchmarks.board FILE --peers .venv-peers/bin/python
+    python -m benchmarks.board FILE --peers PYTHON --markets ou_mid hidden --names "SB3 PPO"
+    python -m benchmarks.board FILE --peers PYTHON --seconds 90 --steps 20000000   # a race to 95%
+
+Each run that ends appends a row, and the same command resumes. The first seed of all pairs comes
+before the second of any. Seeds are drawn once; they are the first line of FILE.seeds. All agents
+get the same number of environment steps, with the hyper-parameters that their libraries have, or
+that `--tuned` names. A pair that a library cannot do is a row without a fraction.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import secrets
+import subprocess
+import sys
+import tempfile
+
+from nca_trader import prove
+from nca_trader.agents import load_agent
+from nca_trader.errors import NcaTraderError
+from nca_trader.optimum.board import about
+from nca_trader.optimum.frozen import frozen
+from nca_trader.optimum.prove import prepare, prove_markets
+
+MARKETS = (
+    "ou_mid",
+    "ou_expensive",
+    "hidden",
+    "garleanu_pedersen",
+    "ring_hop3",
+    "moving_volatility",
+)
+STEPS = 100_000  # of each run
+OURS = {"nca_trader nano": "nano", "nca_trader mlp": "mlp"}
+PEERS = ("rejax PPO", "SB3 PPO", "SB3 DQN or SAC", "sb3-contrib RecurrentPPO")
+RACING = {"SB3 PPO": {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "normalize": True}}
+PACKAGES = {
+    "rejax PPO": "rejax",
+    "SB3 PPO": "stable_baselines3",
+    "SB3 DQN or SAC": "stable_baselines3",
+    "sb3-contrib RecurrentPPO": "sb3_contrib",
+}
+
+
+def learner(name, market):
+    """The module and the options of a peer; None where it cannot do the market."""
+    if name == "rejax PPO":
+        several = "MultiDiscrete" in str(space(market))
+        return None if several else ("rejax_learns", {})
+    if name == "SB3 DQN or SAC":
+        if "MultiDiscrete" in str(space(market)):
+            return None
+        algorithm = "SAC" if "Box" in str(space(market)) else "DQN"
+        return "sb3_learns", {"algorithm": algorithm}
+    return "sb3_learns", {"algorithm": name.split()[-1]}
+
+
+def space(market):
+    """The space of the actions of a market."""
+    import gymnasium
+
+    env = gymnasium.make(frozen(market).id)
+    found = env.action_space
+    env.close()
+    return found
+
+
+def ours(name, market, seed, steps):
+    """A row of an agent of this package."""
+    trial = prepare(market, load_agent(OURS[name]), steps)
+    (proof,) = prove_markets([trial], [seed], controls=False)
+    return proof.row()
+
+
+def theirs(name, market, seed, args, tuned):
+    """A row of an agent of another library: trained by its own program, played by `prove`."""
+    found = learner(name, market)
+    if found is None:
+        why = {"complaint": "n/a: one action for each asset", "digest": frozen(market).digest}
+        none = {"fraction": None, "steps": 0, "curve": [], "entry": {}}
+        return {"market": market, "seed": seed} | none | why
+    module, options = found
+    with tempfile.TemporaryDirectory() as folder:
+        options |= {"market": market, "seed": seed % 2**31, "steps": args.steps, "out": folder}
+        options |= {"seconds": args.seconds, "given": json.dumps(tuned)}
+        if args.seconds and module == "sb3_learns":
+            options |= {"envs": 64, "given": json.dumps(RACING.get(name, {}))}
+        words = [f"--{key}={value}" for key, value in options.items()]
+        command = [args.peers, "-m", f"benchmarks.peers.{module}", *words]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        if ran.returncode:
+            raise RuntimeError(ran.stderr[-2000:])
+        looks = json.loads(ran.stdout.splitlines()[-1])["looks"]
+        curve, row, rows = [], {}, []
+        for look in looks:
+            file = pathlib.Path(folder) / look["file"]
+            moments = file.with_suffix(".pkl") if module == "sb3_learns" else file
+            agent = f"{file},{moments}" if moments != file and moments.exists() else str(file)
+            (proof,) = prove([market], agent, allow_code=True, python=args.peers, controls=False)
+            row = proof.row()
+            rows.append(row)
+            curve.append([look["steps"], look["seconds"], row["fraction"], row["error"]])
+            if args.seconds and row["fraction"] > 0.95:
+                break
+    return row | {"seed": seed, "steps": curve[-1][0], "seconds": curve[-1][1], "curve": curve,
+                  "evaluated_on": [each["seed"] for each in rows]}  # fmt: skip
+
+
+def run_one(name, market, seed, args, given):
+    """The row of one seed."""
+    if name in OURS:
+        return ours(name, market, seed, args.steps)
+    return theirs(name, market, seed, args, given)
+
+
+def run(args):
+    """Trains what is not in the file yet."""
+    file, drawn = pathlib.Path(args.file), pathlib.Path(args.file).with_suffix(".seeds")
+    if not drawn.is_file():
+        drawn.write_text(json.dumps([secrets.randbelow(1_000_000) for _ in range(5)]) + "\n")
+    seeds = json.loads(drawn.read_text())[: args.seeds]
+    lines = file.read_text().splitlines() if file.is_file() else []
+    done = {(row["market"], row["name"], row["seed"]) for row in map(json.loads, lines)}
+    tuned = json.loads(pathlib.Path(args.tuned).read_text()) if args.tuned else {}
+    for seed in seeds:
+        for name in args.names:
+            for market in args.markets:
+                if (market, name, seed) in done:
+                    continue
+                given = tuned.get(f"{name}, {market}", {})
+                try:
+                    row = run_one(name, market, seed, args, given)
+                except (NcaTraderError, RuntimeError) as error:
+                    print(f"{name} on {market}: {error}", file=sys.stderr, flush=True)
+                    continue  # the same command tries it again
+                row = row | {"name": name + (", tuned" if given else "")} | about()
+                if name in PACKAGES:
+                    row["versions"] = versions(args.peers, PACKAGES[name])
+                if given:
+                    row["given"] = given
+                with file.open("a") as out:
+                    out.write(json.dumps(row, allow_nan=False) + "\n")
+                reached = math.nan if row["fraction"] is None else row["fraction"]
+                print(f"{market:<20}{row['name']:<28}{seed:>8}{reached:8.1%}", flush=True)
+
+
+def versions(python, package):
+    """The versions of a library and of what it stands on, as another Python has them."""
+    names = ["jax" if package == "rejax" else "torch", package]
+    code = (
+        "import importlib.metadata as m, json; "
+        f"print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    )
+    return json.loads(subprocess.check_output([python, "-c", code], text=True))
+
+
+def main():
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description="Fill the board.")
+    parser.add_argument("file")
+    parser.add_argument("--peers", default=sys.executable, help="the Python of the other libraries")
+    parser.add_argument("--markets", nargs="+", default=MARKETS)
+    parser.add_argument("--names", nargs="+", default=[*OURS, *PEERS])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--tuned", help="a JSON file of hyper-parameters, by 'NAME, MARKET'")
+    run(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`nca-trader board`: what agents of any library reach on markets with a known optimum."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from nca_trader.cli import fail_check
+from nca_trader.cli.options import add_options
+from nca_trader.errors import ConfigError
+from nca_trader.progress import say
+
+FILE = "board.jsonl"
+
+
+def add_board_options(parser: argparse.ArgumentParser) -> None:
+    """Add the files of rows, where the board goes, and the agent to verify."""
+    parser.epilog = (
+        "`nca-trader prove MARKET --agent X --out board.jsonl` appends rows. `board verify FILE "
+        "--agent X` evaluates X again on new draws, or trains it again where it is a preset, and "
+        "exits with 1 where that differs from the row by more than 3 standard errors."
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[verify] FILE",
+        help=f"files of rows (default {FILE}); after the word verify, one file whose row of "
+        "--agent is repeated",
+    )
+    add_options(
+        parser,
+        agent={"help": "verify: the agent of the row, as `prove` takes it"},
+        seed={"help": "verify: the seed of the repetition, drawn without it"},
+    )
+    parser.add_argument("--name", help="verify: the row's name, where it is not --agent's")
+    parser.add_argument(
+        "--allow-code", action="store_true", help="verify: load an agent that can run code"
+    )
+    parser.add_argument("--python", help="verify: the Python that has the agent's library")
+    parser.add_argument("--out", help="write the board (.md, .json) or a page with plots (.html)")
+
+
+def run_board(args: argparse.Namespace) -> dict[str, Any]:
+    """Print the board, or repeat the rows of one agent.
+
+    Raises:
+      CheckFailed: a repetition differs by more than its error.
+      ConfigError: no such file or row.
+    """
+    from nca_trader.optimum import board
+
+    words = args.words or [FILE]
+    if words[0] == "verify":
+        return _verify(args, words[1:] or [FILE])
+    if args.agent is not None:
+        raise ConfigError("--agent: is of `board verify FILE`; leave it out, or add the word.")
+    rows = board.read_rows(words)
+    entries = board.entries_of(rows)
+    print(board.markdown(entries))
+    if args.out:
+        board.write_board(args.out, rows)
+        print(f"The board: {args.out}")
+    return {"board": [entry.summary() for entry in entries]}
+
+
+def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
+    from nca_trader.optimum import board
+    from nca_trader.optimum.entry import entry_of
+    from nca_trader.optimum.prove import prove
+
+    if args.agent is None:
+        raise ConfigError("board verify: give the agent of the row with --agent.")
+    name = args.name or str(args.agent)
+    entries = board.entries_of(board.read_rows(files))
+    own = [entry for entry in entries if entry.name == name and len(entry.fractions)]
+    if not own:
+        names = ", ".join(dict.fromkeys(entry.name for entry in entries))
+        raise ConfigError(f"{files[0]}: has no row of {name!r}; give --name, one of {names}.")
+    trained = entry_of(args.agent, args.allow_code, args.python) is None
+    repeats = []
+    for entry in own:
+        proofs = prove(
+            [entry.market],
+            args.agent,
+            steps=entry.rows[0]["steps"] if trained else None,
+            seeds=None if args.seed is None else [args.seed],
+            controls=False,
+            allow_code=args.allow_code,
+            python=args.python,
+        )
+        rows = [proof.row() for proof in proofs]
+        repeats.append(repeat := board.repeated(entry, rows))
+        same = rows[0]["entry"]["digest"] in [row["entry"].get("digest") for row in entry.rows]
+        say(str(repeat) + ("" if same else "; this agent is not the row's: its digest differs"))
+    result = {"repeats": [{**r._asdict(), "agrees": r.agrees} for r in repeats]}
+    if wrong := [r.market for r in repeats if not r.agrees]:
+        fail_check(args, result, f"{name} is not repeated on {', '.join(wrong)}.")
+    return result

@@ -1,0 +1,355 @@
+"""The board: what agents of any library reach on markets whose optimum is known.
+
+A row is what `nca-trader prove` adds to a file in .jsonl for one market, agent and seed. The board
+joins the seeds of an agent: the interquartile mean of their fractions, with the interval of a
+bootstrap over seeds.
+Source: Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistical Precipice (2021).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import json
+import math
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from nca_trader.config.records import read_json
+from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate.report import plots
+from nca_trader.evaluate.report.figures import AGENT, BASELINES, DASHES, MUTED, SEED
+from nca_trader.evaluate.report.render import render, write
+from nca_trader.evaluate.wording import decimal, percent, whole
+from nca_trader.machine import cores
+from nca_trader.runs.folder import now
+
+REACHED = 0.95  # of the optimum: the steps and seconds to this part are on the board
+RESAMPLES = 2_000
+HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "seconds to 95%",
+           "reached 95%")  # fmt: skip
+NEEDED = {"market": str, "seed": int, "curve": list, "entry": dict}
+PACKAGES = ("nca_trader", "jax")
+
+Row = dict[str, Any]
+
+
+class Standing(NamedTuple):
+    """What one agent reached on one market, over its seeds.
+
+    Attributes:
+      market, name: of the rows.
+      rows: one of each seed.
+    """
+
+    market: str
+    name: str
+    rows: list[Row]
+
+    @property
+    def fractions(self) -> np.ndarray:
+        """`[n]` of the optimum; empty where the pair is not applicable."""
+        return np.array([row["fraction"] for row in self.rows if row["fraction"] is not None])
+
+    @property
+    def why_not(self) -> str:
+        """Why the agent cannot trade the market; "" where it can."""
+        return self.rows[0].get("complaint", "").removeprefix("n/a: ")
+
+    def reached(self, axis: int) -> list[float]:
+        """Return the steps (axis 0) or seconds (1) of each seed to 95%; inf where it did not."""
+        return [
+            next((float(p[axis]) for p in row["curve"] if p[2] >= REACHED), math.inf)
+            for row in self.rows
+        ]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the entry of the JSON board; numbers that do not exist are None."""
+        about = {"market": self.market, "name": self.name, "seeds": len(self.fractions)}
+        if not len(self.fractions):
+            return about | {"not_applicable": self.why_not}
+        middle, low, high = interquartile(self.fractions)
+        steps, seconds = (_median(self.reached(axis)) for axis in (0, 1))
+        return about | {
+            "fraction": middle,
+            "interval": [low, high],
+            "fractions": self.fractions.tolist(),
+            "steps": max(row["steps"] or 0 for row in self.rows),
+            "steps_to_95": steps,
+            "seconds_to_95": seconds,
+            "reached_95": sum(map(math.isfinite, self.reached(0))),
+            "seed": [row["seed"] for row in self.rows],
+            "machines": _all(self.rows, "machine"),
+            "versions": _all(self.rows, "versions"),
+            "digests": _all(self.rows, "digest"),
+            "dates": _all(self.rows, "date"),
+        }
+
+
+def _all(rows: Sequence[Row], name: str) -> list[Any]:
+    """Return the different values of a field, in order."""
+    found: list[Any] = []
+    for row in rows:
+        if (value := row.get(name)) is not None and value not in found:
+            found.append(value)
+    return found
+
+
+def _median(values: Sequence[float]) -> float | None:
+    """Return the median, in which a seed that did not arrive counts as infinite; None if it is."""
+    middle = sorted(values)[len(values) // 2]
+    return middle if math.isfinite(middle) else None
+
+
+def interquartile(values: np.ndarray) -> tuple[float, float, float]:
+    """Compute the interquartile mean of `[n]` values, and the ends of its 95% interval.
+
+    The interval is that of a percentile bootstrap over the values; with one value it is that value.
+
+    Example:
+      >>> interquartile(np.array([0.0, 0.9, 0.9, 0.9, 1.0]))[0]
+      0.9
+    """
+
+    def middle(x: np.ndarray) -> np.ndarray:
+        cut = x.shape[-1] // 4
+        return np.sort(x, axis=-1)[..., cut : x.shape[-1] - cut].mean(-1)
+
+    drawn = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.quantile(middle(values[drawn]), (0.025, 0.975))
+    return float(middle(values)), float(low), float(high)
+
+
+def about() -> Row:
+    """Return what a row says of where it was made: the date, the machine and versions."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = next(iter(names), platform.processor() or platform.machine())
+    return {
+        "date": now(),
+        "machine": f"{processor}, {cores()} cores",
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
+    """Read files of rows.
+
+    Raises:
+      ConfigError: a file is missing or has no rows; a line is not a row, or stands there twice.
+    """
+    rows, seen = [], set()
+    for path in map(Path, paths):
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file; `nca-trader prove` adds rows to one.")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            where = f"{path}, line {number}"
+            row = read_json(line, where)
+            if not isinstance(row, dict) or not all(
+                isinstance(row.get(name), kind) for name, kind in NEEDED.items()
+            ):
+                needed = ", ".join(NEEDED)
+                raise ConfigError(f"{where}: is not a row of `prove`: it lacks one of {needed}.")
+            row.setdefault("name", row["entry"].get("name"))  # `--json` of prove names the file
+            if (key := (row["market"], row["name"], row["seed"])) in seen:
+                raise ConfigError(f"{where}: seed {key[2]} of {key[1]} on {key[0]} again.")
+            seen.add(key)
+            rows.append(row)
+    if not rows:
+        raise ConfigError(f"{', '.join(map(str, paths))}: no rows; `nca-trader prove` adds them.")
+    return rows
+
+
+def entries_of(rows: Sequence[Row]) -> list[Standing]:
+    """Return the entries, market by market in the order of the rows."""
+    markets = dict.fromkeys(row["market"] for row in rows)
+    names = dict.fromkeys(row["name"] for row in rows)
+    found = [
+        Standing(market, name, [r for r in rows if (r["market"], r["name"]) == (market, name)])
+        for market, name in itertools.product(markets, names)
+    ]
+    return [entry for entry in found if entry.rows]
+
+
+def cells(entry: Standing) -> list[str]:
+    """Return the entry's cells of a table, below `HEADERS`."""
+    found = entry.summary()
+    if not found["seeds"]:
+        return ["n/a", entry.why_not, *[""] * (len(HEADERS) - 2)]
+    steps, seconds = found["steps_to_95"], found["seconds_to_95"]
+    return [
+        percent(found["fraction"]),
+        " to ".join(map(percent, found["interval"])),
+        str(found["seeds"]),
+        whole(found["steps"]),
+        "" if steps is None else whole(steps),
+        "" if seconds is None else decimal(seconds, 1),
+        f"{found['reached_95']} of {found['seeds']}",
+    ]
+
+
+def sources(entries: Sequence[Standing]) -> list[str]:
+    """Return the lines below a board: digests of the markets, versions and machines."""
+    rows = [row for entry in entries for row in entry.rows]
+    lines = []
+    for market in dict.fromkeys(entry.market for entry in entries):
+        of_it = _all([row for row in rows if row["market"] == market], "digest")
+        lines.append(f"{market}: digest {', '.join(digest[:16] for digest in of_it)}")
+    for name in dict.fromkeys(entry.name for entry in entries):
+        versions = _all([row for row in rows if row["name"] == name], "versions")
+        reported = ("; ".join(f"{k} {v}" for k, v in each.items()) for each in versions)
+        lines.append(f"{name}: {' / '.join(reported)}")
+    lines += [f"Machine: {machine}" for machine in _all(rows, "machine")]
+    return lines
+
+
+def markdown(entries: Sequence[Standing]) -> str:
+    """Return the board as Markdown: a table for each market."""
+    lines = []
+    for market, own in itertools.groupby(entries, lambda entry: entry.market):
+        lines += [f"### {market}", "", f"| agent | {' | '.join(HEADERS)} |"]
+        lines.append("|-" * (len(HEADERS) + 1) + "|")
+        lines += [f"| {' | '.join([entry.name, *cells(entry)])} |" for entry in own]
+        lines.append("")
+    return "\n".join([*lines, *(f"- {line}" for line in sources(entries)), ""])
+
+
+def write_board(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+    """Write the board of rows, in the form that the path's ending names.
+
+    Args:
+      path: ends in .md (tables), .json (everything) or .html (a page with plots).
+      rows: of `read_rows`.
+
+    Raises:
+      ConfigError: another ending. StateError: it cannot be written there.
+    """
+    path, entries = Path(path), entries_of(rows)
+    if path.suffix == ".md":
+        write(path, markdown(entries))
+    elif path.suffix == ".json":
+        summaries = [entry.summary() for entry in entries]
+        write(path, json.dumps({"board": summaries}, indent=1, allow_nan=False) + "\n")
+    elif path.suffix == ".html":
+        write(path, page(entries))
+    else:
+        raise ConfigError(f"{argument('out', str(path))}: give a name in .md, .json or .html.")
+
+
+def page(entries: Sequence[Standing]) -> str:
+    """Return the board as a page: a plot and a table for each market."""
+    colours = _colours(entries)
+    markets = []
+    for market, own in itertools.groupby(entries, lambda entry: entry.market):
+        own = list(own)
+        said = "; ".join(f"{entry.name} {cells(entry)[0]}" for entry in own)
+        plot = plots.svg(
+            lambda figure, own=own: draw_market(figure, own, colours),
+            (7.4, 3.4),
+            f"board-{market}",
+            f"{market}: fraction of the optimum against steps and against seconds. {said}",
+        )
+        markets.append((market, plot, [(entry.name, cells(entry)) for entry in own]))
+    return render("board.html", markets=markets, headers=HEADERS, sources=sources(entries))
+
+
+def _colours(entries: Sequence[Standing]) -> dict[str, tuple[str, Any]]:
+    """Return a colour and a dash for each agent, the same in every plot."""
+    pens = itertools.cycle(
+        itertools.product(("-", *DASHES), (AGENT, *BASELINES[:3], SEED, BASELINES[3]))
+    )
+    names = dict.fromkeys(entry.name for entry in entries)
+    return {name: (colour, dash) for name, (dash, colour) in zip(names, pens, strict=False)}
+
+
+def draw_market(
+    figure: Figure, entries: Sequence[Standing], colours: dict[str, tuple[str, Any]]
+) -> None:
+    """Draw the interquartile mean of each agent's curves, with its interval, on two axes."""
+    for place, (column, label) in enumerate(((0, "environment steps"), (1, "seconds of training"))):
+        axes = figure.add_subplot(1, 2, place + 1)
+        for entry in entries:
+            if not len(entry.fractions):
+                continue
+            x, middle, low, high = joined([row["curve"] for row in entry.rows], column)
+            colour, dash = colours[entry.name]
+            name = entry.name if place == 0 else None
+            axes.plot(x, middle, color=colour, linestyle=dash, linewidth=1.6, label=name)
+            axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.axhline(REACHED, color=MUTED, linewidth=0.8)
+        axes.set_ylim(-0.05, 1.05)
+        axes.set_xscale("log")
+        axes.set_xlabel(label)
+        if place == 0:
+            axes.set_ylabel("of the optimum")
+    figure.legend(loc="outside upper left", ncols=3, frameon=False)
+
+
+def joined(
+    curves: Sequence[Sequence[Sequence[float]]], column: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Join the curves of seeds along their steps (column 0) or seconds (1).
+
+    Returns:
+      `[m]` places, and there the interquartile mean and the ends of its interval.
+    """
+    ends = [curve[-1][column] for curve in curves]
+    starts = [next(p[column] for p in curve if p[column] > 0) for curve in curves]
+    # Where every seed has been, so that the mean is of the same seeds everywhere.
+    x = np.geomspace(max(starts), max(min(ends), max(starts)), 60)
+    heights = [np.interp(x, [p[column] for p in curve], [p[2] for p in curve]) for curve in curves]
+    found = np.array([interquartile(at) for at in np.stack(heights, axis=1)])
+    return x, *found.T
+
+
+class Repeat(NamedTuple):
+    """A row of the board next to its repetition on new draws.
+
+    Attributes:
+      market: of both.
+      reported: fraction on the board, the interquartile mean of its seeds.
+      found: fraction on the new draws.
+      error: standard error of the difference.
+    """
+
+    market: str
+    reported: float
+    found: float
+    error: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether they differ by at most 3 standard errors."""
+        return abs(self.reported - self.found) <= 3.0 * self.error
+
+    def __str__(self) -> str:
+        """Return the comparison in one line."""
+        said = "agrees" if self.agrees else "differs"
+        return (
+            f"{self.market}: {self.reported:.1%} on the board, {self.found:.1%} now, "
+            f"+-{self.error:.1%}: {said}"
+        )
+
+
+def repeated(entry: Standing, rows: Sequence[Row]) -> Repeat:
+    """Compare an entry of the board with the rows of a repetition.
+
+    The error has three parts: how the entry's seeds differ, how those of the repetition do, and
+    the error of each evaluation.
+    """
+    new = np.array([row["fraction"] for row in rows])
+    old = entry.fractions
+    own = [row.get("error") or 0.0 for row in (*entry.rows, *rows)]
+    # One seed says nothing of how seeds differ: the spread is that of all that there are.
+    spread = float(np.std(old, ddof=1)) if len(old) > 1 else 0.0
+    spread = max(spread, float(np.std(new, ddof=1)) if len(new) > 1 else 0.0)
+    error = math.hypot(spread * math.sqrt(1 / len(old) + 1 / len(new)), float(np.mean(own)))
+    reported, found = interquartile(old)[0], interquartile(new)[0]
+    return Repeat(entry.market, reported, found, error)

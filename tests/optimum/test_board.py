@@ -1,0 +1,152 @@
+"""The board: seeds joined to entries, every form of the table, and rows that are repeated."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import nca_trader as nca
+from nca_trader.cli import main
+from nca_trader.errors import ConfigError, NcaTraderError
+from nca_trader.optimum import board, paths
+from nca_trader.optimum import prove as prove_runs
+
+
+def row(market="ou_mid", name="a", seed=1, fraction=0.9, **other):
+    curve = [[0, 0.0, -1.0, 0.01], [500, 2.0, 0.5, 0.01], [1000, 4.0, fraction, 0.01]]
+    facts = {"market": market, "name": name, "seed": seed, "fraction": fraction, "error": 0.01}
+    facts |= {"steps": 1000, "seconds": 4.0, "curve": curve, "entry": {"name": name}}
+    return facts | {"digest": "d" * 64, "machine": "a machine", "versions": {"jax": "1"}} | other
+
+
+def impossible(**other):
+    return row(fraction=None, curve=[], steps=0, complaint="n/a: several actions", **other)
+
+
+def written(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_interquartile_mean_is_scipys_and_its_interval_that_of_a_bootstrap():
+    rng = np.random.default_rng(3)
+    for length in (1, 4, 5, 10):
+        values = rng.normal(size=length)
+        middle, low, high = board.interquartile(values)
+        assert middle == pytest.approx(stats.trim_mean(values, 0.25), rel=1e-12)
+        assert values.min() <= low <= middle <= high <= values.max()
+    values = rng.normal(size=10)
+    theirs = stats.bootstrap(
+        (values,), lambda x, axis: stats.trim_mean(x, 0.25, axis), method="percentile", rng=rng
+    ).confidence_interval
+    _, low, high = board.interquartile(values)
+    assert (low, high) == pytest.approx(tuple(theirs), abs=0.1 * (high - low))
+
+
+def test_seeds_are_joined_and_a_seed_that_did_not_arrive_counts_as_never():
+    rows = [row(seed=k, fraction=f) for k, f in enumerate((0.96, 0.97, 0.2, 0.98, 0.99))]
+    (entry,) = board.entries_of(rows)
+    found = entry.summary()
+    assert found["fraction"] == pytest.approx((0.96 + 0.97 + 0.98) / 3)
+    assert found["reached_95"] == 4 and found["steps_to_95"] == 1000 == found["steps"]
+    assert found["seconds_to_95"] == 4.0 and found["seed"] == [0, 1, 2, 3, 4]
+    (entry,) = board.entries_of(rows[1:4])
+    assert entry.summary()["steps_to_95"] == 1000.0  # two of three
+    (entry,) = board.entries_of([row(seed=k, fraction=0.5) for k in range(3)])
+    assert entry.summary()["steps_to_95"] is None and entry.reached(1) == [math.inf] * 3
+
+
+def test_curves_are_joined_where_every_seed_has_been():
+    slow = [[0, 0.0, 0.0, 0.0], [100, 9.0, 1.0, 0.0]]
+    fast = [[0, 0.0, 0.0, 0.0], [100, 3.0, 1.0, 0.0]]
+    x, middle, low, high = board.joined([slow, fast, fast], 1)
+    assert x[-1] <= 9.0 and (low <= middle).all() and (middle <= high).all()
+    x, middle, *_ = board.joined([slow] * 3, 0)
+    np.testing.assert_allclose(middle, x / 100, rtol=1e-9)
+
+
+def test_each_form_tells_the_same(tmp_path, capsys):
+    rows = [row(name="<b>bold</b>", seed=k, fraction=0.9 + k / 100) for k in range(3)]
+    rows += [row(market="hidden", name="<b>bold</b>", fraction=0.25), impossible(name="other")]
+    file = written(tmp_path / "rows.jsonl", rows)
+    for ending in ("md", "json", "html"):
+        assert main(["board", file, "--out", str(tmp_path / f"board.{ending}"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    text = (tmp_path / "board.md").read_text()
+    assert "### ou_mid" in text and "91.0%" in text and "| other | n/a | several actions" in text
+    assert "digest dddddddddddddddd" in text and "a machine" in text and "jax 1" in text
+    assert json.loads((tmp_path / "board.json").read_text())["board"] == said["board"]
+    page = (tmp_path / "board.html").read_text()
+    assert "<b>bold" not in page and "&lt;b&gt;bold" in page and page.count("<svg") == 2
+    assert not re.search(r'(src|href)="https?:', page)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no rows"),
+        ("{", "line 1"),
+        ("[]\n", "line 1: is not a row"),
+        ('{"market": "ou_mid"}\n', "it lacks one of market, seed, curve, entry"),
+        (2 * (json.dumps(row()) + "\n"), "line 2: seed 1 of a on ou_mid again"),
+    ],
+)
+def test_what_is_no_row_is_refused_in_a_line(tmp_path, text, said):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    with pytest.raises(NcaTraderError, match=said) as error:
+        board.read_rows([file])
+    assert str(file) in str(error.value)
+    with pytest.raises(ConfigError, match="no such file"):
+        board.read_rows([tmp_path / "none.jsonl"])
+
+
+def test_a_repetition_within_its_error_agrees_and_one_beyond_differs():
+    (entry,) = board.entries_of([row(seed=k, fraction=f) for k, f in enumerate((0.90, 0.92, 0.94))])
+    assert board.repeated(entry, [row(fraction=0.95)]).agrees
+    assert not board.repeated(entry, [row(fraction=0.70)]).agrees
+    (sure,) = board.entries_of([row(fraction=0.92)])
+    assert not board.repeated(sure, [row(fraction=0.86)]).agrees
+
+
+RULE = """
+import numpy as np
+
+def revert(seen):
+    return np.select([seen[:, 1] < -0.8, seen[:, 1] > 0.8], [2, 0], seen[:, 3].astype(int) + 1)
+
+def idle(seen):
+    return np.ones(len(seen), int)
+"""
+
+
+def test_a_row_is_repeated_on_new_draws_and_a_made_up_one_is_not(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(paths, "CELLS", 2**15)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(RULE)
+    # Below the market's bar, which is no fault of the row.
+    assert main(["prove", "ou_mid", "--agent", "mine.py:revert", "--out", "rows.jsonl"]) == 1
+    assert main(["board", "verify", "rows.jsonl", "--agent", "mine.py:revert"]) == 0
+    assert "agrees" in capsys.readouterr().out
+    told = json.loads((tmp_path / "rows.jsonl").read_text())
+    written(tmp_path / "better.jsonl", [told | {"fraction": told["fraction"] + 0.2}])
+    verify = ["board", "verify", "better.jsonl", "--agent", "mine.py:revert"]
+    assert main(verify) == 1
+    said = capsys.readouterr()
+    assert "differs" in said.out and "not repeated on ou_mid" in said.err
+    other = ["board", "verify", "rows.jsonl", "--agent", "mine.py:idle"]
+    assert main(other) == 2
+    assert "has no row of" in capsys.readouterr().err
+
+
+def test_the_batch_is_smaller_where_steps_are_few_and_as_it_was_where_not():
+    learner = nca.load_agent("nano").learner
+    assert prove_runs.batched(learner, learner.steps) == learner
+    few = prove_runs.batched(learner, 131_072)
+    size = few.num_segments * few.segment_length * few.envs_per_segment
+    assert few.steps == 131_072 and size * 64 <= 131_072
+    least = prove_runs.batched(learner, 100)
+    assert (least.envs_per_segment, least.segment_length, least.num_segments) == (1, 64, 32)
