@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,15 +17,12 @@ from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config.ranges import switched
 from nca_trader.data.bars import sample_bars
-from nca_trader.data.synthetic import task_of
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner.learner import make_learner
-from nca_trader.optimum.measure import evaluation_bars, reached_by
-from nca_trader.optimum.prove import prepare
 from nca_trader.scale.chips import matmul_flops_per_s
 
-from .timing import Peer, Timing, compared, measured_by
+from .timing import Peer, Timing, compared
 
 SEGMENTS, LENGTH = 64, 128
 # With one environment per segment nothing shares the encoding of the warm-up bars; a longer segment
@@ -37,10 +33,6 @@ LONGEST, PIECES = 2048, 8
 REJAX = ("rejax_ppo", {"envs": SEGMENTS})
 SB3 = ("sb3_ppo", {"envs": 64, "market": "batch"})
 SB3_WIDE = ("sb3_ppo", {"envs": 256, "market": "batch"})
-PART, MARKET = 0.95, "ou_mid"  # share of a known optimum
-BARS = 2**17  # to train on
-PROOF_STEPS = 4_000_000  # for which a run to that part plans its schedule and curriculum
-THEIR_SECONDS = 90.0  # after which a peer is stopped
 # What each side produces per step: a ratio says little without it.
 OURS = (
     "bar index and account kept on the device, cells encoded once per segment; no windows, no infos"
@@ -57,14 +49,6 @@ def environment() -> Any:
     return TradingEnv(sample_bars("sp500").select("SP500"), load_env("index_daily"))
 
 
-def market_draws(name: str, seed: int) -> tuple[Any, Any]:
-    """Returns two draws of a market of `prove`: one to train on, one to evaluate on."""
-    config = dataclasses.replace(prepare(name, load_agent("nano")).config, market_bars=BARS)
-    judged = dataclasses.replace(config, market_bars=evaluation_bars(1))
-    draw = lambda config, seed: TradingEnv(task_of(config, seed), config)  # noqa: E731
-    return draw(config, seed), draw(judged, seed + 1)
-
-
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yields rows of the learner with nano, an MLP and small, timed in turns with the peers."""
     env = environment()
@@ -78,8 +62,6 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield compared(learner.row(), peer.result()) | sides
         if not chosen:
             yield learner.row() | {"ours": OURS}
-    if args.peers:
-        yield _to_optimum(args.peers)
 
 
 def _settings() -> Iterator[tuple[str, Any, int, int, int, tuple[Any, ...]]]:
@@ -99,62 +81,6 @@ def _settings() -> Iterator[tuple[str, Any, int, int, int, tuple[Any, ...]]]:
     yield "small", load_agent("small"), 1, LENGTH, 1, (REJAX,)
     yield "nano", nano, 4, LENGTH, 1, (REJAX, SB3_WIDE)
     yield "small", load_agent("small"), 4, LENGTH, 1, (REJAX,)
-
-
-def _to_optimum(python: str) -> dict[str, Any]:
-    """Compares the seconds to a part of a known optimum, without compilation."""
-    ours = _our_seconds(load_agent("nano"))
-    options = {"envs": 64, "part": PART, "market": MARKET, "seconds": THEIR_SECONDS}
-    theirs = measured_by(python, "sb3_optimum", options)
-    got = {"ours": ours, "theirs": theirs}
-    done = {side: each["fraction"] >= PART for side, each in got.items()}
-    told = {
-        side: f"{each['fraction']:.1%} after {each['seconds']:.1f} s and {each['steps']:,} steps"
-        + ("" if done[side] else ", where it was stopped")
-        for side, each in got.items()
-    }
-    return {
-        "name": f"{MARKET}, seconds to {PART:.0%} of the optimum",
-        "envs": ours["envs"],
-        "envs_per_segment": ours["envs_per_segment"],
-        "steps_per_s": ours["steps"] / ours["seconds"],
-        "compile_s": None,
-        "first_call_s": None,
-        "peak_rss_mb": None,
-        "retraces": 0,
-        "seconds": ours["seconds"] if done["ours"] else None,
-        "peer": theirs["peer"],
-        "peer_steps_per_s": theirs["steps_per_s"],
-        "peer_seconds": theirs["seconds"] if done["theirs"] else None,
-        "ratio": theirs["seconds"] / ours["seconds"] if all(done.values()) else None,
-        "device": jax.devices()[0].device_kind,
-    } | told
-
-
-def _our_seconds(agent: Any, seed: int = 0) -> dict[str, Any]:
-    """Trains as `prove` does until an evaluation, not timed, finds `PART` of the optimum."""
-    agent = prepare(MARKET, agent, PROOF_STEPS).agent
-    trained, judged = market_draws(MARKET, seed)
-    agent = dataclasses.replace(agent, mesh=_mesh_of(agent))
-    policy = make_policy(agent, trained.spec)
-    learner = make_learner(trained, policy, agent)
-    jax.block_until_ready(learner.step(learner.init(jax.random.key(0))))  # compiles
-    state = learner.init(jax.random.key(seed))
-    spent, steps, looked, fraction = 0.0, 0, 0.0, 0.0
-    while fraction < PART and steps < PROOF_STEPS:
-        began = time.perf_counter()
-        state = jax.block_until_ready(learner.step(state)[0])
-        spent, steps = spent + time.perf_counter() - began, steps + learner.steps_per_update
-        if spent - looked >= 1.0 or steps >= PROOF_STEPS:
-            fraction, looked = reached_by(judged, policy, state.params).fraction, spent
-    shape = agent.learner
-    return {
-        "fraction": float(fraction),
-        "seconds": spent,
-        "steps": steps,
-        "envs": shape.num_segments * shape.envs_per_segment,
-        "envs_per_segment": shape.envs_per_segment,
-    }
 
 
 def _mesh_of(agent: Any) -> Any:

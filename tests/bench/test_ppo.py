@@ -92,32 +92,6 @@ def test_a_peer_that_fails_is_named_with_its_reason(fake_peer, fails):
         peer.result()
 
 
-def test_seconds_to_a_part_of_the_optimum_are_compared_where_both_reach_it(monkeypatch):
-    ours = {"fraction": 0.96, "seconds": 2.0, "steps": 500, "envs": 256, "envs_per_segment": 4}
-    monkeypatch.setattr(bench_ppo, "_our_seconds", lambda agent: ours)
-    theirs = {"peer": "sb3 2", "fraction": 0.97, "seconds": 30.0, "steps": 90, "steps_per_s": 3.0}
-    monkeypatch.setattr(bench_ppo, "measured_by", lambda *_: theirs)
-    row = bench_ppo._to_optimum("python")
-    assert row["ratio"] == 15.0 and row["seconds"] == 2.0 and row["peer_seconds"] == 30.0
-    assert row["ours"] == "96.0% after 2.0 s and 500 steps"
-    theirs["fraction"] = 0.5
-    row = bench_ppo._to_optimum("python")
-    assert row["ratio"] is None and row["peer_seconds"] is None
-    assert row["theirs"] == "50.0% after 30.0 s and 90 steps, where it was stopped"
-    assert json.dumps(row)
-
-
-@pytest.mark.slow
-def test_our_run_to_a_part_of_the_optimum_ends_there_or_at_its_last_step(monkeypatch):
-    monkeypatch.setattr(bench_ppo, "PROOF_STEPS", 1)
-    monkeypatch.setattr(bench_ppo, "BARS", 2**12)
-    monkeypatch.setattr(bench_ppo, "PART", 2.0)  # more than can be
-    found = bench_ppo._our_seconds(TINY)
-    shape = TINY.learner
-    assert found["steps"] == shape.num_segments * shape.segment_length * shape.envs_per_segment
-    assert found["seconds"] > 0.0 and found["fraction"] < 0.95
-
-
 def test_the_first_rows_are_like_for_like():
     first, second, *_ = bench_ppo._settings()
     for name, _, each, _, _, rivals in (first, second):
