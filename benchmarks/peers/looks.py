@@ -19,8 +19,8 @@ class Looks:
         self.folder, self.ending, self.seconds = pathlib.Path(out), ending, seconds
         self.folder.mkdir(parents=True, exist_ok=True)
         self.due = [int(steps * part) for part in PLANNED]
-        if seconds:  # a race: about every tenth more
-            self.due = [int(steps * 1.1**-k) for k in range(90, -1, -1)]
+        if seconds:  # a race: about every fifth more
+            self.due = [int(steps * 1.2**-k) for k in range(40, -1, -1)]
         self.spent, self.began, self.found = 0.0, time.perf_counter(), []
 
     def start(self) -> None:
