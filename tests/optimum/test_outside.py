@@ -260,6 +260,7 @@ def test_who_cheats_gains_nothing(proven, cheat):
     assert not cheated.reached.looks_ahead
 
 
+@pytest.mark.slow
 def test_a_cheat_that_is_given_the_seed_looks_ahead(proven):
     """A planted one: it draws the paths itself. The row says that the seed was given."""
     text = f"""
