@@ -251,7 +251,10 @@ def test_a_follower_repeats_its_leader_after_the_delay():
     orders = {tuple(synthetic.market("lead_lag", graph=g).details["leader"]) for g in range(9)}
     assert len(orders) == 9
     # The frozen environment's own, which no other version of numpy may change.
-    assert list(synthetic.market("lead_lag").details["leader"]) == [1, 2, 5, 0, 7, 4, 3, 6]
+    leader = synthetic.market("lead_lag").details["leader"]
+    assert list(leader) == [3, 6, 5, 7, 2, 1, 0, 4]
+    offset = (leader - np.arange(8)) % 8
+    assert not np.isin(offset, [0, 1, 7]).any() and np.bincount(offset).max() <= 2
 
 
 def test_the_belief_in_a_volatility_is_bayes_rule_on_all_returns():

@@ -323,7 +323,7 @@ def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> Synthet
 
 @builder(assets=2, delay=1, graph=0, beta="(-1, 1)", sigma="(0, inf)")
 def lead_lag(
-    *, assets: int = 8, delay: int = 3, graph: int = 1, beta: float = 0.3, sigma: float = 0.01
+    *, assets: int = 8, delay: int = 3, graph: int = 21, beta: float = 0.3, sigma: float = 0.01
 ) -> SyntheticMarket:
     """Each asset follows another one, some bars later; which one is to be found.
 
@@ -333,7 +333,8 @@ def lead_lag(
     without cost. Every return has the variance v = beta^2 v + sigma^2, and those of `delay`
     consecutive bars are independent, as no two of them share a shock. So the best is
     sign(beta r[leader]) / A, and the optimum |beta| sigma sqrt(2 / pi) / sqrt(1 - beta^2).
-    An asset's own past, and returns of the same bar, are worth nothing.
+    An asset's own past, and returns of the same bar, are worth nothing; nor are those of the
+    assets next to it with the default `graph`, whose offsets are each of two assets at most.
     """
     # This generator's numbers are the same in every version of numpy.
     order = np.argsort(np.random.SeedSequence(graph).generate_state(assets), kind="stable")
