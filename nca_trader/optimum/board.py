@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from nca_trader.config.records import read_json
 from nca_trader.errors import ConfigError, argument
@@ -186,7 +187,8 @@ def cells(entry: Standing) -> list[str]:
     steps, seconds = found["steps_to_95"], found["seconds_to_95"]
     return [
         percent(found["fraction"]),
-        " to ".join(map(percent, found["interval"])),
+        # One seed says nothing of how seeds differ.
+        " to ".join(map(percent, found["interval"])) if found["seeds"] > 1 else "",
         str(found["seeds"]),
         whole(found["steps"]),
         "" if steps is None else whole(steps),
@@ -250,9 +252,8 @@ def page(entries: Sequence[Standing]) -> str:
     for market, own in itertools.groupby(entries, lambda entry: entry.market):
         own = list(own)
         said = "; ".join(f"{entry.name} {cells(entry)[0]}" for entry in own)
-        plot = plots.svg(
+        plot = plots.in_both_widths(
             lambda figure, own=own: draw_market(figure, own, colours),
-            (7.4, 3.4),
             f"board-{market}",
             f"{market}: fraction of the optimum against steps and against seconds. {said}",
         )
@@ -273,8 +274,9 @@ def draw_market(
     figure: Figure, entries: Sequence[Standing], colours: dict[str, tuple[str, Any]]
 ) -> None:
     """Draw the interquartile mean of each agent's curves, with its interval, on two axes."""
+    narrow = figure.get_figwidth() < 6
     for place, (column, label) in enumerate(((0, "environment steps"), (1, "seconds of training"))):
-        axes = figure.add_subplot(1, 2, place + 1)
+        axes = figure.add_subplot(*((2, 1) if narrow else (1, 2)), place + 1)
         for entry in entries:
             if not len(entry.fractions):
                 continue
@@ -286,10 +288,13 @@ def draw_market(
         axes.axhline(REACHED, color=MUTED, linewidth=0.8)
         axes.set_ylim(-0.05, 1.05)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
+        )
         axes.set_xlabel(label)
         if place == 0:
             axes.set_ylabel("of the optimum")
-    figure.legend(loc="outside upper left", ncols=3, frameon=False)
+    figure.legend(loc="outside upper left", ncols=2 if narrow else 6, frameon=False)
 
 
 def joined(

@@ -80,7 +80,8 @@ def test_each_form_tells_the_same(tmp_path, capsys):
     assert "digest dddddddddddddddd" in text and "a machine" in text and "jax 1" in text
     assert json.loads((tmp_path / "board.json").read_text())["board"] == said["board"]
     page = (tmp_path / "board.html").read_text()
-    assert "<b>bold" not in page and "&lt;b&gt;bold" in page and page.count("<svg") == 2
+    assert "mathdefault" not in page and "25.0%" in text and "25.0% to" not in text
+    assert "<b>bold" not in page and "&lt;b&gt;bold" in page and page.count("<svg") == 4
     assert not re.search(r'(src|href)="https?:', page)
 
 
