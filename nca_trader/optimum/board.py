@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nca_trader.config.records import read_json
 from nca_trader.errors import ConfigError, argument
@@ -291,6 +291,7 @@ def draw_market(
         axes.xaxis.set_major_formatter(
             FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
         )
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(label)
         if place == 0:
             axes.set_ylabel("of the optimum")
