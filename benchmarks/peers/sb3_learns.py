@@ -26,7 +26,7 @@ class Saves(BaseCallback):
         self.looks, self.env = looks, env
 
     def save(self, path: str) -> None:
-        """Writes the agent, and beside it the moments."""
+        """Writes the agent and the moments."""
         self.model.save(path)
         if isinstance(self.env, VecNormalize):
             self.env.save(path.replace(".zip", ".pkl"))

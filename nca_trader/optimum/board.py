@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nca_trader.config.records import read_json
-from nca_trader.errors import ConfigError, argument
+from nca_trader.errors import ConfigError, argument, printable
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.figures import AGENT, BASELINES, DASHES, MUTED, SEED
 from nca_trader.evaluate.report.render import render, write
@@ -35,7 +35,7 @@ REACHED = 0.95  # of the optimum: the steps and seconds to this part are on the 
 RESAMPLES = 2_000
 HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "seconds to 95%",
            "reached 95%")  # fmt: skip
-NEEDED = {"market": str, "seed": int, "curve": list, "entry": dict}
+NEEDED = {"market": str, "seed": int | None, "curve": list, "entry": dict}
 PACKAGES = ("nca_trader", "jax")
 
 Row = dict[str, Any]
@@ -61,12 +61,12 @@ class Standing(NamedTuple):
     @property
     def why_not(self) -> str:
         """Why the agent cannot trade the market; "" where it can."""
-        return self.rows[0].get("complaint", "").removeprefix("n/a: ")
+        return printable(str(self.rows[0].get("complaint", ""))).removeprefix("n/a: ")
 
     def reached(self, axis: int) -> list[float]:
         """Return the steps (axis 0) or seconds (1) of each seed to 95%; inf where it did not."""
         return [
-            next((float(p[axis]) for p in row["curve"] if p[2] >= REACHED), math.inf)
+            next((float(p[axis]) for p in known(row["curve"], axis) if p[2] >= REACHED), math.inf)
             for row in self.rows
         ]
 
@@ -153,19 +153,33 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             where = f"{path}, line {number}"
             row = read_json(line, where)
-            if not isinstance(row, dict) or not all(
-                isinstance(row.get(name), kind) for name, kind in NEEDED.items()
-            ):
+            if not _is_row(row):
                 needed = ", ".join(NEEDED)
                 raise ConfigError(f"{where}: is not a row of `prove`: it lacks one of {needed}.")
-            row.setdefault("name", row["entry"].get("name"))  # `--json` of prove names the file
-            if (key := (row["market"], row["name"], row["seed"])) in seen:
+            # A file may be a stranger's. `--json` of `prove` names the file of an agent.
+            row["name"] = printable(str(row.get("name", row["entry"].get("name"))))
+            row["market"] = printable(row["market"])
+            key = row["market"], row["name"], row["seed"]
+            # What an agent cannot play has no seed.
+            if row["seed"] is not None and key in seen:
                 raise ConfigError(f"{where}: seed {key[2]} of {key[1]} on {key[0]} again.")
             seen.add(key)
             rows.append(row)
     if not rows:
         raise ConfigError(f"{', '.join(map(str, paths))}: no rows; `nca-trader prove` adds them.")
     return rows
+
+
+def _is_row(row: Any) -> bool:
+    """Return whether a value is a row, and its curve of numbers."""
+    if not isinstance(row, dict):
+        return False
+    if not all(isinstance(row.get(name), kind) for name, kind in NEEDED.items()):
+        return False
+    points = [point for point in row["curve"] if isinstance(point, list) and len(point) == 4]
+    numbers = [row.get("fraction"), row.get("error"), *itertools.chain(*points)]
+    known = all(isinstance(x, int | float | None) for x in numbers)
+    return known and len(points) == len(row["curve"])
 
 
 def entries_of(rows: Sequence[Row]) -> list[Standing]:
@@ -203,13 +217,13 @@ def sources(entries: Sequence[Standing]) -> list[str]:
     lines = []
     for market in dict.fromkeys(entry.market for entry in entries):
         of_it = _all([row for row in rows if row["market"] == market], "digest")
-        lines.append(f"{market}: digest {', '.join(digest[:16] for digest in of_it)}")
+        lines.append(f"{market}: digest {', '.join(str(digest)[:16] for digest in of_it)}")
     for name in dict.fromkeys(entry.name for entry in entries):
         versions = _all([row for row in rows if row["name"] == name], "versions")
         reported = ("; ".join(f"{k} {v}" for k, v in each.items()) for each in versions)
         lines.append(f"{name}: {' / '.join(reported)}")
     lines += [f"Machine: {machine}" for machine in _all(rows, "machine")]
-    return lines
+    return [printable(line) for line in lines]
 
 
 def markdown(entries: Sequence[Standing]) -> str:
@@ -251,13 +265,14 @@ def page(entries: Sequence[Standing]) -> str:
     markets = []
     for market, own in itertools.groupby(entries, lambda entry: entry.market):
         own = list(own)
-        said = "; ".join(f"{entry.name} {cells(entry)[0]}" for entry in own)
-        plot = plots.in_both_widths(
-            lambda figure, own=own: draw_market(figure, own, colours),
+        drawn = [entry for entry in own if len(entry.fractions)]
+        said = "; ".join(f"{entry.name} {cells(entry)[0]}" for entry in drawn)
+        plot = drawn and plots.in_both_widths(
+            lambda figure, drawn=drawn: draw_market(figure, drawn, colours),
             f"board-{market}",
             f"{market}: fraction of the optimum against steps and against seconds. {said}",
         )
-        markets.append((market, plot, [(entry.name, cells(entry)) for entry in own]))
+        markets.append((market, plot or "", [(entry.name, cells(entry)) for entry in own]))
     return render("board.html", markets=markets, headers=HEADERS, sources=sources(entries))
 
 
@@ -278,11 +293,14 @@ def draw_market(
     for place, (column, label) in enumerate(((0, "environment steps"), (1, "seconds of training"))):
         axes = figure.add_subplot(*((2, 1) if narrow else (1, 2)), place + 1)
         for entry in entries:
-            if not len(entry.fractions):
-                continue
-            x, middle, low, high = joined([row["curve"] for row in entry.rows], column)
             colour, dash = colours[entry.name]
             name = entry.name if place == 0 else None
+            curves = [known(row["curve"], column) for row in entry.rows]
+            if min(map(len, curves)) < 2:  # it was trained elsewhere: its level alone is known
+                level = interquartile(entry.fractions)[0]
+                axes.axhline(level, color=colour, linestyle=":", linewidth=1.6, label=name)
+                continue
+            x, middle, low, high = joined(curves, column)
             axes.plot(x, middle, color=colour, linestyle=dash, linewidth=1.6, label=name)
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.axhline(REACHED, color=MUTED, linewidth=0.8)
@@ -296,6 +314,11 @@ def draw_market(
         if place == 0:
             axes.set_ylabel("of the optimum")
     figure.legend(loc="outside upper left", ncols=2 if narrow else 6, frameon=False)
+
+
+def known(curve: Sequence[Sequence[Any]], column: int) -> list[Sequence[float]]:
+    """Return the points that have a fraction and this column: who trained elsewhere has neither."""
+    return [point for point in curve if point[2] is not None and point[column] is not None]
 
 
 def joined(

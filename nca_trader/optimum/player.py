@@ -200,7 +200,7 @@ def as_array(actions: Any, rows: int, entry: dict[str, Any]) -> np.ndarray:
     return np.ascontiguousarray(found.reshape(rows, assets), np.int32 if whole else np.float32)
 
 
-def told(error: BaseException, files: list[str]) -> str:
+def described(error: BaseException, files: list[str]) -> str:
     """Return an error in one line, with the line of the agent's own file that it is from."""
     text = " ".join(str(error).split()) or "no message"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -221,7 +221,7 @@ def main(descriptor: int) -> None:
     try:
         act, facts = LOADERS[entry["kind"]](entry)
     except BaseException as error:  # a file may end with `sys.exit`
-        link.send_bytes(json.dumps({"error": told(error, entry["files"])}).encode())
+        link.send_bytes(json.dumps({"error": described(error, entry["files"])}).encode())
         return
     link.send_bytes(json.dumps(facts).encode())
     memory = None
@@ -236,7 +236,7 @@ def main(descriptor: int) -> None:
             actions, memory = act(seen, None if any(message[:4]) else memory)
             answer = b"A" + as_array(actions, len(seen), entry).tobytes()
         except BaseException as error:
-            answer = b"E" + told(error, entry["files"]).encode()
+            answer = b"E" + described(error, entry["files"]).encode()
         link.send_bytes(answer)
 
 

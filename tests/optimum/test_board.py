@@ -85,12 +85,24 @@ def test_each_form_tells_the_same(tmp_path, capsys):
     assert not re.search(r'(src|href)="https?:', page)
 
 
+def test_who_was_trained_elsewhere_has_a_level_and_no_curve(tmp_path, capsys):
+    rows = [row(), row(name="own", fraction=0.97, curve=[[None, None, 0.97, 0.01]], steps=None)]
+    rows += [impossible(name="other", seed=None, market=m) for m in ("ou_mid", "ou_mid", "hidden")]
+    rows += [row(market="martingale", fraction=None, curve=[[0, 0.0, None, None]])]
+    rows[-1]["name"] = "\x1b[2J"
+    file = written(tmp_path / "rows.jsonl", rows)
+    assert main(["board", file, "--out", str(tmp_path / "board.html")]) == 0
+    assert "97.0%" in (tmp_path / "board.html").read_text()
+    assert "\x1b" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "no rows"),
         ("{", "line 1"),
         ("[]\n", "line 1: is not a row"),
+        (json.dumps(row(curve=[["now", 1.0, 0.5, 0.1]])) + "\n", "line 1: is not a row"),
         ('{"market": "ou_mid"}\n', "it lacks one of market, seed, curve, entry"),
         (2 * (json.dumps(row()) + "\n"), "line 2: seed 1 of a on ou_mid again"),
     ],
@@ -132,8 +144,8 @@ def test_a_row_is_repeated_on_new_draws_and_a_made_up_one_is_not(tmp_path, monke
     assert main(["prove", "ou_mid", "--agent", "mine.py:revert", "--out", "rows.jsonl"]) == 1
     assert main(["board", "verify", "rows.jsonl", "--agent", "mine.py:revert"]) == 0
     assert "agrees" in capsys.readouterr().out
-    told = json.loads((tmp_path / "rows.jsonl").read_text())
-    written(tmp_path / "better.jsonl", [told | {"fraction": told["fraction"] + 0.2}])
+    line = json.loads((tmp_path / "rows.jsonl").read_text())
+    written(tmp_path / "better.jsonl", [line | {"fraction": line["fraction"] + 0.2}])
     verify = ["board", "verify", "better.jsonl", "--agent", "mine.py:revert"]
     assert main(verify) == 1
     said = capsys.readouterr()
