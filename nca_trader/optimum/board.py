@@ -204,7 +204,7 @@ def cells(entry: Standing) -> list[str]:
         # One seed says nothing of how seeds differ.
         " to ".join(map(percent, found["interval"])) if found["seeds"] > 1 else "",
         str(found["seeds"]),
-        whole(found["steps"]),
+        whole(found["steps"]) if found["steps"] else "",  # it was trained elsewhere
         "" if steps is None else whole(steps),
         "" if seconds is None else decimal(seconds, 1),
         f"{found['reached_95']} of {found['seeds']}",
