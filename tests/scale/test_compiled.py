@@ -3,6 +3,7 @@
 import concurrent.futures
 import ctypes
 import dataclasses
+import functools
 import importlib.util
 import json
 import multiprocessing
@@ -94,7 +95,7 @@ def full(name):
     ],
 )
 def test_a_described_slice_gets_the_program_that_devices_get(
-    environment, monkeypatch, name, topology, axes
+    environment, monkeypatch, tmp_path, name, topology, axes
 ):
     agent = REPLAY if name == "tiny" else full(name)
     agent = dataclasses.replace(agent, mesh=MeshConfig(data=axes[0], fsdp=axes[1], model=axes[2]))
@@ -104,21 +105,21 @@ def test_a_described_slice_gets_the_program_that_devices_get(
     trained, here = program_of(jax.make_jaxpr(learner.step)(state))  # as `train` calls it
     compiles = []
 
-    def instead(known, program, args, devices, memory_only):
-        assert not memory_only
+    def instead(known, program, args, devices, folder, memory_only):
+        assert folder == tmp_path / "1" and not memory_only
         compiles.append(jax.make_jaxpr(program)(*args))
         return known._replace(fits=devices == 4 * axes[2])
 
     monkeypatch.setattr(compiled, "_compiled", instead)
-    assert answer(Question(ENV, agent, bars, slice_of(topology))).fits
+    assert answer(Question(ENV, agent, bars, slice_of(topology)), tmp_path).fits
     planned, there = program_of(*compiles)
     assert planned == trained and len(planned) > 10_000
     assert set(here) != set(there)
 
 
 @needs_compiler
-def test_the_compilers_answer_about_a_tiny_agent(environment):
-    found = answer(Question(ENV, on_it(REPLAY), BARS, HERE))
+def test_the_compilers_answer_about_a_tiny_agent(environment, tmp_path):
+    found = answer(Question(ENV, on_it(REPLAY), BARS, HERE), tmp_path)
     policy = make_policy(REPLAY, TradingEnv(BARS, ENV).spec)
     count = num_parameters(policy)
     assert found.fits and found.micro_batches == 1 and found.parameters == count
@@ -148,9 +149,9 @@ def test_the_compilers_answer_about_a_tiny_agent(environment):
 
 @needs_compiler
 @pytest.mark.slow
-def test_the_compiler_splits_the_hidden_width_of_the_form_for_a_tpu(environment):
+def test_the_compiler_splits_the_hidden_width_of_the_form_for_a_tpu(environment, tmp_path):
     agent = dataclasses.replace(AGENT, mesh=MeshConfig(data=2, model=2))
-    found = answer(Question(ENV, agent, BARS, HERE))
+    found = answer(Question(ENV, agent, BARS, HERE), tmp_path)
     count = num_parameters(make_policy(agent, TradingEnv(BARS, ENV).spec))
     assert found.fits and found.unknown_loops == 0
     assert 0.5 * 4 * count <= found.kinds["params"] < 0.9 * 4 * count  # of a device
@@ -160,10 +161,10 @@ def test_the_compiler_splits_the_hidden_width_of_the_form_for_a_tpu(environment)
 
 
 @needs_compiler
-def test_too_little_memory_is_tried_with_more_micro_batches(environment):
+def test_too_little_memory_is_tried_with_more_micro_batches(environment, tmp_path):
     learner = dataclasses.replace(AGENT.learner, memory_gb=1e-6)
     agent = dataclasses.replace(AGENT, learner=learner)
-    found = answer(Question(ENV, on_it(agent), BARS, HERE))
+    found = answer(Question(ENV, on_it(agent), BARS, HERE), tmp_path)
     # A thousandth of what is needed: two pieces are known not to do, and are not compiled.
     assert not found.fits and found.limit == 1e3 and found.micro_batches == 1
     assert found.needed > 2e3
@@ -218,7 +219,8 @@ def test_memory_that_is_refused_is_the_compilations_error(tmp_path):
 @pytest.mark.slow
 def test_a_compiler_that_crashes_ends_in_one_line(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(compiled, "answer", ctypes.string_at)  # of address 0: a segmentation fault
+    # A segmentation fault: the text at address 0, its first argument.
+    monkeypatch.setattr(compiled, "answer", functools.partial(max, key=ctypes.string_at))
     before = dict(os.environ)
     with compiler() as ask, pytest.raises(RunError, match="the TPU compiler ended its process"):
         ask(0)
