@@ -37,12 +37,12 @@ MARKETS = (
 )
 STEPS = 100_000  # of each run
 OURS = {"nca_trader nano": "nano", "nca_trader mlp": "mlp"}
-PEERS = ("rejax PPO", "SB3 PPO", "SB3 DQN or SAC", "sb3-contrib RecurrentPPO")
+PEERS = ("rejax PPO", "SB3 PPO", "SB3 DQN", "sb3-contrib RecurrentPPO")
 RACING = {"SB3 PPO": {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "normalize": True}}
 PACKAGES = {
     "rejax PPO": "rejax",
     "SB3 PPO": "stable_baselines3",
-    "SB3 DQN or SAC": "stable_baselines3",
+    "SB3 DQN": "stable_baselines3",
     "sb3-contrib RecurrentPPO": "sb3_contrib",
 }
 
@@ -52,11 +52,9 @@ def learner(name, market):
     if name == "rejax PPO":
         several = "MultiDiscrete" in str(space(market))
         return None if several else ("rejax_learns", {})
-    if name == "SB3 DQN or SAC":
-        if "MultiDiscrete" in str(space(market)):
-            return None
-        algorithm = "SAC" if "Box" in str(space(market)) else "DQN"
-        return "sb3_learns", {"algorithm": algorithm}
+    if name == "SB3 DQN":
+        one = str(space(market)).startswith("Discrete")
+        return ("sb3_learns", {"algorithm": "DQN"}) if one else None
     return "sb3_learns", {"algorithm": name.split()[-1]}
 
 
@@ -81,7 +79,7 @@ def theirs(name, market, seed, args, tuned):
     """A row of an agent of another library: trained by its own program, played by `prove`."""
     found = learner(name, market)
     if found is None:
-        why = {"complaint": "n/a: one action for each asset", "digest": frozen(market).digest}
+        why = {"complaint": f"n/a: actions are {space(market)}", "digest": frozen(market).digest}
         none = {"fraction": None, "steps": 0, "curve": [], "entry": {}}
         return {"market": market, "seed": seed} | none | why
     module, options = found

@@ -263,6 +263,21 @@ def level(
     return make_feature(empty_average, update, warmup=SPAN, counts=counts)
 
 
+def return_level(span: int = LEVEL_SPAN) -> Feature:
+    """log(close_t / close_{t-1}), z-scored by its EW mean and deviation up to t-1.
+
+    Over a long span: so its size shows a volatility that moves, which `return_1` divides out.
+    """
+
+    def update(state, bar, count):
+        close, past = state
+        r = jnp.log(bar.close / close)
+        added = keep_unless(count > 0, past, add(past, r, span))
+        return (bar.close, added), z_score(past, r)
+
+    return make_feature(lambda: (np.ones(()), empty_average()), update, warmup=SPAN)
+
+
 def bar_range() -> Feature:
     """x_t over the EW mean of x up to t-1, less 1; x = (high - low) / close."""
 
@@ -370,6 +385,7 @@ BUILT_IN: dict[str, Feature] = {
     "volume": level(lambda bar: bar.volume, has_volume, span=SPAN),
     "price_level": level(lambda bar: bar.close, lambda bar: bar.present),
     "volume_level": level(lambda bar: bar.volume, has_volume),
+    "return_level": return_level(),
     "range": bar_range(),
     "drawdown": drawdown(),
     **{

@@ -30,7 +30,7 @@ FROZEN = {
     "kelly": "9d8c32a6abbedd0cad68d6ed207e0cb93a632e2667daabf0a5f548c2933aeaef",
     "merton": "31375ca04a122fbe0d2fd3cf79e1ee3c83c0ac223db444540a26336db94b7dc5",
     "factor_panel": "bc1bf4d91422fc4b4e058235fe2554cf37f57e85c908ff3d14b287e5e7360477",
-    "moving_volatility": "61ec66577021cda862b80d01b1fd37d7556d9042578e272e68f79af08ba2de19",
+    "moving_volatility": "cfb51f14a0241676b320544f5793631f504ed609125ce6d116297ce12522290d",
     "lead_lag": "2067d75fb3d63ef30070ee17dc463bb84b0f2e95be48ff08cc652e3c8591c63d",
     "martingale": "732ff8c94e4b69d26c4a4a8a87eb58b9d222064f3705548c9013c86c18b0685c",
 }

@@ -99,8 +99,13 @@ def frozen(market: str) -> Frozen:
 
 
 def shown(config: EnvConfig) -> EnvConfig:
-    """Return the environment in which an agent observes `FEATURES`, not the market's state."""
-    return dataclasses.replace(config, features=FEATURES, market_state=False)
+    """Return the environment in which an agent observes `FEATURES`, not the market's state.
+
+    What else the config names follows them: `moving_volatility` is about the size of returns, which
+    `FEATURES` divide by a recent one.
+    """
+    features = tuple(dict.fromkeys((*FEATURES, *config.features)))
+    return dataclasses.replace(config, features=features, market_state=False)
 
 
 def digest_of(market: str, config: EnvConfig) -> str:

@@ -93,7 +93,8 @@ def expected(name, frame):
     if name == "cost_in_vol":
         return np.log((1e-4 + frame.half_spread) / (0.01 * past))
     if horizon == "level":
-        return z_score(np.log(c if kind == "price" else v), span=4096)
+        levels = {"price": np.log(c), "volume": np.log(v), "return": r}
+        return z_score(levels[kind], span=4096)
     if kind == "return":
         return np.log(c / c.shift(int(horizon))) / (past * np.sqrt(int(horizon)))
     if name == "volatility_ratio":

@@ -1,5 +1,6 @@
 """Frozen environments: what their digests fix, and that they pay what their market pays."""
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -192,3 +193,15 @@ def test_the_pure_functions_are_the_episode_of_gymnasium(name):
         np.testing.assert_allclose(seen[i], expected, atol=1e-6)
         assert abs(rewards[i] - reward) <= 1e-6 and ends[i] == truncated
     assert truncated
+
+
+def test_moving_volatility_shows_the_size_of_returns():
+    # `return_1` divides by a recent volatility: one agent would see nearly the same in both states.
+    config = dataclasses.replace(frozen("moving_volatility").config, market_bars=50_000)
+    env = frozen_markets.env_of(config, 0)
+    names = config.features
+    wild = np.abs(np.diff(np.log(env.bars.close[:, 0]), prepend=np.nan))
+    features = np.asarray(env.features)[5_000:, 0]
+    shown = {name: np.abs(features[:, names.index(name)]) for name in ("return_1", "return_level")}
+    alike = {name: np.corrcoef(seen, wild[5_000:])[0, 1] for name, seen in shown.items()}
+    assert alike["return_level"] > 0.99 and alike["return_1"] < 0.95, alike
