@@ -266,7 +266,7 @@ def level(
 def return_level(span: int = LEVEL_SPAN) -> Feature:
     """log(close_t / close_{t-1}), z-scored by its EW mean and deviation up to t-1.
 
-    Over a long span: so its size shows a volatility that moves, which `return_1` divides out.
+    The span is long, so its size shows a volatility that moves. `return_1` divides by a recent one.
     """
 
     def update(state, bar, count):

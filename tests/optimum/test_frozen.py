@@ -196,7 +196,7 @@ def test_the_pure_functions_are_the_episode_of_gymnasium(name):
 
 
 def test_moving_volatility_shows_the_size_of_returns():
-    # `return_1` divides by a recent volatility: one agent would see nearly the same in both states.
+    # `return_1` divides by a recent volatility, and so shows the size of a return less well.
     config = dataclasses.replace(frozen("moving_volatility").config, market_bars=50_000)
     env = frozen_markets.env_of(config, 0)
     names = config.features
