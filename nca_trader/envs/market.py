@@ -27,6 +27,7 @@ from nca_trader.types import Bars, EnvSpec, Tensor
 # Copies of the features in memory at once: as computed, joined with the market's state, and on the
 # device.
 COPIES = 3
+MOST_LEAD = 5  # bars, by which an asset is seen to lead another
 
 
 class Dynamics(NamedTuple):
@@ -231,43 +232,46 @@ def volatility_of(legs: Legs) -> np.ndarray:
 
 
 def nearest_assets(bars: Bars) -> tuple[tuple[int, ...], ...]:
-    """Rank, for each asset, up to `MAX_NEIGHBOURS` others by falling correlation.
+    """Rank, for each asset, up to `MAX_NEIGHBOURS` others by what their returns say of its own.
 
-    See `correlations`. A pair without a correlation is last; equals keep their order.
+    That is the size of the correlation, the largest of those at the same bar and at up to
+    `MOST_LEAD` bars before. A pair without a correlation is last; equals keep their order.
 
     Returns:
       The numbers of the others, per asset; () for one asset, which has no others.
     """
     if bars.num_assets < 2:
         return ()
-    correlation = correlations(bars)
-    np.fill_diagonal(correlation, -np.inf)
-    order = np.argsort(-correlation, axis=1, kind="stable")
+    size = np.max([np.abs(correlations(bars, lead)) for lead in range(MOST_LEAD + 1)], axis=0)
+    order = np.argsort(-size, axis=1, kind="stable")
     kept = min(bars.num_assets - 1, MAX_NEIGHBOURS)
     return tuple(tuple(int(b) for b in row[row != a][:kept]) for a, row in enumerate(order))
 
 
-def correlations(bars: Bars) -> np.ndarray:
+def correlations(bars: Bars, lead: int = 0) -> np.ndarray:
     """Compute `[A, A]` float64 correlations of log-returns, close to close, pair by pair.
 
-    A pair counts the bars at which both assets were present now and at the previous bar. -2 stands
-    for no correlation: too few such bars, or an asset that never moved.
+    Entry [a, b] is of a's returns with those of b `lead` bars before. A pair counts the bars at
+    which both returns are from a bar to the next, both present. 0 stands for no correlation: too
+    few such bars, or an asset that never moved.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = np.diff(np.log(bars.close), axis=0)
     there = bars.present[1:] & bars.present[:-1] & np.isfinite(returns)
-    m = there.astype(np.float64)
     # Less its mean, a series loses no digits in the sums of squares below.
-    center = np.where(there, returns, 0.0).sum(0) / np.maximum(m.sum(0), 1.0)
+    center = np.where(there, returns, 0.0).sum(0) / np.maximum(there.sum(0), 1)
     r = np.where(there, returns - center, 0.0)
-    # Matrix products and not a loop over pairs. Entry [a, b] is of a, over the bars of both.
-    count = m.T @ m
-    total = r.T @ m
-    square = (r**2).T @ m
+    m, last = there.astype(np.float64), max(len(r) - lead, 0)
+    # Matrix products and not a loop over pairs, of a's rows and b's.
+    x, y, of_x, of_y = r[lead:], r[:last], m[lead:], m[:last]
+    count = of_x.T @ of_y
     with np.errstate(invalid="ignore", divide="ignore"):
-        variance = square / count - (total / count) ** 2
-        covariance = r.T @ r / count - total * total.T / count**2
-        found = covariance / np.sqrt(variance * variance.T)
+        mean_x, mean_y = x.T @ of_y / count, of_x.T @ y / count
+        variance = np.minimum(
+            var_x := (x**2).T @ of_y / count - mean_x**2,
+            var_y := of_x.T @ y**2 / count - mean_y**2,
+        )
+        found = (x.T @ y / count - mean_x * mean_y) / np.sqrt(var_x * var_y)
     # What remains of the variance of a constant is rounding.
-    usable = (count > 1) & (np.minimum(variance, variance.T) > 1e-24)
-    return np.where(usable & np.isfinite(found), found, -2.0)
+    usable = (count > 1) & (variance > 1e-24)
+    return np.where(usable & np.isfinite(found), found, 0.0)

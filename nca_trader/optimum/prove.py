@@ -50,6 +50,9 @@ LEAST_UPDATES = 64
 # Of a batch that is made smaller, in this order: where environments share a segment, the same bars
 # are seen again.
 SMALLEST = {"envs_per_segment": 1, "segment_length": 64, "num_segments": 32}
+# Of "pathwise", which draws no actions: accounts of a segment learn the same, so it has one, and of
+# the agent's steps half. A step's gradient has less noise, so its rate is higher.
+PATHWISE_RATE, PATHWISE_PART = 4.0, 2
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
 # The fraction of the optimum to reach. The nano preset does with every seed, but for `HARDER`.
 BARS = {
@@ -118,8 +121,8 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
     # each asset, but a message from the third neighbour is not seen more often: `ring_hop3` needs
     # twice the steps that A alone would give.
-    steps = steps or min(agent.learner.steps, -(-2 * agent.learner.steps // num_assets))
     agent = dataclasses.replace(suited(agent, kind), num_seeds=1)
+    steps = steps or min(agent.learner.steps, -(-2 * agent.learner.steps // num_assets))
     agent = dataclasses.replace(agent, learner=batched(agent.learner, steps))
     controls = controls_of(agent, num_assets) if market.optimum else {}
     return Trial(market=name, config=config, agent=agent, controls=controls)
@@ -164,7 +167,8 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
     """Return the agent with the estimator of least noise that the environment allows.
 
     "exact" where an account has finitely many states, "pathwise" where its reward is a smooth
-    function of the ordered weights; else the agent's own.
+    function of the ordered weights; else the agent's own. "pathwise" has a batch and a rate of its
+    own, since the agent's are those of sampled actions.
     """
     # With a learnt critic `garleanu_pedersen` ended at 93 to 98%: its error about the position
     # moved the mean of the policy. These two need no critic.
@@ -173,8 +177,13 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
             check(env)
         except ConfigError:
             continue
-        learner = switched(agent.learner, advantages=name)
-        return dataclasses.replace(agent, learner=learner)
+        learner, optimizer = switched(agent.learner, advantages=name), agent.optimizer
+        if name == "pathwise" != agent.learner.advantages:
+            steps = -(-learner.steps // PATHWISE_PART)
+            learner = dataclasses.replace(learner, envs_per_segment=1, steps=steps)
+            rate = PATHWISE_RATE * optimizer.learning_rate
+            optimizer = dataclasses.replace(optimizer, learning_rate=rate)
+        return dataclasses.replace(agent, learner=learner, optimizer=optimizer)
     return agent
 
 

@@ -10,6 +10,7 @@ from drawn import random_bars
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.market import correlations, nearest_assets
 from nca_trader.envs.trading import TradingEnv
+from nca_trader.optimum import synthetic
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import open_run
 
@@ -27,23 +28,38 @@ def linked_bars(num_bars=300, missing=0.1, seed=3):
     return dataclasses.replace(bars, open=close, high=close, low=close, close=close)
 
 
+@pytest.mark.parametrize("lead", [0, 2])
 @pytest.mark.parametrize("missing", [0.0, 0.2])
-def test_correlations_equal_numpys_over_the_bars_that_a_pair_shares(missing):
+def test_correlations_equal_numpys_over_the_bars_that_a_pair_shares(missing, lead):
     bars = linked_bars(missing=missing)
     returns = np.diff(np.log(bars.close), axis=0)
     there = bars.present[1:] & bars.present[:-1]
-    found = correlations(bars)
-    for a, b in itertools.combinations(range(5), 2):
-        both = there[:, a] & there[:, b]
-        expected = np.corrcoef(returns[both, a], returns[both, b])[0, 1]
-        np.testing.assert_allclose(found[[a, b], [b, a]], expected, rtol=1e-9)
+    found = correlations(bars, lead)
+    x, y, of_x, of_y = (
+        a[cut]
+        for a in (returns, there)
+        for cut in (slice(lead, None), slice(None, len(there) - lead))
+    )
+    for a, b in itertools.product(range(5), range(5)):
+        both = of_x[:, a] & of_y[:, b]
+        expected = np.corrcoef(x[both, a], y[both, b])[0, 1]
+        np.testing.assert_allclose(found[a, b], expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_most_correlated_comes_first():
+def test_the_most_correlated_comes_first_whatever_the_sign():
     nearest = nearest_assets(linked_bars())
     assert nearest[0][0] == 1 and nearest[1][0] == 0
-    assert nearest[0][-1] == 2  # which moves against it
+    assert nearest[0][1] == nearest[1][1] == 2  # which moves against them
+    assert nearest[0][-1] == 4  # whose returns are its own
     assert all(sorted((*row, a)) == list(range(5)) for a, row in enumerate(nearest))
+
+
+@pytest.mark.parametrize("beta", [0.3, -0.3])
+@pytest.mark.parametrize("delay", [1, 3, 5])
+def test_an_asset_that_leads_another_comes_first(delay, beta):
+    task = synthetic.make("lead_lag", num_bars=4000, assets=6, delay=delay, beta=beta)
+    nearest = nearest_assets(task.bars)
+    assert [row[0] for row in nearest] == list(task.details["leader"])
 
 
 def test_who_never_moved_or_was_never_there_comes_last_in_order():
