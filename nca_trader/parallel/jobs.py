@@ -27,6 +27,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -57,8 +58,10 @@ NUMERIC = (
     "jax_threefry_partitionable",
     "jax_numpy_rank_promotion",
 )
-# Those that belong to this machine: its devices, and a folder.
-LOCAL = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache_dir")
+# A folder of compiled programs, and how long one must have taken to be kept there.
+CACHE, SHORTEST = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+# Those that belong to this machine: its devices, and the folder.
+LOCAL = ("jax_platforms", "jax_num_cpu_devices", CACHE, SHORTEST)
 log = logger(__name__)
 
 
@@ -174,11 +177,37 @@ def run_jobs(
     else:
         found = _elsewhere(function, jobs, shared, chosen, code)
     # Closed also where `done` raises or the user interrupts: then no worker is left running.
-    with contextlib.closing(found):
+    with _compiled_once(len(jobs), chosen), contextlib.closing(found):
         for number, result in found:
             done(number, result)
             results[number] = result
     return [results[number] for number in range(len(jobs))]
+
+
+@contextlib.contextmanager
+def _compiled_once(count: int, chosen: int | Cluster) -> Iterator[None]:
+    """Keep programs in a folder while jobs of this machine run: equal ones are compiled once.
+
+    Where the user keeps programs, they stay there. Seeds of one market are equal programs.
+    """
+    jax = sys.modules.get("jax")
+    here = isinstance(chosen, int) and count > 1
+    if jax is None or not here or jax.config.jax_compilation_cache_dir:
+        yield
+        return
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    before = {name: getattr(jax.config, name) for name in (CACHE, SHORTEST)}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
+            for name, value in {CACHE: folder, SHORTEST: 0.1}.items():
+                jax.config.update(name, value)
+            reset_cache()  # it is opened at a process's first compilation
+            yield
+        finally:
+            for name, value in before.items():
+                jax.config.update(name, value)
+            reset_cache()
 
 
 def _here(function: Callable[..., T], jobs: Sequence[Job], shared: Any) -> Answers:

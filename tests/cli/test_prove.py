@@ -22,7 +22,7 @@ from nca_trader.optimum import paths
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.frozen import FEATURES, env_of
 from nca_trader.optimum.measure import Earnings, reached_by
-from nca_trader.optimum.prove import Point, Proof, controls_of, prepare
+from nca_trader.optimum.prove import Point, Proof, controls_of, known_market, prepare
 
 
 @functools.cache
@@ -155,6 +155,32 @@ def test_where_assets_share_what_is_learnt_fewer_steps_do(market, steps):
     # All controls together take at most half of the time that one seed of the agent takes.
     assert {c.learner.steps for c in trial.controls.values()} == {steps // 4}
     assert len(trial.controls) <= 2
+
+
+@pytest.mark.parametrize(
+    ("market", "steps", "rate", "accounts", "cells"),
+    [
+        ("ou_mid", None, 1.0, 4, 2**22),
+        ("ou_mid", 6_000_000, 2.0, 4, 2**22),
+        ("ou_mid", 500_000, 48**0.5, 1, 2**19),
+        ("ou_mid", 100_000, 8.0, 1, 2**18),
+        ("garleanu_pedersen", None, 4.0, 1, 2**22),
+        ("factor_panel", 100_000, 1.0, 1, 2**18),  # its actions are drawn
+    ],
+)
+def test_what_draws_no_actions_learns_at_a_higher_rate(market, steps, rate, accounts, cells):
+    own = load_agent("nano")
+    trial = prepare(market, own, steps)
+    assert trial.agent.optimizer.learning_rate == pytest.approx(rate * own.optimizer.learning_rate)
+    assert trial.agent.learner.envs_per_segment == accounts
+    assert trial.config.market_bars == cells // known_market(market)[0].num_assets
+
+
+def test_an_agent_that_is_made_for_pathwise_gradients_keeps_its_batch_and_rate():
+    own = load_agent("nano")
+    made = switched(own.learner, advantages="pathwise", envs_per_segment=2)
+    trial = prepare("merton", dataclasses.replace(own, learner=made))
+    assert trial.agent.learner == made and trial.agent.optimizer == own.optimizer
 
 
 def test_a_control_learns_as_the_agent_does_but_for_what_it_lacks():
