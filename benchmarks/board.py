@@ -3,11 +3,13 @@
     python -m benchmarks.board FILE --peers .venv-peers/bin/python
     python -m benchmarks.board FILE --peers PYTHON --markets ou_mid hidden --names "SB3 PPO"
     python -m benchmarks.board FILE --peers PYTHON --seconds 90 --steps 20000000   # a race to 95%
+    python -m benchmarks.board FILE --names "nca_trader nano" --markets all --seeds 10 --steps 0
 
 Each run that ends appends a row, and the same command resumes. The first seed of all pairs comes
 before the second of any. Seeds are drawn once; they are the first line of FILE.seeds. All agents
-get the same number of environment steps, with the hyper-parameters that their libraries have, or
-that `--tuned` names. A pair that a library cannot do is a row without a fraction.
+get the same number of environment steps, 0 for what an agent of ours has by itself, with the
+hyper-parameters that their libraries have, or that `--tuned` names; ours take `--set` as well. A
+pair that a library cannot do is a row without a fraction.
 """
 
 import argparse
@@ -25,7 +27,8 @@ from nca_trader.agents import load_agent
 from nca_trader.errors import NcaTraderError
 from nca_trader.optimum.board import REACHED, about
 from nca_trader.optimum.frozen import frozen
-from nca_trader.optimum.prove import prepare, prove_markets
+from nca_trader.optimum.prove import BARS, prepare, prove_markets
+from nca_trader.runs.folder import commit
 
 MARKETS = (
     "ou_mid",
@@ -68,9 +71,9 @@ def space(market):
     return found
 
 
-def ours(name, market, seed, steps):
+def ours(name, market, seed, args):
     """A row of an agent of this package."""
-    trial = prepare(market, load_agent(OURS[name]), steps)
+    trial = prepare(market, load_agent(OURS[name], args.set), args.steps or None)
     (proof,) = prove_markets([trial], [seed], controls=False)
     return proof.row()
 
@@ -123,7 +126,7 @@ def theirs(name, market, seed, args, tuned):
 def run_one(name, market, seed, args, given):
     """The row of one seed."""
     if name in OURS:
-        return ours(name, market, seed, args.steps)
+        return ours(name, market, seed, args)
     return theirs(name, market, seed, args, given)
 
 
@@ -131,23 +134,31 @@ def run(args):
     """Trains what is not in the file yet."""
     file, drawn = pathlib.Path(args.file), pathlib.Path(args.file).with_suffix(".seeds")
     if not drawn.is_file():
-        drawn.write_text(json.dumps([secrets.randbelow(1_000_000) for _ in range(5)]) + "\n")
+        drawn.parent.mkdir(parents=True, exist_ok=True)
+        seeds = [secrets.randbelow(1_000_000) for _ in range(max(args.seeds, 5))]
+        drawn.write_text(json.dumps(seeds) + "\n")
     seeds = json.loads(drawn.read_text())[: args.seeds]
     lines = file.read_text().splitlines() if file.is_file() else []
     done = {(row["market"], row["name"], row["seed"]) for row in map(json.loads, lines)}
     tuned = json.loads(pathlib.Path(args.tuned).read_text()) if args.tuned else {}
+    markets = list(BARS) if args.markets == ["all"] else args.markets
     for seed in seeds:
         for name in args.names:
-            for market in args.markets:
-                if (market, name, seed) in done:
-                    continue
+            for market in markets:
                 given = tuned.get(f"{name}, {market}", {})
+                if name in OURS and args.set:
+                    given = dict(each.split("=", 1) for each in args.set)
+                label = name + (
+                    f", {', '.join(args.set) if name in OURS else 'tuned'}" if given else ""
+                )
+                if (market, label, seed) in done:
+                    continue
                 try:
                     row = run_one(name, market, seed, args, given)
                 except (NcaTraderError, RuntimeError) as error:
                     print(f"{name} on {market}: {error}", file=sys.stderr, flush=True)
                     continue  # the same command tries it again
-                row = row | {"name": name + (", tuned" if given else "")} | about()
+                row = row | {"name": label, "commit": commit()} | about()
                 if name in PACKAGES:
                     row["versions"] = versions(args.peers, PACKAGES[name])
                 if given:
@@ -168,7 +179,7 @@ def versions(python, package):
     return json.loads(subprocess.check_output([python, "-c", code], text=True))
 
 
-def main():
+def main(words=None):
     """Runs the command."""
     parser = argparse.ArgumentParser(description="Fill the board.")
     parser.add_argument("file")
@@ -178,8 +189,9 @@ def main():
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--set", nargs="+", default=[], help="TABLE.KEY=VALUE of agents of ours")
     parser.add_argument("--tuned", help="a JSON file of hyper-parameters, by 'NAME, MARKET'")
-    run(parser.parse_args())
+    run(parser.parse_args(words))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from scipy.signal import lfilter
 from scipy.special import ndtr
 from scipy.stats import beta
 
-from benchmarks.proofs import machine
 from nca_trader.evaluate.gate import TOLERATED, harm
+from nca_trader.optimum.board import about
 from nca_trader.runs.folder import commit, now
 
 YEAR, ASSETS = 252, 8
@@ -130,7 +130,7 @@ def run(file, draws, spans, correlations):
     """Appends a row of each cell that is not in `file` yet."""
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     done = {(row["case"], row["years"], row["correlation"]) for row in rows}
-    about = {"commit": commit(), "machine": machine()}
+    made = {"commit": commit()} | about()
     for years in spans:
         for correlation in correlations:
             for case in CASES:
@@ -143,7 +143,7 @@ def run(file, draws, spans, correlations):
                 row |= {"gained": sum(x.gained for x in found)}
                 row |= {"expected": expected(years, correlation, max(CASES[case][:2]))}
                 with file.open("a") as out:
-                    out.write(json.dumps(row | about | {"date": now()}) + "\n")
+                    out.write(json.dumps(row | made | {"date": now()}) + "\n")
                 print(case, years, correlation, row["passed"], flush=True)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nca_trader.cli import fail_check
 from nca_trader.cli.options import add_options
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.progress import say
 
 FILE = "board.jsonl"
@@ -37,7 +37,10 @@ def add_board_options(parser: argparse.ArgumentParser) -> None:
         "--allow-code", action="store_true", help="verify: load an agent that can run code"
     )
     parser.add_argument("--python", help="verify: the Python that has the agent's library")
-    parser.add_argument("--out", help="write the board (.md, .json) or a page with plots (.html)")
+    parser.add_argument(
+        "--out",
+        help="write the board (.md, .json), its plots (.png, .svg) or a page of both (.html)",
+    )
 
 
 def run_board(args: argparse.Namespace) -> dict[str, Any]:
@@ -70,6 +73,8 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
 
     if args.agent is None:
         raise ConfigError("board verify: give the agent of the row with --agent.")
+    if args.out:
+        raise ConfigError(f"{argument('out', args.out)}: is of the board alone; leave it out.")
     name = args.name or str(args.agent)
     entries = board.entries_of(board.read_rows(files))
     own = [entry for entry in entries if entry.name == name and len(entry.fractions)]

@@ -50,8 +50,8 @@ DATES = ("start", "stop", "until")
 ENDINGS = {
     "backtest": (".html", ".parquet", ".csv"),
     "walkforward": (".html", ".parquet", ".csv"),
-    "board": (".md", ".json", ".html"),
-    "prove": (".html", ".png", ".svg", ".jsonl"),
+    "board": (".md", ".json", ".html", ".png", ".svg"),
+    "prove": (".html", ".md", ".png", ".svg", ".jsonl"),
     "sweep": (".html", ".parquet", ".csv"),
 }
 
@@ -75,10 +75,6 @@ def check(args: argparse.Namespace) -> None:
                 raise ConfigError(
                     f"{argument(name)}: {args.agent} is not trained here; leave it out."
                 )
-        if args.out and not args.out.endswith(".jsonl"):
-            raise ConfigError(
-                f"{argument('out', args.out)}: {args.agent} has no curve; give a name in .jsonl."
-            )
     elif given.get("agent"):
         agent_of(args)
     # `markets` are the environments of `prove`.

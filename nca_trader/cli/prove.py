@@ -56,7 +56,8 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out",
-        help="write the curves (.png, .svg) or a page of all (.html), or add the rows (.jsonl)",
+        help="write the curves (.png, .svg), tables (.md) or a page of both (.html), or add the "
+        "rows (.jsonl)",
     )
 
 
@@ -68,7 +69,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents import load_agent
-    from nca_trader.optimum.curves import write_proofs
+    from nca_trader.optimum.board import add_rows, rows_of, write_board
     from nca_trader.optimum.entry import entry_of
     from nca_trader.optimum.prove import prove
 
@@ -94,7 +95,10 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         say=say,
     )
     if args.out:
-        write_proofs(args.out, proofs, args.agent)
+        if args.out.endswith(".jsonl"):
+            add_rows(args.out, rows_of(proofs, args.agent, controls=False))
+        else:
+            write_board(args.out, rows_of(proofs, args.agent))
         print(f"The curves: {args.out}")
     result = {"results": [proof.row() for proof in proofs]}
     # Judged after all runs, so that one miss does not hide the others.

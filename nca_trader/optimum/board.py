@@ -8,33 +8,47 @@ Source: Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistic
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
+import io
 import itertools
 import json
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nca_trader.config.records import read_json
 from nca_trader.errors import ConfigError, argument, printable
 from nca_trader.evaluate.report import plots
-from nca_trader.evaluate.report.figures import AGENT, BASELINES, DASHES, MUTED, SEED
+from nca_trader.evaluate.report.figures import (
+    AGENT,
+    BASELINES,
+    DASHES,
+    MUTED,
+    PRINTED,
+    SEED,
+    settings,
+)
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import decimal, percent, whole
-from nca_trader.machine import cores
-from nca_trader.runs.folder import now
+from nca_trader.machine import cores, make_directory
+from nca_trader.optimum.proof import Proof
+from nca_trader.runs.folder import Lines, now
 
 REACHED = 0.95  # of the optimum: the steps and seconds to this part are on the board
 RESAMPLES = 2_000
 HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "seconds to 95%",
-           "reached 95%")  # fmt: skip
+           "passed")  # fmt: skip
+PICTURES = ("png", "svg")
 NEEDED = {"market": str, "seed": int | None, "curve": list, "entry": dict}
 PACKAGES = ("nca_trader", "jax")
 
@@ -60,8 +74,19 @@ class Standing(NamedTuple):
 
     @property
     def why_not(self) -> str:
-        """Why the agent cannot trade the market; "" where it can."""
-        return printable(str(self.rows[0].get("complaint", ""))).removeprefix("n/a: ")
+        """Why the market has no fraction: the agent cannot trade it, or nothing is to be earned."""
+        complaint, turnover = (self.rows[0].get(name) for name in ("complaint", "turnover"))
+        if not complaint and isinstance(turnover, float):
+            return f"trades {turnover:.4f} per step"
+        return printable(str(complaint or "")).removeprefix("n/a: ")
+
+    @property
+    def passed(self) -> str:
+        """How many seeds reached their bar, and why the others did not."""
+        missed = [row for row in self.rows if row.get("passed") is not True]
+        whys = dict.fromkeys(printable(str(row.get("complaint") or "")) for row in missed)
+        found = f"{len(self.rows) - len(missed)} of {len(self.rows)}"
+        return ": ".join(filter(None, [found, ", ".join(filter(None, whys))]))
 
     def reached(self, axis: int) -> list[float]:
         """Return the steps (axis 0) or seconds (1) of each seed to 95%; inf where it did not."""
@@ -207,7 +232,7 @@ def cells(entry: Standing) -> list[str]:
         whole(found["steps"]) if found["steps"] else "",  # it was trained elsewhere
         "" if steps is None else whole(steps),
         "" if seconds is None else decimal(seconds, 1),
-        f"{found['reached_95']} of {found['seeds']}",
+        entry.passed,
     ]
 
 
@@ -241,14 +266,17 @@ def write_board(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     """Write the board of rows, in the form that the path's ending names.
 
     Args:
-      path: ends in .md (tables), .json (everything) or .html (a page with plots).
-      rows: of `read_rows`.
+      path: ends in .md (tables), .json (everything), .html (a page with plots) or as a picture.
+      rows: of `read_rows`, or those of `rows_of`.
 
     Raises:
       ConfigError: another ending. StateError: it cannot be written there.
     """
     path, entries = Path(path), entries_of(rows)
-    if path.suffix == ".md":
+    kind = path.suffix.removeprefix(".")
+    if kind in PICTURES:
+        write(path, picture(entries, kind))
+    elif path.suffix == ".md":
         write(path, markdown(entries))
     elif path.suffix == ".json":
         summaries = [entry.summary() for entry in entries]
@@ -256,7 +284,30 @@ def write_board(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     elif path.suffix == ".html":
         write(path, page(entries))
     else:
-        raise ConfigError(f"{argument('out', str(path))}: give a name in .md, .json or .html.")
+        endings = ", ".join(f".{each}" for each in ("md", "json", *PICTURES))
+        raise ConfigError(f"{argument('out', str(path))}: give a name in {endings} or .html.")
+
+
+def rows_of(proofs: Sequence[Proof], agent: str, controls: bool = True) -> list[Row]:
+    """Return a row for each proof of an agent of this name, then one for each market's controls."""
+    named = [(agent, proof) for proof in proofs]
+    # The proofs of a market share its controls.
+    for proof in {proof.market: proof for proof in reversed(proofs)}.values() if controls else ():
+        for name, curve in proof.controls.items():
+            named.append((name, dataclasses.replace(proof, curve=curve, controls={})))
+    return [{"name": name} | proof.row() | about() for name, proof in named]
+
+
+def add_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+    """Add rows to a file in .jsonl, which is made where it is not there.
+
+    Raises:
+      StateError: it cannot be written there.
+    """
+    path = Path(path)
+    make_directory(path.parent)
+    for row in rows:
+        Lines(path).append(json.dumps(row))
 
 
 def page(entries: Sequence[Standing]) -> str:
@@ -268,12 +319,30 @@ def page(entries: Sequence[Standing]) -> str:
         drawn = [entry for entry in own if len(entry.fractions)]
         said = "; ".join(f"{entry.name} {cells(entry)[0]}" for entry in drawn)
         plot = drawn and plots.in_both_widths(
-            lambda figure, drawn=drawn: draw_market(figure, drawn, colours),
+            lambda figure, drawn=drawn: draw_market(
+                figure, drawn, colours, narrow=figure.get_figwidth() < 6
+            ),
             f"board-{market}",
             f"{market}: fraction of the optimum against steps and against seconds. {said}",
         )
         markets.append((market, plot or "", [(entry.name, cells(entry)) for entry in own]))
     return render("board.html", markets=markets, headers=HEADERS, sources=sources(entries))
+
+
+def picture(entries: Sequence[Standing], kind: str) -> bytes:
+    """Return the plots of all markets as one picture, e.g. of the kind "png"."""
+    drawn = [entry for entry in entries if len(entry.fractions)]
+    markets = [(market, list(own)) for market, own in itertools.groupby(drawn, lambda e: e.market)]
+    out, colours = io.BytesIO(), _colours(entries)
+    printed = PRINTED | {SEED: "#707000"}  # there a seed is a baseline's orange
+    with matplotlib.rc_context(settings(printed)):
+        figure = Figure((11.6, 3.6 * max(len(markets), 1)), layout="constrained")
+        parts = np.ravel(figure.subfigures(max(len(markets), 1), 1))
+        for part, (market, own) in zip(parts, markets, strict=False):
+            part.supylabel(market)
+            draw_market(part, own, colours, printed)
+        figure.savefig(out, format=kind, dpi=110)
+    return out.getvalue()
 
 
 def _colours(entries: Sequence[Standing]) -> dict[str, tuple[str, Any]]:
@@ -286,14 +355,26 @@ def _colours(entries: Sequence[Standing]) -> dict[str, tuple[str, Any]]:
 
 
 def draw_market(
-    figure: Figure, entries: Sequence[Standing], colours: dict[str, tuple[str, Any]]
+    figure: FigureBase,
+    entries: Sequence[Standing],
+    colours: Mapping[str, tuple[str, Any]],
+    printed: Mapping[str, str] = MappingProxyType({}),
+    narrow: bool = False,
 ) -> None:
-    """Draw the interquartile mean of each agent's curves, with its interval, on two axes."""
-    narrow = figure.get_figwidth() < 6
+    """Draw the interquartile mean of each agent's curves, with its interval, on two axes.
+
+    Args:
+      figure: to draw on.
+      entries: of one market, each with a fraction.
+      colours: colour and dash of each name.
+      printed: of colours that a page decides, those of a picture.
+      narrow: whether the axes stand below each other.
+    """
     for place, (column, label) in enumerate(((0, "environment steps"), (1, "seconds of training"))):
         axes = figure.add_subplot(*((2, 1) if narrow else (1, 2)), place + 1)
         for entry in entries:
             colour, dash = colours[entry.name]
+            colour = printed.get(colour, colour)
             name = entry.name if place == 0 else None
             curves = [known(row["curve"], column) for row in entry.rows]
             if min(map(len, curves)) < 2:  # it was trained elsewhere: its level alone is known
@@ -303,7 +384,7 @@ def draw_market(
             x, middle, low, high = joined(curves, column)
             axes.plot(x, middle, color=colour, linestyle=dash, linewidth=1.6, label=name)
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.axhline(REACHED, color=MUTED, linewidth=0.8)
+        axes.axhline(REACHED, color=printed.get(MUTED, MUTED), linewidth=0.8)
         axes.set_ylim(-0.05, 1.05)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(

@@ -54,7 +54,7 @@ SMALLEST = {"envs_per_segment": 1, "segment_length": 64, "num_segments": 32}
 # the agent's steps half. A step's gradient has less noise, so its rate is higher.
 PATHWISE_RATE, PATHWISE_PART = 4.0, 2
 # Without sampled actions few steps may be longer. At 100,000 steps 8 times the rate took `nano`
-# on `ou_expensive` from 86% to 97%, on `hidden` from 90% to 97%.
+# on `ou_expensive` from 86% to 97%, on `hidden` from 90% to 97%; 32 times was too much.
 MOST_RATE = 8.0
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
 # The fraction of the optimum to reach. The nano preset does with every seed, but for `HARDER`.
@@ -124,12 +124,13 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
     # each asset, but a message from the third neighbour is not seen more often: `ring_hop3` needs
     # twice the steps that A alone would give.
+    own_rate = agent.optimizer.learning_rate
     agent = dataclasses.replace(suited(agent, kind), num_seeds=1)
     usual = min(agent.learner.steps, -(-2 * agent.learner.steps // num_assets))
     steps = steps or usual
     optimizer = agent.optimizer
-    if agent.learner.advantages in UNSAMPLED:
-        rate = min(max(usual / steps, 1.0) ** 0.5, MOST_RATE) * optimizer.learning_rate
+    if agent.learner.advantages in UNSAMPLED and steps < usual:
+        rate = min((usual / steps) ** 0.5 * optimizer.learning_rate, MOST_RATE * own_rate)
         optimizer = dataclasses.replace(optimizer, learning_rate=rate)
     learner = batched(agent.learner, steps)
     agent = dataclasses.replace(agent, learner=learner, optimizer=optimizer)

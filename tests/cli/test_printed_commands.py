@@ -75,7 +75,7 @@ def test_what_export_prints_reads_the_file_that_it_wrote(command, mine, monkeypa
 
 def test_what_prove_prints_repeats_its_first_seed(command, monkeypatch):
     monkeypatch.setattr(prove_runs, "prove", lambda *_, **__: [])
-    monkeypatch.setattr("nca_trader.optimum.curves.write_proofs", lambda *_: None)
+    monkeypatch.setattr("nca_trader.optimum.board.write_board", lambda *_: None)
     given = ["prove", "ou_mid", "sine", "--set=learner.num_epochs=2", "--set=num_seeds = 1"]
     said = command(*given, "--steps=5", "--alone", "--out=a b.html")
     again = parsed(printed(said.out))

@@ -72,7 +72,7 @@ def test_each_form_tells_the_same(tmp_path, capsys):
     rows = [row(name="<b>bold</b>", seed=k, fraction=0.9 + k / 100) for k in range(3)]
     rows += [row(market="hidden", name="<b>bold</b>", fraction=0.25), impossible(name="other")]
     file = written(tmp_path / "rows.jsonl", rows)
-    for ending in ("md", "json", "html"):
+    for ending in ("md", "json", "html", "png"):
         assert main(["board", file, "--out", str(tmp_path / f"board.{ending}"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
     text = (tmp_path / "board.md").read_text()
@@ -150,6 +150,7 @@ def test_a_row_is_repeated_on_new_draws_and_a_made_up_one_is_not(tmp_path, monke
     assert main(verify) == 1
     said = capsys.readouterr()
     assert "differs" in said.out and "not repeated on ou_mid" in said.err
+    assert main([*verify, "--out", "x.html"]) == 2  # it compares, and writes no board
     other = ["board", "verify", "rows.jsonl", "--agent", "mine.py:idle"]
     assert main(other) == 2
     assert "has no row of" in capsys.readouterr().err
