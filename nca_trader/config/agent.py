@@ -60,8 +60,9 @@ class PolicyConfig:
         if K is longer. The receptive field is 1 + 2 * sum(dilations over K steps) bars. Both are
         of the NCA.
       neighbours: of the NCA, what a cell sees of other assets: "none"; "ring", the previous and
-        the next one; "nearest", the `num_neighbours` most correlated ones over the training bars,
-        each with its own weights; "all", the mean.
+        the next one; "nearest", the `num_neighbours` whose returns, up to five bars earlier,
+        correlate most with its own over the training bars, each with its own weights; "all", the
+        mean.
       leak: of the NCA, fraction of its state that a cell forgets per step; it bounds the state by
         1 / leak.
       fire_rate: of the NCA, share of cell updates that take place in training, drawn by bar,
