@@ -27,7 +27,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -58,10 +57,8 @@ NUMERIC = (
     "jax_threefry_partitionable",
     "jax_numpy_rank_promotion",
 )
-# A folder of compiled programs, and how long one must have taken to be kept there.
-CACHE, SHORTEST = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
-# Those that belong to this machine: its devices, and the folder.
-LOCAL = ("jax_platforms", "jax_num_cpu_devices", CACHE, SHORTEST)
+# Those that belong to this machine: its devices, and a folder.
+LOCAL = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache_dir")
 log = logger(__name__)
 
 
@@ -177,37 +174,11 @@ def run_jobs(
     else:
         found = _elsewhere(function, jobs, shared, chosen, code)
     # Closed also where `done` raises or the user interrupts: then no worker is left running.
-    with _compiled_once(len(jobs), chosen), contextlib.closing(found):
+    with contextlib.closing(found):
         for number, result in found:
             done(number, result)
             results[number] = result
     return [results[number] for number in range(len(jobs))]
-
-
-@contextlib.contextmanager
-def _compiled_once(count: int, chosen: int | Cluster) -> Iterator[None]:
-    """Keep programs in a folder while jobs of this machine run: equal ones are compiled once.
-
-    Where the user keeps programs, they stay there. Seeds of one market are equal programs.
-    """
-    jax = sys.modules.get("jax")
-    here = isinstance(chosen, int) and count > 1
-    if jax is None or not here or jax.config.jax_compilation_cache_dir:
-        yield
-        return
-    from jax.experimental.compilation_cache.compilation_cache import reset_cache
-
-    before = {name: getattr(jax.config, name) for name in (CACHE, SHORTEST)}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        try:
-            for name, value in {CACHE: folder, SHORTEST: 0.1}.items():
-                jax.config.update(name, value)
-            reset_cache()  # it is opened at a process's first compilation
-            yield
-        finally:
-            for name, value in before.items():
-                jax.config.update(name, value)
-            reset_cache()
 
 
 def _here(function: Callable[..., T], jobs: Sequence[Job], shared: Any) -> Answers:

@@ -16,7 +16,6 @@ from tiny import AGENT
 import nca_trader as nca
 from nca_trader.config.modules import digest_of_files
 from nca_trader.errors import BarError, ConfigError, StoreError
-from nca_trader.learner.programs import Compilations
 from nca_trader.parallel import jobs
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 
@@ -344,39 +343,3 @@ def wait(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.05)
-
-
-def slow_to_compile(shared, i):
-    """A program of many operations, the same for every job, and where programs are kept."""
-    import jax
-    import jax.numpy as jnp
-
-    def long(x):
-        for k in range(200):
-            x = jnp.sin(x * (1.0 + k))
-        return x
-
-    with Compilations() as found:
-        jax.jit(long)(jnp.arange(3.0) + i)
-    return found.hits, jax.config.jax_compilation_cache_dir
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_jobs_compile_equal_programs_once_and_leave_nothing(workers, root):
-    command = (
-        "import jax, jax.numpy as jnp, os\n"
-        "from test_jobs import slow_to_compile\n"
-        "from nca_trader.parallel.jobs import Job, run_jobs\n"
-        "if __name__ == '__main__':\n"
-        "    jax.jit(jnp.sin)(1.0)\n"  # what is kept is decided at the first compilation
-        "    given = [Job(str(k), (k,)) for k in range(4)]\n"
-        f"    found = run_jobs(slow_to_compile, given, workers={workers})\n"
-        "    hits, folders = zip(*found)\n"
-        f"    assert hits[0] == 0 and sum(h > 0 for h in hits) >= 4 - {workers}, hits\n"
-        "    assert len({*folders}) == 1 and not os.path.exists(folders[0]), folders\n"
-        "    assert jax.config.jax_compilation_cache_dir is None\n"
-    )
-    own = pathlib.Path(__file__).parent
-    env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    env |= {"PYTHONPATH": os.pathsep.join([str(own), str(own.parent), str(root)])}
-    subprocess.run([sys.executable, "-c", command], env=env, check=True, timeout=300)
