@@ -106,9 +106,9 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     missed = [proof for proof in played if not proof.passed]
     if missed:
         # One name per market, in the order of the runs.
-        names = ", ".join(dict.fromkeys(proof.market for proof in missed))
-        what = f"{len(missed)} of {len(played)} runs missed their bar: {names}."
-        hints = [f"{market} --set {HARDER[market]}" for market in HARDER if market in names]
+        markets = dict.fromkeys(proof.market for proof in missed)
+        what = f"{len(missed)} of {len(played)} runs missed their bar: {', '.join(markets)}."
+        hints = [f"{market} --set {HARDER[market]}" for market in markets if market in HARDER]
         if hints and args.agent == "nano" and not args.set:
             what += f" nano reaches: {', '.join(hints)}."
         # After the curves are written, which show how far the run was from the bar.

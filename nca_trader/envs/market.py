@@ -264,13 +264,18 @@ def correlations(bars: Bars, lead: int = 0) -> np.ndarray:
     m, last = there.astype(np.float64), max(len(r) - lead, 0)
     # Matrix products and not a loop over pairs, of a's rows and b's.
     x, y, of_x, of_y = r[lead:], r[:last], m[lead:], m[:last]
-    count = of_x.T @ of_y
+    complete = there.all()  # then the sums of a series are the same with any other
+
+    def over(values: np.ndarray, of_others: np.ndarray) -> np.ndarray:
+        """Sum a series over the bars that it shares with each other one."""
+        return values.sum(0)[:, None] if complete else values.T @ of_others
+
+    count = over(of_x, of_y)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean_x, mean_y = x.T @ of_y / count, of_x.T @ y / count
-        variance = np.minimum(
-            var_x := (x**2).T @ of_y / count - mean_x**2,
-            var_y := of_x.T @ y**2 / count - mean_y**2,
-        )
+        mean_x, mean_y = over(x, of_y) / count, over(y, of_x).T / count
+        var_x = over(x**2, of_y) / count - mean_x**2
+        var_y = over(y**2, of_x).T / count - mean_y**2
+        variance = np.minimum(var_x, var_y)
         found = (x.T @ y / count - mean_x * mean_y) / np.sqrt(var_x * var_y)
     # What remains of the variance of a constant is rounding.
     usable = (count > 1) & (variance > 1e-24)
