@@ -249,34 +249,21 @@ def nearest_assets(bars: Bars) -> tuple[tuple[int, ...], ...]:
 
 
 def correlations(bars: Bars, lead: int = 0) -> np.ndarray:
-    """Compute `[A, A]` float64 correlations of log-returns, close to close, pair by pair.
+    """Compute `[A, A]` float64 correlations of log-returns, close to close.
 
-    Entry [a, b] is of a's returns with those of b `lead` bars before. A pair counts the bars at
-    which both returns are from a bar to the next, both present. 0 stands for no correlation: too
-    few such bars, or an asset that never moved.
+    Entry [a, b] is of a's returns with those of b `lead` bars before. A return to or from a missing
+    bar counts as the asset's mean: two assets that share few bars correlate little. 0 stands for no
+    correlation: too few bars, or an asset that never moved.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = np.diff(np.log(bars.close), axis=0)
     there = bars.present[1:] & bars.present[:-1] & np.isfinite(returns)
-    # Less its mean, a series loses no digits in the sums of squares below.
-    center = np.where(there, returns, 0.0).sum(0) / np.maximum(there.sum(0), 1)
-    r = np.where(there, returns - center, 0.0)
-    m, last = there.astype(np.float64), max(len(r) - lead, 0)
-    # Matrix products and not a loop over pairs, of a's rows and b's.
-    x, y, of_x, of_y = r[lead:], r[:last], m[lead:], m[:last]
-    complete = there.all()  # then the sums of a series are the same with any other
-
-    def over(values: np.ndarray, of_others: np.ndarray) -> np.ndarray:
-        """Sum a series over the bars that it shares with each other one."""
-        return values.sum(0)[:, None] if complete else values.T @ of_others
-
-    count = over(of_x, of_y)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean_x, mean_y = over(x, of_y) / count, over(y, of_x).T / count
-        var_x = over(x**2, of_y) / count - mean_x**2
-        var_y = over(y**2, of_x).T / count - mean_y**2
-        variance = np.minimum(var_x, var_y)
-        found = (x.T @ y / count - mean_x * mean_y) / np.sqrt(var_x * var_y)
-    # What remains of the variance of a constant is rounding.
-    usable = (count > 1) & (variance > 1e-24)
-    return np.where(usable & np.isfinite(found), found, 0.0)
+    mean = np.where(there, returns, 0.0).sum(0) / np.maximum(there.sum(0), 1)
+    r = np.where(there, returns - mean, 0.0)
+    x, y = r[lead:], r[: max(len(r) - lead, 0)]
+    count = max(len(x), 1)
+    of_x, of_y = (np.sqrt((a**2).sum(0) / count) for a in (x, y))
+    # What remains of the returns of a constant growth is rounding.
+    usable = np.minimum(of_x[:, None], of_y) > 1e-12
+    size = np.where(usable, count * of_x[:, None] * of_y, 1.0)
+    return np.where(usable, x.T @ y / size, 0.0)

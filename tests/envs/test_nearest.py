@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 from drawn import random_bars
 
@@ -30,20 +31,27 @@ def linked_bars(num_bars=300, missing=0.1, seed=3):
 
 @pytest.mark.parametrize("lead", [0, 2])
 @pytest.mark.parametrize("missing", [0.0, 0.2])
-def test_correlations_equal_numpys_over_the_bars_that_a_pair_shares(missing, lead):
+def test_correlations_equal_numpys_with_means_in_the_place_of_missing_returns(missing, lead):
     bars = linked_bars(missing=missing)
-    returns = np.diff(np.log(bars.close), axis=0)
+    returns = pd.DataFrame(np.log(bars.close)).diff()[1:]
     there = bars.present[1:] & bars.present[:-1]
+    centred = returns.where(there) - returns.where(there).mean()
     found = correlations(bars, lead)
-    x, y, of_x, of_y = (
-        a[cut]
-        for a in (returns, there)
-        for cut in (slice(lead, None), slice(None, len(there) - lead))
-    )
     for a, b in itertools.product(range(5), range(5)):
-        both = of_x[:, a] & of_y[:, b]
-        expected = np.corrcoef(x[both, a], y[both, b])[0, 1]
+        both = pd.concat([centred[a], centred[b].shift(lead)], axis=1).iloc[lead:].fillna(0.0)
+        x, y = both.to_numpy().T
+        expected = np.mean(x * y) / np.sqrt(np.mean(x**2) * np.mean(y**2))
         np.testing.assert_allclose(found[a, b], expected, rtol=1e-9, atol=1e-12)
+    if not missing and not lead:
+        np.testing.assert_allclose(found, np.corrcoef(returns.to_numpy().T), atol=1e-12)
+
+
+def test_two_assets_that_share_few_bars_are_no_neighbours():
+    bars = linked_bars(missing=0.0)
+    present = bars.present.copy()
+    present[:-3, 3] = False  # two returns, whose correlation with any others is 1 or -1
+    nearest = nearest_assets(dataclasses.replace(bars, present=present))
+    assert [row[-1] for row in nearest[:3]] == [3] * 3
 
 
 def test_the_most_correlated_comes_first_whatever_the_sign():
@@ -65,7 +73,7 @@ def test_an_asset_that_leads_another_comes_first(delay, beta):
 def test_who_never_moved_or_was_never_there_comes_last_in_order():
     bars = linked_bars()
     close = bars.close.copy()
-    close[:, 1] = 50.0
+    close[:, 1] = 50.0 * 1.001 ** np.arange(len(close))  # its returns differ by rounding
     present = bars.present.copy()
     present[:, 3] = False
     bars = dataclasses.replace(
