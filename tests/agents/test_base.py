@@ -164,6 +164,7 @@ def test_gymnasium_tilts_and_shows_the_base(bars):
 
 
 @pytest.mark.parametrize("advantages", ["gae", "pathwise"])
+@pytest.mark.few(1)
 def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages):
     agent = agent_on()
     learner = dataclasses.replace(agent.learner, advantages=advantages)

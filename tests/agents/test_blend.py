@@ -43,6 +43,7 @@ def alone(bars, part, costs=COSTS, **options):
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("start", [None, 90])
+@pytest.mark.few(2)
 def test_a_blend_is_the_ledgers_account_of_the_sum_of_its_parts(bars, fill, start):
     parts = {
         "cross": (nca.rules.sma_cross(3, 9), 0.5),
@@ -192,6 +193,7 @@ def test_a_position_stays_with_who_held_it_until_an_order_fills():
     np.testing.assert_allclose(result.parts.sum(), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
     def rule(slow=9, share=0.5):
         parts = {"a": (nca.rules.sma_cross(3, slow), share), "b": (patient(4), 1.0 - share)}

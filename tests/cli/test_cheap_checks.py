@@ -62,7 +62,7 @@ CASES = (
     ("prove ou_mit", "did you mean 'ou_mid'?"),
     ("prove --agent nanno", "did you mean 'nano'?"),
     ("prove ou_mid --steps 0", "--steps: 0 is not"),
-    ("prove ou_mid --out x.pdf", "--out x.pdf: write to a name that ends in .html or .png"),
+    ("prove ou_mid --out x.pdf", "--out x.pdf: write to a name that ends in .html or .md or .png"),
     ("board rows.jsonl --out x.pdf", "--out x.pdf: write to a name that ends in .md or .json"),
     ("board verify rows.jsonl --agent nanno", "did you mean 'nano'?"),
     ("prove ou_mid --workers many", "--workers many: give a number of processes"),

@@ -216,6 +216,7 @@ SETTINGS = pytest.mark.parametrize(
 
 
 @SETTINGS
+@pytest.mark.few(3)
 def test_a_backtest_is_the_judges_account(number):
     setting, outcomes, strategy = judged(number)
     for (bars, targets, _), outcome in zip(setting.accounts, outcomes, strict=True):
@@ -321,6 +322,7 @@ def compare_trades(result, outcome, fills, bars):
 
 
 @SETTINGS
+@pytest.mark.few(2)
 def test_a_sweep_is_the_judges_account(number):
     """Final equity in float64 and float32, and the metrics of trades."""
     setting, outcomes, _ = judged(number)
@@ -413,6 +415,7 @@ def test_training_and_gymnasium_are_the_judges_account(number):
 
 
 @SETTINGS
+@pytest.mark.few(3)
 def test_the_simulated_broker_is_the_judges_account(number, tmp_path, monkeypatch):
     """A replay keeps cash and units at the broker; it halts where they differ from the account."""
     monkeypatch.setattr("nca_trader.paper.journal.SYNCHRONOUS", "OFF")

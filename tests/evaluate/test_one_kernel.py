@@ -53,7 +53,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name != "always_flat"])
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_a_rule_in_one_kernel_earns_the_same(name, plain):
     bars = made(120, 2)
     rule = RULES[name]() if name != "tuned_sma" else RULES[name](pairs=((3, 9), (5, 20)), every=30)

@@ -97,7 +97,7 @@ def refuse_other_metrics(table, rule, bars, costs, precision, **options):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ["f32", "f64"])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_sweep_equals_a_loop_of_backtests(name, precision):
     rule, grid, assets, options = CASES[name]
     bars = made(assets=assets, missing=0.1 if name == "assets" else 0.0)

@@ -86,6 +86,7 @@ def test_the_optimum_is_that_of_its_formula():
     assert ratio(signal @ np.linalg.inv(COVARIANCE), returns) < 0.9 * optimum
 
 
+@pytest.mark.slow
 def test_two_seeds_learn_most_of_it(tmp_path):
     reached, untrained = fractions(tmp_path, 2, 250_000)
     assert reached.min() > 0.88 and np.abs(untrained).max() < 0.3

@@ -172,6 +172,7 @@ def test_a_draw_is_another_path_of_the_same_market():
 
 
 @pytest.mark.parametrize("name", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
+@pytest.mark.few(2)
 def test_the_pure_functions_are_the_episode_of_gymnasium(name):
     """Those of which `nca_trader.optimum.gymnax` is made, in one scan over an episode."""
     env = gymnasium.make(f"nca_trader/{name}-v1").unwrapped

@@ -248,6 +248,7 @@ CHEATS = {
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
+@pytest.mark.few(2)
 def test_who_cheats_gains_nothing(proven, cheat):
     """Each decides as its honest twin where its trick finds nothing, and the fraction is the same.
 
@@ -326,6 +327,7 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(proven, monkeypat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.few(1)
 def test_a_command_that_is_stopped_leaves_no_process(root, tmp_path, number):
     (tmp_path / "mine.py").write_text(
         "import os, pathlib, time\n"

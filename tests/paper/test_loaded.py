@@ -62,6 +62,7 @@ def before(result, row):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.few(3)
 def test_a_decision_is_that_of_the_backtest_bit_for_bit(tmp_path, case):
     env, agent, _ = CASES[case]
     bars, run, result = backtested(tmp_path, env, agent)
@@ -78,6 +79,7 @@ def test_a_decision_is_that_of_the_backtest_bit_for_bit(tmp_path, case):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.few(3)
 def test_a_stream_decides_as_the_backtest(tmp_path, case):
     env, agent, chosen = CASES[case]
     bars, run, result = backtested(tmp_path, env, agent)

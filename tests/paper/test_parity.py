@@ -347,6 +347,7 @@ def test_a_missing_journal_is_bad_input(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.few(1)
 def test_a_row_of_no_asset_is_seen_as_in_the_backtest_also_after_a_restart(stage, tmp_path, spread):
     """With `every` a file has rows at which nothing traded; only the backtest saw them once."""
     plain = stage.bars(num_bars=120, missing=0.1)

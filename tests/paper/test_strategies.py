@@ -61,7 +61,7 @@ SUBJECTS = {
     [("next_open", None), ("close", None), ("next_open", "on_change"), ("close", "rebalance")],
 )
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_paper_orders_and_earns_what_the_backtest_does(name, fill, order, bars, file, tmp_path):
     """The broker's own books are compared with the account at every bar, and halt at 1e-9."""
     subject, start = SUBJECTS[name], "2020-01-31"

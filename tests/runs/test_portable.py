@@ -68,6 +68,7 @@ def elsewhere(tmp_path, **arrays):
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.few(2)
 def test_it_decides_as_the_backtest(tmp_path, case):
     found = measure_portable(made(tmp_path, *CASES[case]), BARS)
     assert found.found.share == 1.0 and found.found.decisions > 150

@@ -176,6 +176,7 @@ def test_the_chosen_update_and_later_results_are_shown(tiny, tmp_path, monkeypat
     assert name == "finish" and shown_results["test/sharpe"] == result.metrics["sharpe"]
 
 
+@pytest.mark.slow
 def test_a_search_and_a_walk_forward_are_tracked(tiny, tmp_path):
     pytest.importorskip("optuna")
     own, how = Own(), {"env": experiment.ENV, "steps": 1}
