@@ -337,8 +337,8 @@ def picture(entries: Sequence[Standing], kind: str) -> bytes:
     printed = PRINTED | {SEED: "#707000"}  # there a seed is a baseline's orange
     with matplotlib.rc_context(settings(printed)):
         figure = Figure((11.6, 3.6 * max(len(markets), 1)), layout="constrained")
-        parts = np.ravel(figure.subfigures(max(len(markets), 1), 1))
-        for part, (market, own) in zip(parts, markets, strict=False):
+        parts = figure.subfigures(max(len(markets), 1), 1, squeeze=False)
+        for part, (market, own) in zip(parts[:, 0], markets, strict=False):
             part.supylabel(market)
             draw_market(part, own, colours, printed)
         figure.savefig(out, format=kind, dpi=110)
