@@ -51,10 +51,11 @@ LEAST_UPDATES = 64
 # are seen again.
 SMALLEST = {"envs_per_segment": 1, "segment_length": 64, "num_segments": 32}
 # Of "pathwise", which draws no actions: accounts of a segment learn the same, so it has one, and of
-# the agent's steps half. A step's gradient has less noise, so its rate is higher.
+# the agent's steps half. A step's gradient has less noise, so a rate that falls begins higher.
 PATHWISE_RATE, PATHWISE_PART = 4.0, 2
 # Without sampled actions few steps may be longer. At 100,000 steps 8 times the rate took `nano`
-# on `ou_expensive` from 86% to 97%, on `hidden` from 90% to 97%; 32 times was too much.
+# on `ou_expensive` from 86% to 97%, on `hidden` from 90% to 97%; 32 times was too much, and so was
+# 8 times for `mlp`, whose rate does not fall.
 MOST_RATE = 8.0
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
 # The fraction of the optimum to reach. The nano preset does with every seed; see `HARDER`.
@@ -129,15 +130,14 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
     # each asset, but a message from the third neighbour is not seen more often: `ring_hop3` needs
     # twice the steps that A alone would give.
-    own_rate = agent.optimizer.learning_rate
+    own = agent.optimizer
     agent = dataclasses.replace(suited(agent, kind), num_seeds=1)
     usual = min(agent.learner.steps, -(-2 * agent.learner.steps // num_assets))
     steps = steps or usual
-    optimizer = agent.optimizer
-    if agent.learner.advantages in UNSAMPLED and steps < usual:
-        rate = min((usual / steps) ** 0.5 * optimizer.learning_rate, MOST_RATE * own_rate)
+    learner, optimizer = batched(agent.learner, steps), agent.optimizer
+    if learner.advantages in UNSAMPLED and steps < usual and own.schedule != "constant":
+        rate = min((usual / steps) ** 0.5 * optimizer.learning_rate, MOST_RATE * own.learning_rate)
         optimizer = dataclasses.replace(optimizer, learning_rate=rate)
-    learner = batched(agent.learner, steps)
     agent = dataclasses.replace(agent, learner=learner, optimizer=optimizer)
     # Fewer bars than steps would be seen again.
     cells = min(TRAINING_CELLS, max(CELLS, 2 ** math.ceil(math.log2(steps))))
@@ -199,7 +199,9 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
         if name == "pathwise" != agent.learner.advantages:
             steps = -(-learner.steps // PATHWISE_PART)
             learner = dataclasses.replace(learner, envs_per_segment=1, steps=steps)
-            rate = PATHWISE_RATE * optimizer.learning_rate
+            rate = optimizer.learning_rate * (
+                PATHWISE_RATE if optimizer.schedule != "constant" else 1.0
+            )
             optimizer = dataclasses.replace(optimizer, learning_rate=rate)
         return dataclasses.replace(agent, learner=learner, optimizer=optimizer)
     return agent

@@ -178,6 +178,13 @@ def test_what_draws_no_actions_learns_at_a_higher_rate(market, steps, rate, acco
     assert trial.config.market_bars == cells // known_market(market)[0].num_assets
 
 
+@pytest.mark.parametrize("market", ["ou_mid", "garleanu_pedersen"])
+def test_a_rate_that_does_not_fall_is_not_raised(market):
+    own = load_agent("mlp")
+    assert own.optimizer.schedule == "constant"
+    assert prepare(market, own, 100_000).agent.optimizer == own.optimizer
+
+
 def test_an_agent_that_is_made_for_pathwise_gradients_keeps_its_batch_and_rate():
     own = load_agent("nano")
     made = switched(own.learner, advantages="pathwise", envs_per_segment=2)
