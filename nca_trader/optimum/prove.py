@@ -58,7 +58,8 @@ PATHWISE_RATE, PATHWISE_PART = 4.0, 2
 # 8 times for `mlp`, whose rate does not fall.
 MOST_RATE = 8.0
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
-# The fraction of the optimum to reach. The nano preset does with every seed; see `HARDER`.
+# The fraction of the optimum to reach. The nano preset does with every seed, but for two markets:
+# see `NEEDS` and `MISSED`.
 BARS = {
     "ou_mid": 0.95,
     "ou_log": 0.98,
@@ -79,12 +80,10 @@ BARS = {
     "martingale": 0.0,  # there is nothing to earn: the agent must hardly trade
 }
 UNSAMPLED = {"exact": check_finite, "pathwise": check_smooth}  # no actions are drawn, no critic
-# A setting that the preset needs there. In `factor_panel` actions are drawn, and its rate is low
-# for as many steps; in `lead_lag` the asset next to another in the table says nothing of it.
-HARDER = {
-    "factor_panel": "optimizer.learning_rate=4e-3",
-    "lead_lag": "policy.neighbours=nearest",
-}
+# A setting with which the preset reaches the bar: the asset next to another in the table says
+# nothing of it.
+NEEDS = {"lead_lag": "policy.neighbours=nearest"}
+MISSED = ("factor_panel",)  # 90% at the preset's rate, 91 to 97% at 8 times it
 DEFAULT_BAR = 0.95
 NUM_SEEDS = 3
 # Fields of an environment that do not change what a position is paid.
