@@ -133,11 +133,12 @@ def run_one(name, market, seed, args, given):
 def run(args):
     """Trains what is not in the file yet."""
     file, drawn = pathlib.Path(args.file), pathlib.Path(args.file).with_suffix(".seeds")
-    if not drawn.is_file():
-        drawn.parent.mkdir(parents=True, exist_ok=True)
-        seeds = [secrets.randbelow(1_000_000) for _ in range(max(args.seeds, 5))]
+    drawn.parent.mkdir(parents=True, exist_ok=True)
+    seeds = json.loads(drawn.read_text()) if drawn.is_file() else []
+    if len(seeds) < args.seeds:
+        seeds += [secrets.randbelow(1_000_000) for _ in range(args.seeds - len(seeds))]
         drawn.write_text(json.dumps(seeds) + "\n")
-    seeds = json.loads(drawn.read_text())[: args.seeds]
+    seeds = seeds[: args.seeds]
     lines = file.read_text().splitlines() if file.is_file() else []
     done = {(row["market"], row["name"], row["seed"]) for row in map(json.loads, lines)}
     tuned = json.loads(pathlib.Path(args.tuned).read_text()) if args.tuned else {}
@@ -145,12 +146,11 @@ def run(args):
     for seed in seeds:
         for name in args.names:
             for market in markets:
-                given = tuned.get(f"{name}, {market}", {})
-                if name in OURS and args.set:
-                    given = dict(each.split("=", 1) for each in args.set)
-                label = name + (
-                    f", {', '.join(args.set) if name in OURS else 'tuned'}" if given else ""
-                )
+                given, label = tuned.get(f"{name}, {market}", {}), name
+                if name in OURS:
+                    given, label = {}, ", ".join([name, *args.set])
+                elif given:
+                    label = f"{name}, tuned"
                 if (market, label, seed) in done:
                     continue
                 try:
@@ -191,7 +191,10 @@ def main(words=None):
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--set", nargs="+", default=[], help="TABLE.KEY=VALUE of agents of ours")
     parser.add_argument("--tuned", help="a JSON file of hyper-parameters, by 'NAME, MARKET'")
-    run(parser.parse_args(words))
+    args = parser.parse_args(words)
+    if not args.steps and {*args.names} - {*OURS}:
+        parser.error("--steps 0 is of agents of ours alone; give --names of them, or steps.")
+    run(args)
 
 
 if __name__ == "__main__":

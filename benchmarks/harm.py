@@ -23,7 +23,7 @@ from scipy.stats import beta
 
 from nca_trader.evaluate.gate import TOLERATED, harm
 from nca_trader.optimum.board import about
-from nca_trader.runs.folder import commit, now
+from nca_trader.runs.folder import commit
 
 YEAR, ASSETS = 252, 8
 SHARPE, PAID = 0.84, 0.1  # of the base, and what it pays of it for trading, per year
@@ -130,7 +130,6 @@ def run(file, draws, spans, correlations):
     """Appends a row of each cell that is not in `file` yet."""
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     done = {(row["case"], row["years"], row["correlation"]) for row in rows}
-    made = {"commit": commit()} | about()
     for years in spans:
         for correlation in correlations:
             for case in CASES:
@@ -143,7 +142,7 @@ def run(file, draws, spans, correlations):
                 row |= {"gained": sum(x.gained for x in found)}
                 row |= {"expected": expected(years, correlation, max(CASES[case][:2]))}
                 with file.open("a") as out:
-                    out.write(json.dumps(row | made | {"date": now()}) + "\n")
+                    out.write(json.dumps(row | {"commit": commit()} | about()) + "\n")
                 print(case, years, correlation, row["passed"], flush=True)
 
 

@@ -338,6 +338,8 @@ def picture(entries: Sequence[Standing], kind: str) -> bytes:
     with matplotlib.rc_context(settings(printed)):
         figure = Figure((11.6, 3.6 * max(len(markets), 1)), layout="constrained")
         parts = figure.subfigures(max(len(markets), 1), 1, squeeze=False)
+        if not markets:
+            figure.text(0.5, 0.5, "no row has a fraction to draw", ha="center")
         for part, (market, own) in zip(parts[:, 0], markets, strict=False):
             part.supylabel(market)
             draw_market(part, own, colours, printed)

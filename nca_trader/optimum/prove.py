@@ -22,7 +22,7 @@ from nca_trader import __version__
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.learning import LearnerConfig
+from nca_trader.config.learning import LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import to_toml
 from nca_trader.data.synthetic import SyntheticMarket, market_of
@@ -53,9 +53,9 @@ SMALLEST = {"envs_per_segment": 1, "segment_length": 64, "num_segments": 32}
 # Of "pathwise", which draws no actions: accounts of a segment learn the same, so it has one, and of
 # the agent's steps half. A step's gradient has less noise, so a rate that falls begins higher.
 PATHWISE_RATE, PATHWISE_PART = 4.0, 2
-# Without sampled actions few steps may be longer. At 100,000 steps 8 times the rate took `nano`
-# on `ou_expensive` from 86% to 97%, on `hidden` from 90% to 97%; 32 times was too much, and so was
-# 8 times for `mlp`, whose rate does not fall.
+# Without drawn actions few steps may be longer. At 100,000 steps 8 times the rate took `nano`, with
+# one seed, on `ring_hop3` from 78% to 99%, on `hidden` from 91% to 97%, on `ou_expensive` from 88%
+# to 94%; 32 times was too much, and so was 8 times for `mlp`, whose rate does not fall.
 MOST_RATE = 8.0
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
 # The fraction of the optimum to reach. The nano preset does with every seed, but for two markets:
@@ -129,15 +129,15 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
     # each asset, but a message from the third neighbour is not seen more often: `ring_hop3` needs
     # twice the steps that A alone would give.
-    own = agent.optimizer
-    agent = dataclasses.replace(suited(agent, kind), num_seeds=1)
-    usual = min(agent.learner.steps, -(-2 * agent.learner.steps // num_assets))
+    learner = suited(agent.learner, kind)
+    usual = min(learner.steps, -(-2 * learner.steps // num_assets))
     steps = steps or usual
-    learner, optimizer = batched(agent.learner, steps), agent.optimizer
-    if learner.advantages in UNSAMPLED and steps < usual and own.schedule != "constant":
-        rate = min((usual / steps) ** 0.5 * optimizer.learning_rate, MOST_RATE * own.learning_rate)
-        optimizer = dataclasses.replace(optimizer, learning_rate=rate)
-    agent = dataclasses.replace(agent, learner=learner, optimizer=optimizer)
+    agent = dataclasses.replace(
+        agent,
+        learner=batched(learner, steps),
+        optimizer=paced(agent, learner.advantages, usual / steps),
+        num_seeds=1,
+    )
     # Fewer bars than steps would be seen again.
     cells = min(TRAINING_CELLS, max(CELLS, 2 ** math.ceil(math.log2(steps))))
     config = dataclasses.replace(config, market_bars=cells // num_assets)
@@ -180,12 +180,12 @@ def check_account(name: str, config: EnvConfig, market: SyntheticMarket) -> None
         )
 
 
-def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
-    """Return the agent with the estimator of least noise that the environment allows.
+def suited(learner: LearnerConfig, env: TradingEnv) -> LearnerConfig:
+    """Return the learner with the estimator of least noise that the environment allows.
 
     "exact" where an account has finitely many states, "pathwise" where its reward is a smooth
-    function of the ordered weights; else the agent's own. "pathwise" has a batch and a rate of its
-    own, since the agent's are those of sampled actions.
+    function of the ordered weights; else its own. "pathwise" has a batch of its own where the
+    learner's is one of drawn actions.
     """
     # With a learnt critic `garleanu_pedersen` ended at 93 to 98%: its error about the position
     # moved the mean of the policy. These two need no critic.
@@ -194,16 +194,28 @@ def suited(agent: AgentConfig, env: TradingEnv) -> AgentConfig:
             check(env)
         except ConfigError:
             continue
-        learner, optimizer = switched(agent.learner, advantages=name), agent.optimizer
-        if name == "pathwise" != agent.learner.advantages:
-            steps = -(-learner.steps // PATHWISE_PART)
-            learner = dataclasses.replace(learner, envs_per_segment=1, steps=steps)
-            rate = optimizer.learning_rate * (
-                PATHWISE_RATE if optimizer.schedule != "constant" else 1.0
-            )
-            optimizer = dataclasses.replace(optimizer, learning_rate=rate)
-        return dataclasses.replace(agent, learner=learner, optimizer=optimizer)
-    return agent
+        found = switched(learner, advantages=name)
+        if name == "pathwise" != learner.advantages:
+            steps = -(-found.steps // PATHWISE_PART)
+            found = dataclasses.replace(found, envs_per_segment=1, steps=steps)
+        return found
+    return learner
+
+
+def paced(agent: AgentConfig, advantages: str, fewer: float) -> OptimizerConfig:
+    """Return the agent's optimizer, whose rate begins higher where no action is drawn.
+
+    Args:
+      agent: as it was given.
+      advantages: that it is trained with here.
+      fewer: the usual number of steps over that of this run.
+    """
+    optimizer = agent.optimizer
+    if advantages not in UNSAMPLED or optimizer.schedule == "constant":
+        return optimizer
+    factor = PATHWISE_RATE if advantages == "pathwise" != agent.learner.advantages else 1.0
+    factor = min(factor * max(fewer, 1.0) ** 0.5, MOST_RATE)
+    return dataclasses.replace(optimizer, learning_rate=factor * optimizer.learning_rate)
 
 
 def batched(learner: LearnerConfig, steps: int) -> LearnerConfig:

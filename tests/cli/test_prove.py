@@ -278,6 +278,8 @@ def test_seeds_of_a_report_are_drawn_once_and_it_resumes(trained, tmp_path):
     assert trained == [("kelly", "nca", 63, seeds[-1])]
     trained.clear()
     board.main([*words, "--set", "policy.window=63", "policy.neighbours=none"])
+    with pytest.raises(SystemExit):  # a peer has no number of steps of its own
+        board.main([*words, "--names", "SB3 PPO"])
     names = [json.loads(line)["name"] for line in file.read_text().splitlines()[6:]]
     assert len(trained) == 6
     assert {*names} == {"nca_trader nano, policy.window=63, policy.neighbours=none"}
@@ -309,6 +311,12 @@ def test_curves_are_written(command, trained, tmp_path, kind):
         text = out.read_text()
         assert "nano 99.0%" in text and text.count("<svg") == 4  # of two markets, in both widths
         assert "no_neighbours" in text and "trades 0.0" in text and "#050505" not in text
+
+
+def test_a_market_without_a_fraction_is_said_in_a_picture(command, trained, tmp_path):
+    out = tmp_path / "curves.svg"
+    assert command("prove", "martingale", "--seed=5", f"--out={out}").code == 0
+    assert "no row has a fraction to draw" in out.read_text()
 
 
 def test_rows_of_an_agent_from_outside_are_added_to_a_file(command, monkeypatch, tmp_path):
