@@ -3,13 +3,15 @@
     python -m benchmarks.board FILE --peers .venv-peers/bin/python
     python -m benchmarks.board FILE --peers PYTHON --markets ou_mid hidden --names "SB3 PPO"
     python -m benchmarks.board FILE --peers PYTHON --seconds 90 --steps 20000000   # a race to 95%
+    python -m benchmarks.board FILE --peers PYTHON --markets ou_expensive hidden --trials 10
     python -m benchmarks.board FILE --names "nca_trader nano" --markets all --seeds 10 --steps 0
 
 Each run that ends appends a row, and the same command resumes. The first seed of all pairs comes
 before the second of any. Seeds are drawn once; they are the first line of FILE.seeds. All agents
 get the same number of environment steps, 0 for what an agent of ours has by itself, with the
-hyper-parameters that their libraries have, or that `--tuned` names; ours take `--set` as well. A
-pair that a library cannot do is a row without a fraction.
+hyper-parameters that their libraries have, or with the best of `--trials` of Optuna, which have
+seeds of their own and stand in FILE.trials; ours take `--set` as well. A pair that a library cannot
+do is a row without a fraction.
 """
 
 import argparse
@@ -24,7 +26,9 @@ import tempfile
 
 from nca_trader import prove
 from nca_trader.agents import load_agent
+from nca_trader.config.spans import override, parse_space
 from nca_trader.errors import NcaTraderError
+from nca_trader.evaluate.tune import overrides_of, study_of
 from nca_trader.optimum.board import REACHED, about
 from nca_trader.optimum.frozen import frozen
 from nca_trader.optimum.prove import BARS, prepare, prove_markets
@@ -47,6 +51,29 @@ PACKAGES = {
     "SB3 PPO": "stable_baselines3",
     "SB3 DQN": "stable_baselines3",
     "sb3-contrib RecurrentPPO": "sb3_contrib",
+}
+# What trials draw from: of the library's own names, with "normalize" for a `VecNormalize`.
+OFTEN = ("learning_rate=1e-4:1e-2:log", "gamma=0.0,0.9,0.99", "ent_coef=0.0,0.01")
+SPACES = {
+    "nca_trader nano": (
+        "optimizer.learning_rate=1e-4:1e-2:log",
+        "policy.channels=8,16,32",
+        "policy.window=15,63",
+    ),
+    "nca_trader mlp": (
+        "optimizer.learning_rate=1e-4:1e-2:log",
+        "policy.hidden=32,64,128",
+        "policy.window=15,63",
+    ),
+    "rejax PPO": (*OFTEN, "num_steps=16,64,256", "normalize_observations=false,true"),
+    "SB3 PPO": (*OFTEN, "n_steps=512,2048", "batch_size=64,256", "normalize=false,true"),
+    "SB3 DQN": (
+        *OFTEN[:2],
+        "exploration_fraction=0.1,0.5",
+        "target_update_interval=100,1000,10000",
+        "normalize=false,true",
+    ),
+    "sb3-contrib RecurrentPPO": (*OFTEN, "n_steps=128,512", "normalize=false,true"),
 }
 
 
@@ -71,14 +98,15 @@ def space(market):
     return found
 
 
-def ours(name, market, seed, args):
+def ours(name, market, seed, args, given):
     """A row of an agent of this package."""
-    trial = prepare(market, load_agent(OURS[name], args.set), args.steps or None)
+    changes = [*args.set, *(override(key, value) for key, value in given.items())]
+    trial = prepare(market, load_agent(OURS[name], changes), args.steps or None)
     (proof,) = prove_markets([trial], [seed], controls=False)
     return proof.row()
 
 
-def theirs(name, market, seed, args, tuned):
+def theirs(name, market, seed, args, given, last):
     """A row of an agent of another library: trained by its own program, played by `prove`."""
     found = learner(name, market)
     if found is None:
@@ -88,7 +116,7 @@ def theirs(name, market, seed, args, tuned):
     module, options = found
     with tempfile.TemporaryDirectory() as folder:
         options |= {"market": market, "seed": seed % 2**31, "steps": args.steps, "out": folder}
-        options |= {"seconds": args.seconds, "given": json.dumps(tuned)}
+        options |= {"seconds": args.seconds, "given": json.dumps(given)}
         if args.seconds and module == "sb3_learns":
             options |= {"envs": 64, "given": json.dumps(RACING.get(name, {}))}
         words = [f"--{key}={value}" for key, value in options.items()]
@@ -109,25 +137,46 @@ def theirs(name, market, seed, args, tuned):
             return rows[number]["fraction"] >= REACHED
 
         if args.seconds:  # a race asks for the first look that reaches it
-            last = len(looks) - 1
-            if judge(last):
-                bisect.bisect_left(range(last), True, key=judge)
+            end = len(looks) - 1
+            if judge(end):
+                bisect.bisect_left(range(end), True, key=judge)
         else:
-            for number in range(len(looks)):
+            for number in range(len(looks))[-1 if last else 0 :]:
                 judge(number)
     curve = [
         [looks[k]["steps"], looks[k]["seconds"], rows[k]["fraction"], rows[k]["error"]]
         for k in sorted(rows)
     ]
-    last = {"seed": seed, "steps": curve[-1][0], "seconds": curve[-1][1], "curve": curve}
-    return rows[max(rows)] | last | {"evaluated_on": [row["seed"] for row in rows.values()]}
+    own = {"seed": seed, "steps": curve[-1][0], "seconds": curve[-1][1], "curve": curve}
+    return rows[max(rows)] | own | {"evaluated_on": [row["seed"] for row in rows.values()]}
 
 
-def run_one(name, market, seed, args, given):
-    """The row of one seed."""
+def run_one(name, market, seed, args, given, last=False):
+    """The row of one seed; of another library, with `last`, only the trained agent is played."""
     if name in OURS:
-        return ours(name, market, seed, args)
-    return theirs(name, market, seed, args, given)
+        return ours(name, market, seed, args, given)
+    return theirs(name, market, seed, args, given, last)
+
+
+def best_of(name, market, args):
+    """The best hyper-parameters of the trials of an agent on a market; the missing ones are run."""
+    import optuna
+
+    study = study_of(pathlib.Path(args.file).with_suffix(".trials"), f"{name}, {market}")
+    while len(done := [t for t in study.trials if "seed" in t.user_attrs]) < args.trials:
+        study.sampler = optuna.samplers.TPESampler(seed=len(done))
+        trial = study.ask()
+        overrides_of(trial, parse_space(SPACES[name]))
+        seed, reached = secrets.randbelow(1_000_000), math.nan
+        try:
+            row = run_one(name, market, seed, args, trial.params, last=True)
+            reached = row["fraction"]
+        except (NcaTraderError, RuntimeError) as error:
+            print(f"{name} on {market}, {trial.params}: {error}", file=sys.stderr, flush=True)
+        trial.set_user_attr("seed", seed)
+        study.tell(trial, reached)  # a trial without a number fails
+        print(f"{market:<20}{name:<28} trial {len(done):>2}{reached:8.1%}", flush=True)
+    return study.best_params
 
 
 def run(args):
@@ -141,16 +190,16 @@ def run(args):
     seeds = seeds[: args.seeds]
     lines = file.read_text().splitlines() if file.is_file() else []
     done = {(row["market"], row["name"], row["seed"]) for row in map(json.loads, lines)}
-    tuned = json.loads(pathlib.Path(args.tuned).read_text()) if args.tuned else {}
+    tuned = {}
     markets = list(BARS) if args.markets == ["all"] else args.markets
     for seed in seeds:
         for name in args.names:
             for market in markets:
-                given, label = tuned.get(f"{name}, {market}", {}), name
-                if name in OURS:
-                    given, label = {}, ", ".join([name, *args.set])
-                elif given:
-                    label = f"{name}, tuned"
+                label = ", ".join([name, *args.set, *["tuned"] * bool(args.trials)])
+                can = name in OURS or learner(name, market)
+                if args.trials and can and (name, market) not in tuned:
+                    tuned[name, market] = best_of(name, market, args)
+                given = tuned.get((name, market), {})
                 if (market, label, seed) in done:
                     continue
                 try:
@@ -190,7 +239,7 @@ def main(words=None):
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seconds", type=float, default=0.0)
     parser.add_argument("--set", nargs="+", default=[], help="TABLE.KEY=VALUE of agents of ours")
-    parser.add_argument("--tuned", help="a JSON file of hyper-parameters, by 'NAME, MARKET'")
+    parser.add_argument("--trials", type=int, default=0, help="of Optuna, before tuned agents")
     args = parser.parse_args(words)
     if not args.steps and {*args.names} - {*OURS}:
         parser.error("--steps 0 is of agents of ours alone; give --names of them, or steps.")

@@ -184,7 +184,7 @@ def tune(
     }
     tracker = tracker_of(how.track)
     WorkFolder(path, SETTINGS, "search", decisive).begin()
-    study = _study(path)
+    study = study_of(path / JOURNAL)
     before = len(_finished(study))
     with (
         Progress(trials * seeds, "tune", "agents") as shown,
@@ -203,15 +203,16 @@ def tune(
     return found
 
 
-def _study(folder: pathlib.Path) -> Any:
+def study_of(file: pathlib.Path, name: str = "tune") -> Any:
+    """Open a study in a journal, or begin one that is maximised."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    storage = JournalStorage(JournalFileBackend(str(file)))
     study = optuna.create_study(
-        storage=storage, study_name="tune", direction="maximize", load_if_exists=True
+        storage=storage, study_name=name, direction="maximize", load_if_exists=True
     )
     # Trials that a kill interrupted: their values are proposed again, by the same seed.
     for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
@@ -244,7 +245,7 @@ def _search(
         # Seeded by what is done, so that a resumed search proposes what an unbroken one would.
         study.sampler = optuna.samplers.TPESampler(seed=setup.seed + begun)
         asked = [study.ask() for _ in range(min(batch, total - begun))]
-        proposed = [_proposed(trial, space) for trial in asked]
+        proposed = [overrides_of(trial, space) for trial in asked]
         pairs = [(k, i) for k in range(len(asked)) for i in range(seeds)]
         jobs = [
             Job(f"trial {asked[k].number}, seed {i}", (proposed[k], setup.seed + i))
@@ -277,7 +278,7 @@ def _search(
             done(trial.number, score)
 
 
-def _proposed(trial: Any, space: Mapping[str, Range]) -> list[str]:
+def overrides_of(trial: Any, space: Mapping[str, Range]) -> list[str]:
     """Draw the values of a trial; return them as overrides of the agent."""
     found = []
     for key, values in space.items():

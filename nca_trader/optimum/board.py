@@ -453,15 +453,17 @@ class Repeat(NamedTuple):
 def repeated(entry: Standing, rows: Sequence[Row]) -> Repeat:
     """Compare an entry of the board with the rows of a repetition.
 
-    The error has three parts: how the entry's seeds differ, how those of the repetition do, and
-    the error of each evaluation.
+    The error has three parts: how the seeds of either differ, and the error of the evaluation of
+    each, as both were played on draws of their own.
     """
     new = np.array([row["fraction"] for row in rows])
     old = entry.fractions
-    own = [row.get("error") or 0.0 for row in (*entry.rows, *rows)]
     # One seed says nothing of how seeds differ: the spread is that of all that there are.
     spread = float(np.std(old, ddof=1)) if len(old) > 1 else 0.0
     spread = max(spread, float(np.std(new, ddof=1)) if len(new) > 1 else 0.0)
-    error = math.hypot(spread * math.sqrt(1 / len(old) + 1 / len(new)), float(np.mean(own)))
+    error = math.hypot(
+        spread * math.sqrt(1 / len(old) + 1 / len(new)),
+        *(float(np.mean([row.get("error") or 0.0 for row in part])) for part in (entry.rows, rows)),
+    )
     reported, found = interquartile(old)[0], interquartile(new)[0]
     return Repeat(entry.market, reported, found, error)

@@ -1,5 +1,6 @@
 """The board: seeds joined to entries, every form of the table, and rows that are repeated."""
 
+import itertools
 import json
 import math
 import re
@@ -11,7 +12,7 @@ from scipy import stats
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, NcaTraderError
-from nca_trader.optimum import board, paths
+from nca_trader.optimum import board, outside, paths
 from nca_trader.optimum import prove as prove_runs
 
 
@@ -123,6 +124,9 @@ def test_a_repetition_within_its_error_agrees_and_one_beyond_differs():
     assert not board.repeated(entry, [row(fraction=0.70)]).agrees
     (sure,) = board.entries_of([row(fraction=0.92)])
     assert not board.repeated(sure, [row(fraction=0.86)]).agrees
+    # Two evaluations on draws of their own: their errors are those of a right angle.
+    (one,) = board.entries_of([row(error=0.03)])
+    assert board.repeated(one, [row(error=0.04)]).error == pytest.approx(0.05)
 
 
 RULE = """
@@ -138,6 +142,8 @@ def idle(seen):
 
 def test_a_row_is_repeated_on_new_draws_and_a_made_up_one_is_not(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paths, "CELLS", 2**15)
+    draws = itertools.count(2**62)  # one in some hundred pairs of draws differs by chance
+    monkeypatch.setattr(outside.secrets, "randbits", lambda bits: next(draws))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(RULE)
     # Below the market's bar, which is no fault of the row.
