@@ -99,6 +99,8 @@ def pytest_collection_modifyitems(config, items):
         for mark in item.iter_markers("parametrize"):
             if isinstance(mark.args[1], (set, frozenset)):
                 raise pytest.UsageError(f"{item.nodeid}: its parameters are a set; give a tuple.")
+        if item.get_closest_marker("heavy"):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("few"):
             cases[item.nodeid.partition("[")[0]].append(item)
     for found in cases.values():

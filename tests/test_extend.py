@@ -77,6 +77,7 @@ def test_the_guides_checks_pass(folder):
     exec(compile(blocks(GUIDE.read_text())[1], "extend.md", "exec"), {})
 
 
+@pytest.mark.heavy
 def test_a_run_records_its_code_and_another_process_trades_as_this_one(folder):
     manifest = json.loads((folder / "runs/mine/run.json").read_text())
     assert sorted((code["kind"], name) for name, code in manifest["code"].items()) == [

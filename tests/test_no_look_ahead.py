@@ -449,6 +449,7 @@ def test_bars_that_end_sooner_or_go_on_longer_change_nothing_before(name):
     later(name, rows_of(CONFIGS[name]), 4)
 
 
+@pytest.mark.heavy
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", TWO_LENGTHS)
 def test_bars_added_after_the_last_one_change_nothing(name):
@@ -459,6 +460,7 @@ def test_bars_added_after_the_last_one_change_nothing(name):
     )
 
 
+@pytest.mark.heavy
 def test_every_fact_has_a_row_for_every_bar_that_it_is_known_at():
     for length in (SHORT, LONG):
         facts = facts_of("equity_daily", length)

@@ -111,6 +111,7 @@ def test_a_target_is_the_base_and_a_bounded_tilt(bars, tmp_path, ensemble, short
         assert (np.abs(wide.column(bars)) > 0.1).any()
 
 
+@pytest.mark.heavy
 def test_backtest_stream_and_file_of_a_tilted_agent_agree(bars, tmp_path):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on(seeds=2))
     own = nca.backtest(bars, run, look=False)
@@ -125,6 +126,7 @@ def test_backtest_stream_and_file_of_a_tilted_agent_agree(bars, tmp_path):
     assert nca.backtest(other, run, look=False).num_fills > 10
 
 
+@pytest.mark.heavy
 def test_a_step_orders_the_base_and_prices_the_tilt(bars):
     plain = nca.TradingEnv(bars, dataclasses.replace(WEIGHTS, order="rebalance"))
     env = nca.with_base(plain, BASE, tilt_limit=0.5, tilt_penalty=0.01)
@@ -163,6 +165,7 @@ def test_gymnasium_tilts_and_shows_the_base(bars):
     assert many.reset(seed=3)[0].shape == (2, len(seen))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("advantages", ["gae", "pathwise"])
 @pytest.mark.few(1)
 def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages):

@@ -41,6 +41,7 @@ def alone(bars, part, costs=COSTS, **options):
     return nca.backtest(bars, part, costs, look=False, **options).targets.to_numpy()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("start", [None, 90])
 @pytest.mark.few(2)
@@ -75,6 +76,7 @@ AGENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("changes", AGENTS)
 @pytest.mark.few(3)
 def test_an_agent_in_a_blend_decides_as_it_does_alone(bars, tmp_path, changes, caplog):
@@ -100,6 +102,7 @@ def test_an_agent_in_a_blend_decides_as_it_does_alone(bars, tmp_path, changes, c
     np.testing.assert_allclose(result.equity, expected.equity, rtol=1e-9)
 
 
+@pytest.mark.heavy
 def test_a_blend_counts_as_an_evaluation_of_its_runs(bars, tmp_path):
     run = untrained_run(tmp_path / "agent", bars[:200], ENV, AGENT)
     mix = nca.blend({"agent": (run, 1.0)})
@@ -107,6 +110,7 @@ def test_a_blend_counts_as_an_evaluation_of_its_runs(bars, tmp_path):
     assert nca.backtest(bars, mix, start=str(bars.index[150])).in_sample == 50
 
 
+@pytest.mark.heavy
 def test_a_run_in_a_blend_trades_its_own_symbols_alone(bars, tmp_path):
     # Its reward remembers in units of these symbols' variance.
     env = dataclasses.replace(ENV, reward="differential_sharpe")
@@ -231,6 +235,7 @@ RUNNING = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("part", "error", "match"), RUNNING)
 def test_a_part_that_cannot_trade_is_named(bars, part, error, match):
     with pytest.raises(error, match=match) as caught:
@@ -280,6 +285,7 @@ def test_wrappers_of_a_blend_keep_its_parts(bars):
     assert nca.backtest(bars, mix.with_volatility(0.1), COSTS).parts is not None
 
 
+@pytest.mark.heavy
 def test_a_blend_is_not_judged_on_bars_that_trained_its_run(bars, tmp_path):
     run = untrained_run(tmp_path / "agent", bars[:200], ENV, AGENT)
 

@@ -117,6 +117,7 @@ def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
         np.testing.assert_allclose(value[t, e], np.mean(values), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_the_readouts_two_forms_have_one_gradient(monkeypatch):
     policy, params, cells, seen = readout((0.0, 0.5, 1.0))
     weights = np.random.default_rng(3).normal(size=(7, 5, 2, 3)).astype(np.float32)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import nca_trader as nca
 from nca_trader.agents.identity import digest_of
@@ -14,6 +15,7 @@ from nca_trader.evaluate.subjects import member_of
 MADE = """
 import functools
 import numpy as np
+import pytest
 import nca_trader as nca
 from nca_trader.agents.identity import digest_of
 RULES = [
@@ -25,6 +27,7 @@ RULES = [
 """
 
 
+@pytest.mark.heavy
 def test_a_digest_is_the_same_in_another_process(root):
     code = MADE + "print([digest_of(rule) for rule in RULES])"
     there = [

@@ -149,6 +149,7 @@ def test_states_stay_within_their_bound_whatever_the_weights(leak):
     assert states.max() > 0.9 / leak  # and the bound is no loose one
 
 
+@pytest.mark.heavy
 def test_an_untrained_rule_hears_of_assets_as_many_places_away_as_it_has_steps():
     """And from an update of zero it would not: no gradient would ever lead there."""
     symbols = tuple("ABCDEFGH")
@@ -260,6 +261,7 @@ def loss_and_gradient(policy):
     return jax.jit(jax.value_and_grad(lose), compiler_options=FAST)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("remat", ["step", "every:2", "dots"])
 def test_remat_changes_neither_value_nor_gradient(remat):
     plain, again = policy_of(**FIRES), policy_of(**FIRES, remat=remat)

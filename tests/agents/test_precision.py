@@ -86,6 +86,7 @@ def test_lattice_and_stream_agree_in_bfloat16_and_give_float32(kind):
     np.testing.assert_allclose(newest, cells[-1], atol=0.03)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS[:2])
 def test_cells_are_kept_in_bfloat16_where_compute_says_so(kind):
     """Op by op: compiled whole, XLA may drop a rounding."""

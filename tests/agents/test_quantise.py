@@ -75,6 +75,7 @@ def test_parameters_are_flattened_and_put_back():
     jax.tree.map(np.testing.assert_array_equal, back, params)
 
 
+@pytest.mark.heavy
 def test_calibration_of_a_perceptron_is_the_largest_of_each_layers_inputs():
     policy, params = policy_of("mlp")
     x, present = drawn()
@@ -118,6 +119,7 @@ def test_a_gauged_weight_rounds_what_it_meets_in_both_forms():
         np.testing.assert_allclose(got, form.dense(w[:3], exact, "float32"), atol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "kind", ["nca", *(pytest.param(k, marks=pytest.mark.slow) for k in ("gru", "mlp"))]
 )

@@ -36,6 +36,7 @@ def test_every_row_says_what_each_side_materialises(monkeypatch, peers):
     assert all(row["ours"] for row in rows) and all(row.get("theirs") for row in rows if peers)
 
 
+@pytest.mark.heavy
 @pytest.mark.few(1)
 @pytest.mark.parametrize("module", ["nca_trader.envs.gym", "benchmarks.env"])
 def test_a_fresh_process_finds_the_name_in_gymnasium(module, root):

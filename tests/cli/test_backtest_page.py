@@ -29,6 +29,7 @@ def own(tiny, tmp_path):
     return tiny.copy(tmp_path / "own")
 
 
+@pytest.mark.heavy
 def test_a_rule_stands_beside_the_baselines_on_its_own_bars_and_costs(tiny, tmp_path, command):
     page = tmp_path / "rule.html"
     options = ("--commission=0.002", "--slippage=0.001", "--fill=close", "--order=rebalance")
@@ -68,6 +69,7 @@ def test_a_rule_stands_beside_the_baselines_on_its_own_bars_and_costs(tiny, tmp_
     }
 
 
+@pytest.mark.heavy
 def test_a_run_after_its_training_is_out_of_sample_and_the_look_is_counted(own, command):
     page = own.folder / "run.html"
     said = command("backtest", "--run", own.path, "--data", own.data, "--out", page, "--json")
@@ -88,6 +90,7 @@ def test_a_run_after_its_training_is_out_of_sample_and_the_look_is_counted(own, 
     assert entry.symbols == list(judged.symbols) and entry.first == str(judged.time[0])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("options", "in_sample", "bars", "looks"),
     [
@@ -109,6 +112,7 @@ def test_bars_that_the_run_saw_are_said_loudly(own, command, options, in_sample,
     assert trials.count(own.run.root, "test") == (looks or 0)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("stop", ["2020-07-20", "2020-07-21", "2020-07-23"])
 @pytest.mark.few(1)
 def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
@@ -134,6 +138,7 @@ def test_the_command_and_its_page_say_that_nothing_was_filled(tiny, tmp_path, co
         assert text.count("NO FILLS: nothing was ever bought or sold") >= 1
 
 
+@pytest.mark.heavy
 def test_python_writes_the_same_page(tiny, tmp_path, command):
     page, own = tmp_path / "command.html", tmp_path / "python.html"
     given = ("--strategy=momentum", f"--data={tiny.data}", "--stop", UNTIL, f"--out={page}")
@@ -145,6 +150,7 @@ def test_python_writes_the_same_page(tiny, tmp_path, command):
     assert len(here) > 300 and len(set(again) ^ set(here)) < 25
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("own", [False, True])
 def test_the_page_of_a_sweep_is_that_of_its_best_combination(command, tmp_path, own):
     page, name = tmp_path / "sweep.html", "sma_cross"

@@ -186,6 +186,7 @@ def test_a_damaged_run_is_exit_4_and_one_line(command, mine):
         assert "run.json: not JSON" in said.err and "restore it" in said.err
 
 
+@pytest.mark.heavy
 def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
     for file in (mine.path / "checkpoints").glob("*/leaves/manifest.ocdbt"):
         file.write_bytes(b"damaged")

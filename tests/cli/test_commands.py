@@ -36,6 +36,7 @@ def mine(tiny, tmp_path_factory):
     return tiny.copy(tmp_path_factory.mktemp("commands") / "with a space")
 
 
+@pytest.mark.heavy
 def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
     bounded = ("--set", "learner.memory_gb=1")
     said = command(*mine.train_command(mine.runs / "new", steps=200), *bounded, "--json")
@@ -57,6 +58,7 @@ def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
     assert command(*shlex.split(named)).code == 0
 
 
+@pytest.mark.heavy
 def test_the_command_line_trains_what_python_trains(command, mine):
     command(*mine.train_command(mine.runs / "again"))
     there = json.loads((mine.runs / "again" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -110,6 +112,7 @@ def test_paper_lives_what_the_backtest_says(command, mine, tmp_path):
     assert again.code == 0 and again.json == said.json
 
 
+@pytest.mark.heavy
 def test_a_replay_can_be_watched_at_a_speed(command, mine, tmp_path):
     options = ["--run", mine.path, "--feed", f"replay:{mine.data}", "--start", "2020-07-19"]
     began = time.monotonic()
@@ -167,6 +170,7 @@ def test_devices_and_set_change_the_experiment(command, mine):
     assert again.run.env_config.costs.commission == 0.001
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("asked", "there"), [(1, 1), (cores(), cores()), (64, cores())])
 @pytest.mark.few(1)
 def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, there):
@@ -204,6 +208,7 @@ def test_a_seed_draws_its_own_path_of_a_synthetic_market(command, tiny, tmp_path
     assert other.code == 2 and "seed was 6 there and is 7 now" in other.err
 
 
+@pytest.mark.heavy
 def test_paper_over_bars_that_trained_the_agent_is_in_sample(command, mine, tmp_path):
     options = ["--feed", f"replay:{mine.data}", "--journal"]
     said = command("paper", "--run", mine.path, *options, tmp_path / "all", "--json")
@@ -235,6 +240,7 @@ class State(NamedTuple):
     params: Any
 
 
+@pytest.mark.heavy
 def test_the_selected_agent_acts_and_is_named_with_the_others(command, several, tiny, tmp_path):
     options = ("--run", several.path, "--data", tiny.data, "--json")
     each = [command("backtest", *options, "--seed", i).json for i in range(3)]

@@ -87,6 +87,7 @@ def test_what_compiling_cost_is_told_at_the_end():
     assert line.startswith(f"compiled {found['programs']} programs in ")
 
 
+@pytest.mark.heavy
 def test_sharding_is_shown_once_and_updates_after_the_first_are_traced(tmp_path, capsys):
     big = jnp.zeros((123, 7))
     words = arguments("--show-sharding", "--profile", "2", run_dir=tmp_path)
@@ -99,6 +100,7 @@ def test_sharding_is_shown_once_and_updates_after_the_first_are_traced(tmp_path,
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
+@pytest.mark.heavy
 def test_a_trace_ends_where_training_ends_sooner(tmp_path):
     watch = Watch(arguments("--profile", "5", run_dir=tmp_path), Compilations())
     watch(row(1))

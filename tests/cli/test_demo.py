@@ -197,6 +197,7 @@ def test_the_demo_of_a_simulated_panel_ends_with_its_page(tmp_path, root):
     assert [json.loads(line)["kind"] for line in lines] == ["train", "test"]
 
 
+@pytest.mark.heavy
 def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):
     # Far too many steps to end by itself within the test.
     args = command("--agent", tiny, "--steps", 10_000_000, "--out", tmp_path)

@@ -28,6 +28,7 @@ def export(command, tiny, tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.heavy
 def test_a_file_is_written_and_backtest_and_paper_read_it(export, command, tmp_path):
     data = ("--data", export.tiny.data)
     said = export(*data, "--until", UNTIL, "--bits", "16", "--activations", "--json")
@@ -76,6 +77,7 @@ def test_too_few_agreements_are_refused_and_nothing_is_written(export, monkeypat
     assert export(*data, "--min-agreement", "0.98").code == 0 and export.path.exists()
 
 
+@pytest.mark.heavy
 def test_steps_of_activations_are_those_of_the_training_span_alone(export, tmp_path):
     """Other bars behind the span, and much wilder ones, give the same file to the byte."""
     options = ("--activations", "--min-agreement", "0", "--repair", "keep-jumps", "--data")

@@ -52,6 +52,7 @@ def test_what_train_prints_backtests_the_run_on_the_same_file(command, mine):
     assert again.code == 0 and again.err == "", again
 
 
+@pytest.mark.heavy
 def test_the_page_of_a_backtest_holds_the_command_that_makes_it_again(command, mine):
     page = mine.folder / "a page.html"
     given = options(strategy="momentum", data=mine.data, start=UNTIL, out=page, **COLUMNS)

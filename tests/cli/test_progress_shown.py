@@ -21,6 +21,7 @@ def written():
     nca.write_bars(nca.sample_bars("sp500")[:200], "bars.csv")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("typed", SHOWN)
 def test_a_command_shows_its_steps_and_stdout_is_results_alone(command, typed, monkeypatch):
     written()

@@ -88,6 +88,7 @@ def test_a_new_project_backtests_its_strategy_and_loads_its_configs(capsys, tmp_
     assert len(result.trades) > 3 and nca.leakcheck(module.trend(), bars, cases=3).ok
 
 
+@pytest.mark.heavy
 def test_the_broker_of_a_new_project_passes_the_check_and_each_fault_fails_it(tmp_path, capsys):
     said(capsys, "init", str(tmp_path / "mine"))
     ran = subprocess.run(

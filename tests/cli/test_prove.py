@@ -135,6 +135,7 @@ def test_an_environment_that_contradicts_its_market_is_refused(
     assert said.code == 2 and says in said.err and len(said.err.splitlines()) == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [name for name, bar in prove_runs.BARS.items() if bar])
 @pytest.mark.few(2)
 def test_an_untrained_agent_passes_no_bar(name):
@@ -319,6 +320,7 @@ def test_a_market_without_a_fraction_is_said_in_a_picture(command, trained, tmp_
     assert "no row has a fraction to draw" in out.read_text()
 
 
+@pytest.mark.heavy
 def test_rows_of_an_agent_from_outside_are_added_to_a_file(command, monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "CELLS", 2**15)
     (tmp_path / "mine.py").write_text("def act(seen):\n    return 0.0 * seen[:, :1]\n")

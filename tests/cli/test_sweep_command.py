@@ -32,6 +32,7 @@ def test_the_command_is_the_function(tmp_path, capsys):
     pd.testing.assert_frame_equal(pd.read_csv(out), table, check_dtype=False)
 
 
+@pytest.mark.heavy
 def test_a_rule_of_a_file_and_a_page(tmp_path, capsys):
     file, page = tmp_path / "mine.py", tmp_path / "sweep.html"
     file.write_text(

@@ -87,6 +87,7 @@ def test_a_file_that_is_no_journal_is_not_waited_for_by_one_look(command, tmp_pa
     assert said.code == 4 and "j.db: is not a readable journal" in said.err
 
 
+@pytest.mark.heavy
 def test_it_follows_a_run_and_its_log_says_fire_and_resolve_once(run, root):
     command = [sys.executable, "-m", "nca_trader", "watch", "--run", str(run), "--every", "0.05"]
     command += ["--rules", str(run.parent / "rules.toml"), "--json"]

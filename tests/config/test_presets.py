@@ -104,6 +104,7 @@ def test_the_resolved_text_leaves_nothing_to_defaults():
             assert re.search(rf"^{field.name} = ", text, re.M)
 
 
+@pytest.mark.heavy
 @given(
     commission=st.floats(0, 0.1, exclude_max=True),
     size=st.none() | st.floats(1e-300, 1.0),

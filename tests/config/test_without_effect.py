@@ -91,6 +91,7 @@ OTHER = {
 }  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_policy_refuses_what_does_not_change_its_program_and_nothing_else(kind):
     config = POLICIES[kind]
@@ -125,6 +126,7 @@ def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
         assert refused(env.config, name, value) == same, name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "estimator",
     ["gae", "pathwise", *(pytest.param(x, marks=pytest.mark.slow) for x in ("group", "exact"))],

@@ -156,6 +156,7 @@ def measured(asked):
     return json.loads(done.stdout)
 
 
+@pytest.mark.heavy
 def test_what_unpacks_to_more_than_is_allowed_is_one_line_at_once(tmp_path):
     asked = []
     for name, (make, _, options) in FILES.items():
@@ -182,6 +183,7 @@ def minutes(rows):
     return pa.table({"time": time, **bars})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("write", [
     pyarrow.parquet.write_table, pyarrow.feather.write_feather,
 ])  # fmt: skip

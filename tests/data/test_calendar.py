@@ -255,6 +255,7 @@ def calendars(first, years):
 LEAST_DAYS, NEAR = 28, 0.02  # from four weeks on: a holiday or a special session in each hides none
 
 
+@pytest.mark.heavy
 @settings(max_examples=5, deadline=None)
 @given(first=st.dates(datetime.date(2015, 1, 1), datetime.date(2021, 12, 31)))
 def test_bars_in_a_year_stay_near_the_truth_as_a_file_grows(first):

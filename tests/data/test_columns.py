@@ -214,6 +214,7 @@ def test_what_cannot_be_joined_is_refused(hours, vix, extra, error, said):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.heavy
 def test_the_search_for_look_ahead_sees_columns(rich):
     """A column that is joined one bar early leaks, through the column and nothing else."""
 
@@ -245,6 +246,7 @@ def follow():
     return nca.Strategy(lambda num_assets: (), act, "follow")
 
 
+@pytest.mark.heavy
 def test_rules_read_them_and_others_trade_as_without(rich, hours):
     result = nca.backtest(rich, follow())
     want = np.where(rich.columns["score"] > 0.0, 0.5, 0.0)

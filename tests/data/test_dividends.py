@@ -70,6 +70,7 @@ def test_few_dividends_are_asked_about_and_an_option_answers():
     assert read_bars(unclear.assign(Dividends=0.0)).dividend is not None
 
 
+@pytest.mark.heavy
 def test_wrong_answers_are_rare_where_dividends_are_small():
     """Half a percent a quarter for ten years: at most one of a hundred files is read wrongly."""
     wrong = asked = 0

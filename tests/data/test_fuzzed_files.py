@@ -22,6 +22,7 @@ def check(seed, count):
     assert found["peak_mib"] < 1000, found
 
 
+@pytest.mark.heavy
 def test_mutated_files_are_read_or_refused_in_one_line():
     check(0, 150)
 

@@ -101,6 +101,7 @@ def check_bombs(folder, members):
     return {name: round(found[str(path)][1]) for name, path in paths.items()}
 
 
+@pytest.mark.heavy
 def test_a_line_or_field_without_end_is_refused_in_bounded_memory(tmp_path):
     print(check_bombs(tmp_path, 12))  # 192 MiB, which pandas alone holds several times over
 

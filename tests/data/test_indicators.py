@@ -121,6 +121,7 @@ def test_values_that_are_not_finite_and_columns_that_lack_are_named(bars):
         values_of(quoted, bars)
 
 
+@pytest.mark.heavy
 def test_leakcheck_passes_a_function_of_past_bars_and_finds_one_that_knows_all(bars):
     one = bars.select("S0")
     report = nca.leakcheck(nca.indicator(whole, "close", lookback=30), one, cases=12)
@@ -178,6 +179,7 @@ def own(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.heavy
 def test_a_slower_time_frame_and_a_session_see_the_same(own):
     hours = random_bars(np.random.default_rng(3), 300, 2, unit="h")
     nca.write_bars(hours, own / "bars.parquet")

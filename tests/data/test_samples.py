@@ -42,6 +42,7 @@ def test_an_unknown_sample_is_refused_with_the_known_ones():
         sample_bars("spy")
 
 
+@pytest.mark.heavy
 def test_sample_bars_and_a_rule_need_neither_arch_nor_scipys_statistics():
     """They take two seconds to import, which is most of a first backtest."""
     code = (
@@ -53,6 +54,7 @@ def test_sample_bars_and_a_rule_need_neither_arch_nor_scipys_statistics():
     assert said.stdout.strip() == "set()"
 
 
+@pytest.mark.heavy
 def test_currencies_are_the_file_in_dollars():
     """Each close is worked out again from the text of the file, in plain Python."""
     bars = sample_bars("fx")

@@ -106,6 +106,7 @@ def cases():
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", list(cases()))
 @pytest.mark.few(4)
 def test_a_slower_feature_is_that_of_resampled_bars_joined_at_their_closes(case):
@@ -201,6 +202,7 @@ def test_each_asset_has_slow_bars_of_its_own():
     np.testing.assert_array_equal(found[:, 1], [0, 0, 0, 0, 0, 1, 1, 2])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("frame", "step", "sessions"), [
     ("5min", "1min", "every_day"), ("1d", "4h", "every_day"), ("1d", "30min", "new_york"),
     ("1d", "1h", "new_york"), ("1h", "30min", "new_york"),
@@ -269,6 +271,7 @@ def ahead(bars):
     return np.concatenate([found[1:], found[-1:]])
 
 
+@pytest.mark.heavy
 def test_leakcheck_passes_a_slower_frame_and_finds_one_seen_a_bar_early():
     bars = drawn(pd.date_range("2024-01-02 00:20", periods=250, freq="10min"))
     report = nca.leakcheck("1h:rsi", bars, cases=40)

@@ -75,6 +75,7 @@ def same(one, other, where=""):
         np.testing.assert_allclose(one, other, 1e-6, 1e-6, err_msg=where, strict=True)
 
 
+@pytest.mark.heavy
 def test_the_id_is_known_where_the_module_is_named():
     code = f"import gymnasium; gymnasium.make('nca_trader.envs.gym:{adapter.ID}', window=0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
@@ -340,6 +341,7 @@ def test_an_observation_ends_with_what_the_reward_remembers(reward, shown):
     assert split_observation(observation, env.trading.spec, WINDOW)["account"].shape == (5 + shown,)
 
 
+@pytest.mark.heavy
 def test_a_step_of_a_batch_is_one_compiled_call(env, monkeypatch):
     ours = make_vec(4)
     ours.reset(seed=0)
@@ -370,6 +372,7 @@ def test_a_step_of_a_batch_is_one_compiled_call(env, monkeypatch):
         jax.monitoring.clear_event_listeners()
 
 
+@pytest.mark.heavy
 def test_copies_share_one_kernel_and_the_last_one_frees_it():
     config = dataclasses.replace(CONFIG, ruin_floor=2e-3)
     one, other = make(config=config), make(dataclasses.replace(BARS), config)

@@ -147,6 +147,7 @@ def test_no_own_cost_and_one_of_nothing_are_the_same_account_bit_for_bit():
     assert list(bare.flows) == [name for name in zero.flows if ":" not in name]
 
 
+@pytest.mark.heavy
 def test_paper_pays_what_the_backtest_pays_with_own_costs_and_actions(tmp_path):
     bars = quoted_bars(140)
     config = EnvConfig(

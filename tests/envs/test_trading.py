@@ -126,6 +126,7 @@ def test_an_episode_longer_than_the_data_is_all_of_it(env):
     assert env.config.episode_bars is None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("size", "max_gross"), [(None, 1.0), (1.0, 1.0), (0.8, None), (2.0, 3.0)])
 @pytest.mark.parametrize("short", [True, False])
 @pytest.mark.few(4)

@@ -51,6 +51,7 @@ def bars():
     return random_bars(np.random.default_rng(5), 300, 1)
 
 
+@pytest.mark.heavy
 def test_decisions_that_fall_between_two_thresholds_are_those_that_differ(bars):
     env, run, params = by_hand(bars)
     few = in_few_bits(params, 4)

@@ -246,6 +246,7 @@ def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkey
     np.testing.assert_allclose(pieces.logits, whole.logits, atol=1e-5)
 
 
+@pytest.mark.heavy
 def test_a_run_says_how_many_of_its_bars_it_has_seen(bars, run):
     def in_sample(start, stop=None):
         return backtest(bars, run, start=str(bars.time[start]), stop=stop).in_sample

@@ -44,6 +44,7 @@ SUBJECTS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("name", SUBJECTS)
 @pytest.mark.few(1)
@@ -68,6 +69,7 @@ def test_the_baseline_is_the_backtest_from_the_episodes_start(bars, name, fill):
         assert found[0] == 1.0 and result.num_fills > 3
 
 
+@pytest.mark.heavy
 def test_an_agent_with_the_same_targets_earns_the_same(bars):
     """The environment's own account, in float32, of actions that are the strategy's targets."""
     costs = nca.Costs(commission=5e-4)

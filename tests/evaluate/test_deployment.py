@@ -32,6 +32,7 @@ def deployed(tiny, tmp_path):
     return copy, name
 
 
+@pytest.mark.heavy
 def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny, tmp_path):
     copy, name = deployed
     start = str(tiny.bars.index[205].date())
@@ -66,6 +67,7 @@ def test_paper_trades_it_too_and_says_so(deployed, tiny, tmp_path):
     assert forced["equity"] == pytest.approx(agent.equity.iloc[-1], rel=1e-12)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["buy and hold", "equal weight"])
 def test_a_hold_in_an_account_that_sizes_by_volatility_buys(tmp_path, name):
     bars = random_bars(np.random.default_rng(2), 300, 2)
@@ -81,6 +83,7 @@ def test_a_hold_in_an_account_that_sizes_by_volatility_buys(tmp_path, name):
     assert done["equity"] == pytest.approx(result.equity.iloc[-1], rel=1e-12)
 
 
+@pytest.mark.heavy
 def test_a_control_is_never_deployed(tmp_path):
     """The exposure-matched hold knows the span that is judged."""
     bars = random_bars(np.random.default_rng(2), 150, 1)

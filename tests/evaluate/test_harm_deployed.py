@@ -55,6 +55,7 @@ def decided(run, bars):
     return result, found, Run(run.path)
 
 
+@pytest.mark.heavy
 def test_an_untrained_agent_is_its_base_and_may_trade(tmp_path):
     bars = rising(1, years=3)
     run = tilting(tmp_path / "run", bars, 0.0)
@@ -74,6 +75,7 @@ def test_an_untrained_agent_is_its_base_and_may_trade(tmp_path):
     assert found.sentence in traded.report(tmp_path / "page.html").read_text()
 
 
+@pytest.mark.heavy
 def test_in_the_place_of_an_agent_that_harms_its_base_trades(tmp_path):
     """It always holds half a position less than its base, in a market that rises."""
     bars = rising(2)
@@ -113,6 +115,7 @@ def test_an_agent_that_gains_on_its_base_trades(tmp_path):
     assert found.harm.differences[1] == pytest.approx(apart, rel=1e-9)
 
 
+@pytest.mark.heavy
 def test_an_agent_without_a_base_is_asked_one_question(tmp_path):
     bars = rising(4, years=3)
     run = untrained_run(tmp_path / "run", bars, ENV, nca.load_agent("nano"))

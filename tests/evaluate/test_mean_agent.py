@@ -60,6 +60,7 @@ def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, b
     assert (orders.std(axis=0) > 0.05).mean() > 0.2, "the agents agree: this test shows nothing"
 
 
+@pytest.mark.heavy
 @pytest.mark.few(2)
 def test_a_batch_a_stream_and_each_agent_alone_see_the_same_cells(run, bars):
     one, params = run.each, run.params()

@@ -52,6 +52,7 @@ def same(one, other):
     np.testing.assert_allclose(one.flows, other.flows, rtol=1e-12, atol=1e-16)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", [name for name in RULES if name != "always_flat"])
 @pytest.mark.few(2)
 def test_a_rule_in_one_kernel_earns_the_same(name, plain):
@@ -66,6 +67,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("num_bars", "assets"), SHAPES)
 @pytest.mark.few(1)
 def test_an_account_in_one_kernel_earns_the_same(num_bars, assets, plain):

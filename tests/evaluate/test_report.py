@@ -163,6 +163,7 @@ def seen_on(tmp_path, monkeypatch):
     return seen
 
 
+@pytest.mark.heavy
 def test_the_page_needs_nothing_from_elsewhere(text):
     page = Page(text)
     assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
@@ -302,6 +303,7 @@ def test_plots_and_tables_can_be_read_without_eyes(text):
     assert ("html", "lang", "en") in page.attributes
 
 
+@pytest.mark.heavy
 def test_a_hostile_name_stays_text(tmp_path):
     hostile = made_up_report(
         symbols=(HOSTILE, "B"),

@@ -49,6 +49,7 @@ def scripts(text):
     return re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
 
 
+@pytest.mark.heavy
 def test_only_the_scripts_of_this_package_may_run(text):
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', text)
     policy = html.unescape(policy)

@@ -159,6 +159,7 @@ def test_a_winner_that_is_still_open_is_counted_next_to_the_win_rate():
     assert "trades 1, 1 open, win rate of the ended n/a" in str(result)
 
 
+@pytest.mark.heavy
 def test_who_was_charged_nothing_reads_it_and_what_costs_would_leave(tmp_path):
     bars = random_bars(np.random.default_rng(4), 300, 1)
     free = nca.backtest(bars, nca.rules.momentum(5))

@@ -79,6 +79,7 @@ def same(tree, other):
     return all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(other)))
 
 
+@pytest.mark.heavy
 def test_the_run_acts_as_after_the_update_with_the_best_score(whole, bars):
     run, seen = whole
     scores = {row["update"]: row["selection"] for row in run.metrics() if "selection" in row}
@@ -109,12 +110,14 @@ def test_the_returns_of_every_score_stay_with_the_run(whole, bars):
             assert row["selection"] == pytest.approx(ratio(column, bars), rel=1e-9)
 
 
+@pytest.mark.heavy
 def test_selection_does_not_touch_training(whole, env, tmp_path):
     _, seen = whole
     plain = trained(env, tmp_path / "plain", None)
     assert plain.selection is None and same(plain.params(), seen[UPDATES])
 
 
+@pytest.mark.heavy
 def test_bars_after_the_span_decide_nothing(env, bars, select, tmp_path):
     later = np.arange(len(bars)) >= bars.row(TO)
     scaled = {
@@ -150,6 +153,7 @@ class Planned(Selector):
         return float(returns[0])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("scores", "patience", "best", "end", "ended"),
     [
@@ -178,6 +182,7 @@ def test_training_ends_when_no_better_score_came(
     assert planned.given == before and run.metrics()[-1]["update"] == end
 
 
+@pytest.mark.heavy
 def test_stopped_anywhere_it_goes_on_as_if_it_had_not(whole, env, select, tmp_path):
     run, _ = whole
     path = tmp_path / "broken"
@@ -218,6 +223,7 @@ def test_other_bars_and_bars_that_trained_are_refused(whole, env, bars, select, 
         Selector(bars, TO, FROM)
 
 
+@pytest.mark.heavy
 def test_a_damaged_file_of_returns_is_one_line(env, select, tmp_path):
     run = trained(env, tmp_path / "run", select)
     (run.path / "selection.parquet").write_bytes(b"nonsense")

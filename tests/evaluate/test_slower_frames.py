@@ -82,6 +82,7 @@ def test_the_warm_up_counts_bars_outside_the_sessions():
         assert (np.asarray(late.features)[spec.warmup :] != 0).all()
 
 
+@pytest.mark.heavy
 def test_gymnasium_shards_and_a_blend_see_what_the_backtest_sees(bars, run, result, tmp_path):
     env = nca.TradingEnv(bars, ENV)
     made = gymnasium.make("nca_trader/Trading-v0", bars=bars, config=ENV, window=1)
@@ -99,6 +100,7 @@ def test_gymnasium_shards_and_a_blend_see_what_the_backtest_sees(bars, run, resu
     np.testing.assert_array_equal(blended.targets.to_numpy()[-100:], targets[-100:])
 
 
+@pytest.mark.heavy
 def test_a_loaded_agent_and_its_compiled_functions_see_the_same(bars, run):
     late = bars[: run.policy.first_decision + 30]
     seen = np.asarray(nca.TradingEnv(late, ENV).features)
@@ -117,6 +119,7 @@ def test_a_loaded_agent_and_its_compiled_functions_see_the_same(bars, run):
             np.testing.assert_array_equal(target, agent.decide(late, flat, ordered=flat))
 
 
+@pytest.mark.heavy
 def test_paper_and_an_exported_agent_decide_as_the_backtest(bars, run, result, tmp_path):
     nca.write_bars(bars, tmp_path / "bars.parquet")
     nca.paper_trade(run.path, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db")
@@ -143,6 +146,7 @@ class Asked(Tape):
         return super().history(count)
 
 
+@pytest.mark.heavy
 def test_a_live_session_asks_for_enough_history_and_sees_what_the_backtest_sees(
     bars, run, tmp_path
 ):
@@ -177,6 +181,7 @@ def test_bars_of_another_length_are_refused_wherever_a_run_goes(bars, run, tmp_p
         nca.paper_trade(run.path, f"replay:{tmp_path}/hours.parquet", tmp_path / "paper.db")
 
 
+@pytest.mark.heavy
 def test_own_code_of_a_slower_frame_needs_the_same_consent(bars, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine_slow.py").write_text(

@@ -107,6 +107,7 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
     refuse_other_metrics(table, rule, bars, COSTS, precision, **options)
 
 
+@pytest.mark.heavy
 def test_tails_equal_those_of_the_backtests(monkeypatch):
     bars, costs = made(300, drift=3e-4), nca.Costs(commission=5e-4, interest_lend=0.05)
     monkeypatch.setattr(module, "RETURNS_BYTES", 16 * 300 * 2)
@@ -213,6 +214,7 @@ def above(bars, n=5, scale=1.0):
     return scale * (close > close.rolling(int(n)).mean()).to_numpy(np.float64)
 
 
+@pytest.mark.heavy
 def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
     bars, grid = made(200), {"n": range(3, 30)}
     whole = nca.sweep(bars, above, grid, COSTS, trials=None)
@@ -248,6 +250,7 @@ def test_a_rule_with_other_values_inside_is_another_sweep(tmp_path):
             nca.sweep(bars, other, grid, trials=None, resume=tmp_path)
 
 
+@pytest.mark.heavy
 def test_parameters_that_are_no_numbers_are_compiled_in():
     table = nca.sweep(
         made(300), nca.rules.breakout, {"lookback": [10, 20], "stop": [None, 0.05]}, trials=None
@@ -384,6 +387,7 @@ def test_samples_cover_a_space(method):
 WIDE = {"lookback": range(1, 41)}
 
 
+@pytest.mark.heavy
 def test_a_trial_is_what_was_ordered_whatever_its_name_code_or_costs(tmp_path):
     bars = made(300)
 
@@ -412,6 +416,7 @@ def test_a_trial_is_what_was_ordered_whatever_its_name_code_or_costs(tmp_path):
     assert nca.backtest(made(300, seed=5), one.targets, trials=tmp_path).tried == 13
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("precision", ["f32", "f64"])
 @pytest.mark.few(1)
 def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tmp_path):
@@ -439,6 +444,7 @@ def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tm
 CROSS = {"fast": range(4, 36, 4), "slow": range(40, 140, 10)}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_zoom_into_the_winner_does_not_raise_the_deflated_ratio(draws, tmp_path):
     changes = []
@@ -453,6 +459,7 @@ def test_a_zoom_into_the_winner_does_not_raise_the_deflated_ratio(draws, tmp_pat
     assert np.median(changes) <= 0.0
 
 
+@pytest.mark.heavy
 def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings():
     table = nca.sweep(made(300), nca.rules.sma_cross, SMA, COSTS, trials=None)
     search = table.attrs["search"]
@@ -508,6 +515,7 @@ def findings(draw, seeds):
     return found
 
 
+@pytest.mark.heavy
 def test_shuffled_bars_are_not_called_skill():
     # At 5%, three or more of twelve have a probability of 2%.
     assert (findings(lambda seed: made(900, seed=seed), range(12)) <= 2).all()

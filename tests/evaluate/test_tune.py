@@ -140,6 +140,7 @@ def test_the_commands_tune_and_walkforward_run(tiny, tmp_path, monkeypatch, caps
     assert "--grid lookback=3,9" in page.read_text() and "Folds, one row each" in page.read_text()
 
 
+@pytest.mark.heavy
 def test_work_that_was_stopped_is_not_resumed_with_other_own_code(
     bars, tmp_path, scored, monkeypatch
 ):

@@ -277,6 +277,7 @@ def test_baselines_under_easier_rules_are_refused():
             weigh(agent, {"hold": fake(market, 1.0, **rules)}, 252.0)
 
 
+@pytest.mark.heavy
 def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
     code = (
         "import sys, nca_trader, nca_trader.evaluate.verdict, nca_trader.progress;"

@@ -87,6 +87,7 @@ def test_spans_are_those_of_a_hand_count(spans, train, test):
     assert [fold.test for fold in folds] == test
 
 
+@pytest.mark.heavy
 def test_the_command_takes_spans_by_bars_and_by_dates(tmp_path, capsys):
     words = "walkforward --strategy half_and_half --symbol SP500 --json --stop 2003-01-01"
     dated = "--train 1999-06-01 --test 2001-01-01,2002-01-01"
@@ -139,6 +140,7 @@ def test_wrong_arguments_are_one_line(persistent, given, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.heavy
 def test_spans_and_training_may_be_given_as_objects(persistent):
     given = nca.walk_forward(
         persistent, follow, spans=Spans(purge=2, **SPANS), grid=SIDES, training=Training(name="x")
@@ -218,6 +220,7 @@ def stopped(weight=0.5):
     return nca.Strategy(lambda num_assets: (), act, "held").with_stop(0.015)
 
 
+@pytest.mark.heavy
 def test_a_strategy_with_a_stop_keeps_its_account_from_fold_to_fold(persistent):
     """Every fold chooses the same weight, so that one strategy over all test spans is the same."""
     costs = nca.Costs(commission=1e-3)
@@ -299,6 +302,7 @@ def test_a_subject_with_other_values_inside_is_another_walk(persistent, subject,
     assert again.result.targets.abs().to_numpy().max() == 0.25
 
 
+@pytest.mark.heavy
 def test_a_walk_without_a_folder_is_counted_where_its_caller_says(persistent, tmp_path):
     log = tmp_path / "project"
     assert "No trial log counts" in walked(persistent, grid=None, subject=follow).verdict
@@ -406,6 +410,7 @@ def index_returns():
     return np.diff(close) / close[:-1]
 
 
+@pytest.mark.heavy
 def test_noise_is_not_distinguishable(index_returns):
     assert all("not distinguishable" in w.verdict for w in verdicts(index_returns, (0,)))
 
@@ -441,6 +446,7 @@ def test_several_assets_and_missing_bars():
     assert done.result.targets.shape == (200, 2) and set(done.folds["weight"]) <= {0.1, 0.4}
 
 
+@pytest.mark.heavy
 def test_parameters_without_a_default_are_of_a_rule_as_in_a_sweep(persistent):
     """A rule whose parameters have no values is not a function of bars."""
 

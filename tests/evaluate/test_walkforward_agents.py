@@ -34,6 +34,7 @@ def alone(bars, tmp_path_factory):
     return done, kept, folder
 
 
+@pytest.mark.heavy
 def test_each_fold_is_what_training_and_a_backtest_by_hand_give(bars, alone, tmp_path):
     """Fold 1 trains on rows 40 to 194 and acts on rows 200 to 239, as the mean of its seeds."""
     done, kept, _ = alone
@@ -99,6 +100,7 @@ def test_a_warm_start_begins_with_the_fold_before(bars, monkeypatch):
     assert any((leaves_of(after)[n] != leaf).any() for n, leaf in leaves_of(second).items())
 
 
+@pytest.mark.heavy
 def test_a_walk_of_an_agent_that_tilts_a_base_asks_whether_it_does_that_harm(bars, tmp_path):
     env = dataclasses.replace(ENV, actions="weights")
     policy = dataclasses.replace(AGENT.policy, base="time_series_momentum(lookback=5)")

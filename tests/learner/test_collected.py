@@ -92,6 +92,7 @@ def drawn(devices, monkeypatch):
     return metrics["0"], metrics["1"]
 
 
+@pytest.mark.heavy
 def test_a_key_that_all_devices_share_is_noticed(monkeypatch):
     index = jax.lax.axis_index
     monkeypatch.setattr(jax.lax, "axis_index", lambda name: 0 * index(name))

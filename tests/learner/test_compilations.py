@@ -88,6 +88,7 @@ def test_programs_found_on_disk_are_counted(tmp_path):
     assert (found.count, found.hits) == (2, 1)
 
 
+@pytest.mark.heavy
 def test_the_learners_own_program_is_the_one_that_is_watched(tiny):
     """Its name is what jax says when it compiles it: else a retrace of it would not be seen."""
     env = tiny.env

@@ -93,6 +93,7 @@ def pay(before, after, r, cost, moves):
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("cost", "moves"), [(1.0, 1.0), (0.25, 1.0), (1.0, 3.0), (0.0, 0.5)])
 def test_rewards_are_by_hand_those_of_scaled_prices_less_scaled_costs(part, cost, moves):
     env, index, live, again = part

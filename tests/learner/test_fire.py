@@ -31,6 +31,7 @@ def test_learning_sees_the_mask_that_collecting_saw(stage, firing):
         assert abs(float(metrics["approx_kl"])) < 1e-8 and float(metrics["clip_fraction"]) == 0.0
 
 
+@pytest.mark.heavy
 def test_another_seed_would_be_another_policy(stage, firing):
     policy = make_policy(firing, stage.env.spec)
     x, present = stage.env.features[None, 20:60], stage.env.bars.present[None, 20:60]

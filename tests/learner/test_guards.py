@@ -238,6 +238,7 @@ def params_of(run):
     return step, {name: leaf for name, leaf in leaves.items() if name.startswith(".params")}
 
 
+@pytest.mark.heavy
 def test_nan_in_parameters_goes_back_to_the_newest_checkpoint_with_another_key(failing, caplog):
     fails = lambda number, tries: "params" if number == 6 and tries <= 2 else ""  # noqa: E731
     run, learner, rows = failing(fails, every=2, max_rollbacks=2)
@@ -255,6 +256,7 @@ def test_nan_in_parameters_goes_back_to_the_newest_checkpoint_with_another_key(f
     assert step == 8 and all(np.isfinite(leaf).all() for leaf in params.values())
 
 
+@pytest.mark.heavy
 def test_dropped_updates_are_logged_and_too_many_in_a_row_go_back(failing, caplog):
     fails = lambda number, tries: "batch" if 4 <= number <= 6 and tries == 1 else ""  # noqa: E731
     run, learner, _ = failing(fails, every=1, max_skips=3)
@@ -272,6 +274,7 @@ def test_dropped_updates_are_logged_and_too_many_in_a_row_go_back(failing, caplo
     assert fewer.metrics()[8]["loss"] is None
 
 
+@pytest.mark.heavy
 def test_it_gives_up_in_one_line_and_keeps_what_it_has(failing):
     fails = lambda number, tries: "params" if number == 6 else ""  # noqa: E731
     error, learner, _ = failing(fails, every=2, max_rollbacks=2)
@@ -284,6 +287,7 @@ def test_it_gives_up_in_one_line_and_keeps_what_it_has(failing):
     assert [row["update"] for row in run.metrics()] == [1, 2, 3, 4]
 
 
+@pytest.mark.heavy
 def test_a_run_stopped_among_dropped_updates_counts_them_on(failing):
     fails = lambda number, tries: "batch" if number in (3, 4, 5) and tries == 1 else ""  # noqa: E731
     failing(fails, stop=lambda rows: len(rows) == 4, every=2, max_skips=3)

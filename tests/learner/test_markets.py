@@ -61,6 +61,7 @@ def newest(run):
         return checkpoints.newest()
 
 
+@pytest.mark.heavy
 def test_training_over_shards_goes_on_at_its_shard_to_the_same_parameters(place):
     run = Run(place / "straight")
     assert [row["shard"] for row in run.metrics()] == [0, 0, 1, 1, 2, 2]
@@ -84,6 +85,7 @@ def sharded(place):
     return env, make_learner(env, make_policy(TURN, env.spec), TURN)
 
 
+@pytest.mark.heavy
 def test_shards_of_several_lengths_share_one_program_that_never_reads_their_padding(
     sharded, caplog
 ):
@@ -151,6 +153,7 @@ def test_the_shards_that_wait_on_the_device_are_taken_from_its_memory(sharded, m
     assert free.fitting.limit == pytest.approx(1e7 - market)
 
 
+@pytest.mark.heavy
 def test_a_missing_or_changed_shard_is_named_when_its_turn_comes(bars, tmp_path, capsys):
     for name, how in (("missing", BarError), ("changed", StateError)):
         shards = write(bars, tmp_path / name)

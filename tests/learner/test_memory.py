@@ -199,6 +199,7 @@ def test_no_copy_is_kept_of_what_would_not_fit_twice(monkeypatch):
         assert 8_000 <= fitting.needed < 15_000 and kept == copies
 
 
+@pytest.mark.heavy
 def test_without_a_compiler_nothing_is_measured():
     step = Fitting(build, in_pieces(64), 1)
     with jax.disable_jit():

@@ -183,6 +183,7 @@ def test_the_pooled_ratio_is_refused_where_it_is_not_exact(changes, said):
         dataclasses.replace(LEARNER, **{"objective": "sharpe"} | changes)
 
 
+@pytest.mark.heavy
 def test_the_curriculum_scales_what_the_gradient_is_of():
     part = parts(discount=1.0)
     scales = (jnp.float32(0.0), jnp.float32(1.0))
@@ -246,6 +247,7 @@ ACCOUNTS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ACCOUNTS)
 @pytest.mark.few(3)
 def test_through_the_account_it_is_the_finite_difference_in_float64(name, monkeypatch):
@@ -264,6 +266,7 @@ def test_through_the_account_it_is_the_finite_difference_in_float64(name, monkey
             assert got[place] == pytest.approx(want, rel=1e-5, abs=1e-8), place
 
 
+@pytest.mark.heavy
 def test_at_an_order_of_nothing_the_derivative_is_between_those_of_buying_and_selling(monkeypatch):
     """A kink: costs rise on either side."""
     with jax.enable_x64(True):

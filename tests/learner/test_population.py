@@ -37,6 +37,7 @@ def members(stage):
     return state, jax.device_get(metrics)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("member", [0, 1])
 def test_a_member_is_the_run_of_its_own_key(stage, members, member):
     learner = stage.learner(8)

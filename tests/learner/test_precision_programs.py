@@ -61,6 +61,7 @@ def program(stage, preset, platform="cpu"):
     return traced.lower(lowering_platforms=(platform,)).as_text(), leaves, left
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("preset", "platform"),
     # On a TPU taps are convolutions.

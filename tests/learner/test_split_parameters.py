@@ -106,6 +106,7 @@ def apart(got, want):
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("axes", MESHES)
 def test_split_parameters_learn_as_whole_ones_do(axes):
     _, want = learnt_once(ONE)

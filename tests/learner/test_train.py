@@ -174,6 +174,7 @@ def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, ro
     assert_same(killed, straight)
 
 
+@pytest.mark.heavy
 def test_stopped_on_request_it_is_saved_and_goes_on(place, straight):
     seen = []
     run = train(
@@ -195,6 +196,7 @@ def test_stopped_on_request_it_is_saved_and_goes_on(place, straight):
     assert_same(run, straight)
 
 
+@pytest.mark.heavy
 def test_a_damaged_checkpoint_costs_its_updates_and_no_more(place, straight):
     seen = []
     folder = place.folder / "damaged"
@@ -278,6 +280,7 @@ def stateful(place):
     return Stateful(learner, learner.init(jax.random.key(1)))
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_holds_all_that_training_carries(stateful):
     """With the config, an update is a function of this state and of the bars alone.
 

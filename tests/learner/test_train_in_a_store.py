@@ -34,6 +34,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
+@pytest.mark.heavy
 def test_a_run_stopped_in_an_upload_goes_on_and_ends_as_a_local_one(tiny, objects, cache, capsys):
     left = [3]
 

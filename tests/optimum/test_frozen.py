@@ -171,6 +171,7 @@ def test_a_draw_is_another_path_of_the_same_market():
     assert [env.task.seed for env in (first, other)] == [0, 1]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
 @pytest.mark.few(2)
 def test_the_pure_functions_are_the_episode_of_gymnasium(name):

@@ -115,6 +115,7 @@ def env_of(name):
     return TradingEnv(drawn(config, 1), config)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["ou_mid", "garleanu_pedersen"])
 @pytest.mark.few(1)
 def test_positions_in_pieces_are_those_of_stepping_the_environment(name):

@@ -274,6 +274,7 @@ def test_the_ring_equals_its_stationary_covariance(draw):
     np.testing.assert_allclose(own, 0.0, atol=1e-15)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("draw", [*DRAWS[:3], None])
 def test_a_panel_with_a_limit_equals_a_linear_program(draw):
     """The flow over (state, held, next position), of the market's own default where None."""

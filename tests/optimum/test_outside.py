@@ -93,6 +93,7 @@ def test_the_optimal_rule_reaches_the_optimum_and_a_constant_nothing(proven):
     assert abs(flat.reached.fraction) <= 3 * flat.reached.error + 1e-3
 
 
+@pytest.mark.heavy
 def test_a_memory_is_carried_and_the_control_without_history_forgets_it(proven):
     """`lag` trades one bar late; forgotten at every bar, it never trades."""
     text = """
@@ -134,6 +135,7 @@ def test_an_agent_sees_what_the_gymnasium_environment_shows():
     assert len(seen) == WARM + COUNTED
 
 
+@pytest.mark.heavy
 def test_paths_are_draws_of_their_own_and_no_piece_shares_a_bar():
     market, config = known_market("ring_hop3")
     drawn = paths.draw_paths(market, config, 1)
@@ -159,6 +161,7 @@ def test_without_neighbours_each_asset_is_seen_among_those_of_another_path():
             np.testing.assert_allclose(rows[0][2 * path + asset], other, rtol=1e-6)
 
 
+@pytest.mark.heavy
 def test_the_control_without_neighbours_shows_what_they_are_worth(proven):
     """In `ring_hop3` an asset follows the one three places before it."""
     text = """
@@ -326,6 +329,7 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(proven, monkeypat
     assert "time.sleep(98765)" not in running.stdout
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.few(1)
 def test_a_command_that_is_stopped_leaves_no_process(root, tmp_path, number):
@@ -398,6 +402,7 @@ def test_what_a_child_prints_does_not_mix_with_our_output(proven, capfd):
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_a_run_streams_what_it_decides_of_whole_windows(tiny, tmp_path, seeds):
     """Of two accounts with other weights; the window is as long as its receptive field."""
@@ -421,6 +426,7 @@ def test_a_run_streams_what_it_decides_of_whole_windows(tiny, tmp_path, seeds):
         np.testing.assert_allclose(targets[row], expected, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_run_that_observes_something_else_is_not_applicable(tiny):
     """With one market that is an error; with several a row, and the others go on."""
     says = r"it observes \['return_1', 'return_5'\], and the market has \['return_1', 'price"

@@ -354,6 +354,7 @@ def odd(data, found):
     return copy
 
 
+@pytest.mark.heavy
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

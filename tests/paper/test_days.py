@@ -88,6 +88,7 @@ CASES = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("venue", "every", "late", "begin", "count", "within"), CASES)
 @pytest.mark.few(3)
 def test_the_newest_bar_is_traded_on_and_no_older_one(

@@ -154,6 +154,7 @@ def test_turnover_against_the_backtest():
     assert usual_turnover(np.zeros(10)) is None
 
 
+@pytest.mark.heavy
 def test_a_run_keeps_its_reference_and_a_session_warns(stage, tmp_path, quick_disk):
     bars = stage.bars(num_bars=1200)
     config = EnvConfig(features=("return_1",), short=False, costs=Costs(slippage=2e-4))

@@ -136,6 +136,7 @@ def converges(mortal, journal, whole, fatal):
     assert comparable(journal) == whole
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("which", "when"),
     [
@@ -151,6 +152,7 @@ def test_a_kill_at_each_kind_of_event_is_survived(mortal, journal, whole, which,
     converges(mortal, journal, whole, [f"{when}:{kind}" for kind in kinds])
 
 
+@pytest.mark.heavy
 def test_a_kill_between_the_exchanges_commit_and_the_journals_is_survived(mortal, journal, whole):
     """The order is in the books, and the journal knows only that it was sent: no second one."""
     for number in (1, 2, 5):

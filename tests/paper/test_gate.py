@@ -227,6 +227,7 @@ def test_the_same_bars_give_the_same_verdicts_and_a_learnt_history_too(bars):
     assert list(map(repr, one[65:])) == list(map(repr, two)) and codes == [("D026", True)]
 
 
+@pytest.mark.heavy
 def test_what_the_quick_comparison_passes_the_whole_check_passes_too(bars, monkeypatch):
     """Every row of odd numbers gets the verdict that it gets without the comparison."""
     numbers = (np.nan, np.inf, -1.0, 0.0, 99.0, 100.0)

@@ -60,6 +60,7 @@ def _quick(quick_disk):
     pass
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.few(2)
 def test_paper_is_the_backtest_under_every_limit(tmp_path, stage, case):

@@ -54,6 +54,7 @@ def test_the_agent_sees_what_the_venue_holds(room, stage):
         np.testing.assert_allclose(weight, units * room.bars.close[row] / value, rtol=1e-12)
 
 
+@pytest.mark.heavy
 def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage, tmp_path):
     def act(state, bar, portfolio):
         leave = portfolio.bars_held >= 4

@@ -80,6 +80,7 @@ def session(stage, tmp_path, usual, plant):
     return said, [[cell["text"] for cell in row] for row in table["rows"]]
 
 
+@pytest.mark.heavy
 def test_nothing_is_said_where_nothing_drifts(stage, tmp_path, usual):
     said, rows = session(stage, tmp_path, usual, "nothing")
     assert said == []
@@ -88,6 +89,7 @@ def test_nothing_is_said_where_nothing_drifts(stage, tmp_path, usual):
     assert rows[1][1] == "2.0 bp, modelled 2.0 bp"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("plant", "label", "words"),
     [

@@ -113,6 +113,7 @@ def test_a_stream_that_begins_with_history_is_the_same_stream(tmp_path):
         np.testing.assert_array_equal(late.update(bars[row : row + 1], named, ordered=named), one)
 
 
+@pytest.mark.heavy
 def test_what_was_ordered_before_is_what_the_last_call_returned(tmp_path):
     bars, run, result = backtested(tmp_path, {"actions": "orders"}, {})
     agent, first = nca.load(run.path), run.policy.first_decision
@@ -139,6 +140,7 @@ def test_an_agent_that_remembers_what_it_earned_streams_with_its_equity(tmp_path
         np.testing.assert_array_equal(found, result.targets.to_numpy()[row])
 
 
+@pytest.mark.heavy
 def test_an_exported_file_and_other_symbols_decide_too(tmp_path):
     bars, run, _ = backtested(tmp_path, {}, {})
     file = tmp_path / "agent.nca"
@@ -152,6 +154,7 @@ def test_an_exported_file_and_other_symbols_decide_too(tmp_path):
     assert agent.stream(other[:10]).symbols == other.symbols
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("sizing", ["fixed", "volatility"])
 def test_a_baseline_that_was_deployed_decides_in_the_agents_place(tmp_path, monkeypatch, sizing):
     bars, run, _ = backtested(tmp_path, {"sizing": sizing}, {})

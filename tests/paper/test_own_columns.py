@@ -41,6 +41,7 @@ def decisions(journal):
     return [event.body for event in read_events(journal, "decision")]
 
 
+@pytest.mark.heavy
 def test_a_replay_is_the_backtest_also_after_a_restart(bars, run, tmp_path):
     nca.write_bars(bars, tmp_path / "bars.parquet")
     nca.backtest(bars, run).save(run.path / "backtest.parquet")

@@ -313,6 +313,7 @@ def test_backtest_ledger_and_paper_agree_under_limits(tmp_path, stage, case, fil
     assert any("LIMITED" in c or "HALTED" in c for c in result.cautions)
 
 
+@pytest.mark.heavy
 def test_a_halt_survives_restarts_and_after_resume_the_session_goes_on(tmp_path, stage):
     limits = nca.Limits(max_drawdown=0.05)
     bars = stage.bars(num_bars=200, seed=5)

@@ -80,6 +80,7 @@ def test_paper_orders_and_earns_what_the_backtest_does(name, fill, order, bars, 
     np.testing.assert_allclose(equity, expected.equity, rtol=1e-14)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("start", [None, "2020-01-31"])
 def test_each_part_of_a_blend_is_journalled_as_it_would_be_alone(start, bars, file, tmp_path):
     paper_trade(SUBJECTS["blend"], f"replay:{file}", tmp_path / "all.db", start=start, costs=COSTS)
@@ -138,6 +139,7 @@ def test_a_session_of_a_strategy_resumes_where_it_stopped(file, tmp_path, digest
             paper_trade(other, f"replay:{file}", journals[0], costs=costs)
 
 
+@pytest.mark.heavy
 def test_a_strategy_that_decides_otherwise_on_the_same_bars_is_a_divergence(
     file, tmp_path, monkeypatch
 ):

@@ -150,6 +150,7 @@ def drawn(first, last, seed):
     return sorted({first, last, *random.Random(seed).sample(between, min(len(between), 5))})
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("way", WAYS)
 def test_no_call_of_a_venue_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_path, way):
     """Property: at any call of a session, and with fifty symbols there are hundreds."""

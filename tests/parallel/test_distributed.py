@@ -334,6 +334,7 @@ def member(root, target, **cluster):
     )
 
 
+@pytest.mark.heavy
 def test_processes_that_slurm_starts_find_each_other_without_an_option(tmp_path, root):
     """As `srun` does: the job's nodes and number, of which JAX makes the coordinator's port."""
     job = {

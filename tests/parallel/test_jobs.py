@@ -61,6 +61,7 @@ def mixed(shared, i):
     return os.getpid(), type(counted).unpacked, jax.config.jax_numpy_rank_promotion, value
 
 
+@pytest.mark.heavy
 def test_results_come_in_order_and_bit_for_bit(workers):
     shared = (Counted(), np.random.default_rng(0).normal(size=(40, 40)).astype(np.float32))
     asked, seen = [Job(f"job {i}", (i,)) for i in range(5)], []
@@ -191,6 +192,7 @@ def dying(folder, i):
     return np.float64(i) / 3
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["processes", "cluster"])
 def test_the_job_of_a_killed_worker_is_done_again(kind, tmp_path, request):
     workers = 2 if kind == "processes" else request.getfixturevalue("cluster")
@@ -206,6 +208,7 @@ def always_dying(_, i):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.heavy
 def test_a_job_that_always_kills_its_worker_is_given_up_by_name(monkeypatch):
     monkeypatch.setattr(jobs, "RETRIES", 0)
     with pytest.raises(RuntimeError, match="fold 2: its workers died 1 times"):
@@ -216,6 +219,7 @@ def echo(_, i):
     return i
 
 
+@pytest.mark.heavy
 def test_resources_that_no_worker_has_are_refused_and_others_are_taken(cluster):
     asked = [Job("a", (0,)), Job("b", (1,))]
     assert len(run_jobs(echo, asked, workers=f"{cluster}?GPU=1")) == 2
@@ -311,6 +315,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_end_with_a_caller_that_ends(how, tmp_path, root):
     script, folder = tmp_path / "script.py", tmp_path / "pids"

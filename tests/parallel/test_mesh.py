@@ -38,6 +38,7 @@ def test_a_mesh_that_this_machine_does_not_have_is_refused(devices):
         make_mesh(devices)
 
 
+@pytest.mark.heavy
 def test_a_cpu_has_as_many_devices_as_are_asked_for_before_jax_begins():
     script = (
         "import jax; from nca_trader.parallel.mesh import make_mesh, use_cores; use_cores(3)\n"

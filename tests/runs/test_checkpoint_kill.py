@@ -94,6 +94,7 @@ def check_kill(saver, path, seed):
         assert checkpoints.newest()[1]["['x']"] == seed
 
 
+@pytest.mark.heavy
 def test_a_kill_while_saving_costs_what_was_being_saved_and_no_more(saver, tmp_path):
     for seed in range(3):
         check_kill(saver, tmp_path / str(seed), seed)

@@ -146,6 +146,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.heavy
 def test_code_that_a_caller_sent_is_no_consent_to_a_run_that_names_it(here):
     """A worker holds the files of its caller; a stranger's run that names them stays refused."""
     with pytest.raises(ConfigError, match="is code inside the run folder"):
@@ -210,6 +211,7 @@ def test_the_same_files_without_the_change_load(here, capsys):
     assert not (here / "runs/plain/signature").exists()  # nothing of its own: nothing is signed
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("allowed", [True, ["evil:run"]])
 def test_consent_is_asked_once_and_loads_what_it_names(here, allowed, caplog):
     forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
@@ -244,6 +246,7 @@ def opened(*runs):
     return done.stdout.splitlines()
 
 
+@pytest.mark.heavy
 def test_an_exported_file_is_signed_inside_and_its_copy_is_too(here):
     forge_export(here / "plain.nca", "env.toml", "", "reward", "good:paid")
     with pytest.raises(RunError, match="not signed"):
@@ -261,6 +264,7 @@ def test_an_exported_file_is_signed_inside_and_its_copy_is_too(here):
     assert copied == "" and "not signed" in named and "not signed" in changed
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_trained_with_own_code_is_signed_and_so_is_its_export(here):
     words = "--env own.toml --agent nano --data bars.csv --steps 64 --run runs/own"
     text = (here / "runs/plain/env.toml").read_text()
@@ -288,6 +292,7 @@ def test_what_a_run_says_of_its_bars_runs_no_code_and_calls_no_host(here, capsys
     assert not (here / "marker").exists()
 
 
+@pytest.mark.heavy
 def test_python_itself_and_installed_packages_never_load(here):
     for name in ("os:system(command='touch marker')", "numpy:fromfile(file='x')", "nca_trader:f"):
         forge_run(here / "runs/plain", "env.toml", "", "reward", name)
@@ -337,6 +342,7 @@ def test_the_key_is_the_users_alone(here, tmp_path, monkeypatch):
         nca.Run("runs/plain")
 
 
+@pytest.mark.heavy
 def test_a_folder_that_cannot_be_signed_is_remembered_by_this_process(here, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nowhere")
     forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
@@ -407,6 +413,7 @@ def test_names_of_a_strangers_folder_do_not_steer_the_screen(here, capsys):
     assert "\x1b" not in said.out + said.err and r"\x1b[2Jplain" in said.out
 
 
+@pytest.mark.heavy
 def test_children_import_nothing_from_the_folder_of_the_command(here):
     """A folder of bars may hold a file that is named as a module of Python."""
     (here / "socket.py").write_text(f"open({str(here / 'marker')!r}, 'w')\n")
@@ -478,6 +485,7 @@ class Now:
         function(*args)
 
 
+@pytest.mark.heavy
 def test_a_forged_walk_forward_runs_no_code(here):
     bars = nca.read_bars("bars.csv")
 

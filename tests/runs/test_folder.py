@@ -83,6 +83,7 @@ def test_a_second_train_names_the_first_and_touches_nothing(tiny, tmp_path, root
     assert not (mine.path / "train.lock").exists()
 
 
+@pytest.mark.heavy
 def test_a_train_within_training_is_refused_also_in_one_process(tiny, tmp_path):
     def again(row):
         with pytest.raises(RunError, match=f"process {os.getpid()} on .* trains there; wait"):
@@ -94,6 +95,7 @@ def test_a_train_within_training_is_refused_also_in_one_process(tiny, tmp_path):
     assert refused == [1, 2]
 
 
+@pytest.mark.heavy
 def test_what_a_killed_process_left_in_a_new_folder_is_in_nobodys_way(tiny, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -85,6 +85,7 @@ def bench(tiny, tmp_path):
     return run
 
 
+@pytest.mark.heavy
 def test_event_files_hold_every_row_and_the_configuration(bench, tmp_path):
     pytest.importorskip("tensorboardX")
     run = bench(f"tensorboard:{tmp_path / 'board'}")
@@ -95,12 +96,14 @@ def test_event_files_hold_every_row_and_the_configuration(bench, tmp_path):
     assert config["env"]["features"] == ["return_1", "return_5"]
 
 
+@pytest.mark.heavy
 def test_without_a_folder_they_lie_in_the_run(bench):
     pytest.importorskip("tensorboardX")
     run = bench("tensorboard")
     assert_shows(shown(run.path / "tensorboard")[0], run)
 
 
+@pytest.mark.heavy
 def test_a_resumed_run_goes_on_in_the_same_place_and_takes_back_what_it_lost(bench, tmp_path):
     pytest.importorskip("tensorboardX")
     board = tmp_path / "board" / "tracked"
@@ -151,6 +154,7 @@ class Own:
         self._take("finish", results)
 
 
+@pytest.mark.heavy
 def test_a_tracker_of_your_own_gets_three_calls_in_order(bench):
     own = Own()
     run = bench(own)
@@ -162,6 +166,7 @@ def test_a_tracker_of_your_own_gets_three_calls_in_order(bench):
     assert own.calls[4][2] == own.calls[2][1] == run.metrics()[1]["steps"]
 
 
+@pytest.mark.heavy
 def test_the_chosen_update_and_later_results_are_shown(tiny, tmp_path, monkeypatch):
     select = nca.Selector(tiny.bars, "2020-07-19")
     own, path = Own(), tmp_path / "runs" / "selected"
@@ -197,6 +202,7 @@ def test_a_search_and_a_walk_forward_are_tracked(tiny, tmp_path):
     assert "gate/" in str(own.calls[-1][1])
 
 
+@pytest.mark.heavy
 def test_an_installed_package_offers_a_tracker_of_its_own(bench, tmp_path, monkeypatch):
     about = tmp_path / "site" / "other-1.dist-info"
     about.mkdir(parents=True)
@@ -219,6 +225,7 @@ def test_an_installed_package_offers_a_tracker_of_its_own(bench, tmp_path, monke
         tracker_of("broken")
 
 
+@pytest.mark.heavy
 def test_each_seed_has_its_own_line(tiny, tmp_path):
     agent, own = dataclasses.replace(experiment.AGENT, num_seeds=2), Own()
     run = train(tiny.env, agent, tmp_path / "two", steps=1, track=own)
@@ -228,6 +235,7 @@ def test_each_seed_has_its_own_line(tiny, tmp_path):
     assert metrics["reward"] == pytest.approx(sum(each) / 2)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("fails", [("start",), ("log",), ("start", "log", "finish")])
 def test_a_tracker_that_fails_is_one_warning(bench, caplog, fails):
     run = bench(Own(fails))
@@ -236,6 +244,7 @@ def test_a_tracker_that_fails_is_one_warning(bench, caplog, fails):
     assert len(lines) == 1 and f"the tracker Own failed ({fails[0]}: {fails[0]} fails)" in lines[0]
 
 
+@pytest.mark.heavy
 def test_a_tracker_that_hangs_is_left_behind(bench, caplog, monkeypatch):
     monkeypatch.setattr(module, "CLOSING", 0.05)
     gate = threading.Event()
@@ -272,6 +281,7 @@ def test_a_missing_library_is_named(monkeypatch, kind, library):
         tracker_of(kind)
 
 
+@pytest.mark.heavy
 def test_the_command_tracks(tiny, tmp_path, capsys):
     pytest.importorskip("tensorboardX")
     there = tiny.copy(tmp_path / "there")
@@ -289,6 +299,7 @@ def test_the_command_tracks(tiny, tmp_path, capsys):
     assert main([*refused, "--track", "tensorboard"]) == 2
 
 
+@pytest.mark.heavy
 def test_nothing_is_imported_that_is_not_named(root):
     code = (
         "import sys, nca_trader.cli, nca_trader.learner.train, nca_trader.runs.trackers;"

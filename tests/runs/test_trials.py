@@ -28,6 +28,7 @@ def entry(**changes):
     return trials.Entry(**{"kind": "train", "run": "a", "data": "d1", "trials": 3} | changes)
 
 
+@pytest.mark.heavy
 def test_processes_that_write_at_once_lose_no_entry(tmp_path, root):
     env = {**os.environ, "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", WRITER, str(tmp_path / "runs")]

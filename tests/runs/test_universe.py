@@ -52,6 +52,7 @@ def equal(one, other, atol=0.0):
     np.testing.assert_allclose(one.log_equity, other.log_equity, rtol=0, atol=atol)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("neighbours", ["none", "all"])
 @pytest.mark.parametrize("names", ["XY", "ABCDE", "CAB"])
 def test_it_trades_other_symbols_as_a_run_of_them_with_the_same_parameters(

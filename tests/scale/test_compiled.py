@@ -58,6 +58,7 @@ def traced(learner):
     return jax.make_jaxpr(next(iter(learner.programs.values())))(state, learner.market)
 
 
+@pytest.mark.heavy
 def test_step_runs_the_program_that_a_plan_compiles():
     learner = made(make_mesh(4))
     state = jax.eval_shape(learner.init, jax.random.key(0))

@@ -194,6 +194,7 @@ def served(journal):
         process.terminate()
 
 
+@pytest.mark.heavy
 def test_half_sent_headers_block_nothing_and_end(served, journal):
     """More of them than the server keeps, each of which a plain server waits for without end."""
     home = f"{HOST}:{served}"
