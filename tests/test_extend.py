@@ -98,6 +98,7 @@ def test_a_run_records_its_code_and_another_process_trades_as_this_one(folder):
     assert found["costs"]["mine:stamp_duty"] == here.costs.amount["mine:stamp_duty"] < 0.0
 
 
+@pytest.mark.heavy
 def test_another_process_says_which_code_is_missing_or_changed(folder, capsys):
     file, text = folder / "mine.py", (folder / "mine.py").read_text()
     words = ["backtest", "--run", "runs/mine", "--start", "2013-01-01"]

@@ -113,6 +113,7 @@ def project_files(root):
     return [root / name for name in names if (root / name).is_file()]
 
 
+@pytest.mark.heavy
 def test_nothing_is_installed_from_a_registry_by_the_name_of_this_project(root, monkeypatch):
     files = project_files(root)
     wanted = {"README.md", "Makefile", "pyproject.toml", "requirements.lock", ".ci/run"}

@@ -491,6 +491,7 @@ def moved(t=90):
     return Change(t, LONG, 0, columns, frozenset((0, 1, 2)), 0.1, 0)
 
 
+@pytest.mark.heavy
 def test_what_later_bars_do_change():
     after = witness("index_daily").see(moved().apply(witness("index_daily").source))
     before = facts_of("index_daily", LONG)

@@ -43,6 +43,7 @@ def first_parameters(env, agent):
     return stacked(each) if agent.num_seeds > 1 else each[0]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("seeds", "changes"),
     [
@@ -86,6 +87,7 @@ def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path,
     assert (np.asarray(own.targets) >= 0.0).all() or env.short
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("ensemble", ["mean", "agreement"])
 @pytest.mark.parametrize("short", [True, False])
 def test_a_target_is_the_base_and_a_bounded_tilt(bars, tmp_path, ensemble, short):

@@ -135,6 +135,7 @@ def test_the_readouts_two_forms_have_one_gradient(monkeypatch):
     assert sum(np.abs(leaf).max() > 0.1 for leaf in gradients[0]) >= 7  # the head's six, the cells
 
 
+@pytest.mark.heavy
 def test_an_untrained_policy_is_nearly_uniform_and_expects_nothing():
     spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(-0.5, 0.0, 0.5), warmup=0)
     policy = make_policy(AgentConfig(), spec)

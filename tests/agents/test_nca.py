@@ -234,6 +234,7 @@ def fire_at(seed, row, rate=0.6):
     return lambda t, a, k: float(hash_uniform(seed, row + t, a, k) < rate) / rate
 
 
+@pytest.mark.heavy
 def test_fire_masks_updates_by_seed_row_asset_and_step():
     policy, config = policy_of(**FIRES), dataclasses.replace(SMALL, **FIRES)
     params, (x, present) = random_params(policy), random_input(8)

@@ -122,6 +122,7 @@ def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
     assert not re.search(r"\bnan\b|\binf\b", words(page), re.IGNORECASE)
 
 
+@pytest.mark.heavy
 def test_a_backtest_that_is_refused_is_no_look(own, command):
     before = own.written()
     given = ("--run", own.path, "--data", own.data, "--stop", "2019-01-01")

@@ -67,6 +67,7 @@ def test_the_command_line_trains_what_python_trains(command, mine):
     assert {**there, "steps_per_s": 0} == {**here, "steps_per_s": 0}
 
 
+@pytest.mark.heavy
 def test_backtest_of_a_run_may_take_another_number_of_steps(command, mine):
     options = ("backtest", "--run", mine.path, "--data", mine.data, "--json")
     said = command(*options, "--steps", 3)
@@ -98,6 +99,7 @@ def test_backtest_writes_both_kinds_of_table(command, mine, tmp_path, suffix):
     assert len(read(out)) == len(mine.bars)
 
 
+@pytest.mark.heavy
 def test_paper_lives_what_the_backtest_says(command, mine, tmp_path):
     journal = tmp_path / "journal.sqlite"
     options = ["--feed", f"replay:{mine.data}", "--journal", journal, "--start", "2020-07-19"]

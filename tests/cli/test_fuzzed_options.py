@@ -144,6 +144,7 @@ def test_a_damaged_preset_is_refused_in_words(cls, folder):
     assert 30 < sum(outcomes) < 570  # neither all of them pass nor none does
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("cls", [EnvConfig, PolicyConfig, LearnerConfig])
 def test_values_of_any_type_are_refused_in_words(cls):
     rng = random.Random(f"{SEED}{cls.__name__}")

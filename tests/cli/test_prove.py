@@ -262,6 +262,7 @@ def test_python_proves_what_the_command_proves(command, trained):
     assert len({proof.seed for proof in nca.prove(["ou_mid"], controls=False)}) == 3
 
 
+@pytest.mark.heavy
 def test_seeds_of_a_report_are_drawn_once_and_it_resumes(trained, tmp_path):
     file = tmp_path / "results" / "proofs.jsonl"
     words = [str(file), "--names", "nca_trader nano", "--markets", "ou_mid", "kelly"]
@@ -303,6 +304,7 @@ def test_a_missed_bar_names_the_setting_that_reaches_it(command, trained, monkey
     assert "nano reaches" not in command("prove", *hint.split(), "--seed=3", "--alone").err
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["html", "png", "svg", "md"])
 def test_curves_are_written(command, trained, tmp_path, kind):
     out = tmp_path / "new" / f"curves.{kind}"

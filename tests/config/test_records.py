@@ -111,6 +111,7 @@ def test_targets_and_the_selected_agent_cannot_be_edited(mine):
         file.write_text(text)
 
 
+@pytest.mark.heavy
 def test_wrong_types_and_keys_of_a_run_are_one_line(mine):
     rng = np.random.default_rng(5)
     for name in ("run.json", "selection.json"):

@@ -64,6 +64,7 @@ def values(kind):
     return st.lists(values(of[0]), max_size=3).map(origin)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", STORED)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())

@@ -114,6 +114,7 @@ FORMS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("first", FORMS)
 def test_times_that_change_their_form_are_refused_where_they_do(
     first, tmp_path, monkeypatch, small_chunks

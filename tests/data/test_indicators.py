@@ -150,6 +150,7 @@ def test_leakcheck_passes_a_function_of_past_bars_and_finds_one_that_knows_all(b
         nca.leakcheck(nca.indicator(counts, "close", lookback=5), one, cases=5)
 
 
+@pytest.mark.heavy
 def test_leakcheck_says_what_a_longer_lookback_would_change(bars):
     def average(close):
         return pd.Series(close).ewm(span=10).mean()

@@ -126,6 +126,7 @@ def test_info_weights_leave_out_what_the_reward_remembers():
         np.testing.assert_array_equal(info["weights"], seen["account"][: len(info["weights"])])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("feature_dropout", [0.0, 0.3])
 def test_an_episode_is_the_trading_envs_own(env, feature_dropout):
     config = dataclasses.replace(CONFIG, feature_dropout=feature_dropout)
@@ -269,6 +270,7 @@ def test_an_action_that_does_not_exist_is_refused(env, actions, bad):
 MODES = {"NextStep": AutoresetMode.NEXT_STEP, "SameStep": AutoresetMode.SAME_STEP}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize(("num_envs", "flatten"), [(1, True), (3, False)])
 @pytest.mark.few(2)

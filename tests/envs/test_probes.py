@@ -45,6 +45,7 @@ def runs(probe):
     return dict(named) | {"rows": np.asarray(rows[0, 0]), "weights": np.asarray(weights[0])}
 
 
+@pytest.mark.heavy
 @pytest.mark.few(3)
 def test_the_best_rule_earns_the_optimum_and_its_mirror_loses(probe, runs):
     if probe.rule is None:
@@ -56,6 +57,7 @@ def test_the_best_rule_earns_the_optimum_and_its_mirror_loses(probe, runs):
     assert runs["mirror"][0, PERIOD:].mean() < min(probe.random, probe.optimum) - 1e-4
 
 
+@pytest.mark.heavy
 def test_random_actions_earn_what_the_closed_form_says(probe, runs):
     means = runs["random"].mean(1)
     error = means.std(ddof=1) / np.sqrt(len(means))

@@ -190,6 +190,7 @@ def test_a_random_start_is_a_position_that_could_have_been_ordered(bars):
         np.testing.assert_allclose(full, np.round(full), atol=1e-5)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("fill", "order"), [("next_open", "on_change"), ("close", "rebalance")])
 def test_paper_orders_and_earns_what_the_backtest_does(bars, tmp_path, fill, order):
     path = tmp_path / "bars.parquet"

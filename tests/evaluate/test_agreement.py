@@ -65,6 +65,7 @@ def test_decisions_that_fall_between_two_thresholds_are_those_that_differ(bars):
     assert agreement(bars, run, params, in_few_bits(params, 8)).share == 1.0
 
 
+@pytest.mark.heavy
 def test_equity_is_that_of_a_backtest_of_the_positions(bars):
     env, run, params = by_hand(bars)
     found = agreement(bars, run, params, in_few_bits(params, 4))

@@ -172,6 +172,7 @@ def test_a_rule_is_its_targets(bars, name):
         assert result.turnover.sum() > 0.5
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
 def test_what_is_saved_reads_back_bit_for_bit(bars, run, tmp_path, suffix):
     result = backtest(bars, run, start=FIRST)

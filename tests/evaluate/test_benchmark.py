@@ -94,6 +94,7 @@ def test_the_benchmark_is_a_ledger_that_buys_each_asset_once(fill):
     assert result.benchmark.index.equals(bars.index)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.few(3)
 def test_a_holder_has_no_alpha_whatever_is_paid_and_earned(seed):

@@ -53,6 +53,7 @@ def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny, 
     assert forced.equity.equals(agent.equity) and not forced.equity.equals(result.equity)
 
 
+@pytest.mark.heavy
 def test_paper_trades_it_too_and_says_so(deployed, tiny, tmp_path):
     copy, _ = deployed
     start = str(tiny.bars.index[205].date())

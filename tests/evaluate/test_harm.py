@@ -102,6 +102,7 @@ def test_the_bound_at_true_costs_is_that_of_the_gate_against_the_base():
     )
 
 
+@pytest.mark.heavy
 def test_a_choice_among_many_tilts_pays_for_its_luck():
     """The best of 15 tilts, each worse by .15, looks harmless and is seldom passed."""
     passed = lucky = 0

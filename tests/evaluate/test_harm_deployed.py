@@ -95,6 +95,7 @@ def test_in_the_place_of_an_agent_that_harms_its_base_trades(tmp_path):
     assert said["equity"] == pytest.approx(traded.equity.iloc[-1], rel=1e-12)
 
 
+@pytest.mark.heavy
 def test_an_agent_that_gains_on_its_base_trades(tmp_path):
     bars = rising(3)
     run = tilting(tmp_path / "run", bars, 1.0)

@@ -40,6 +40,7 @@ def run(request, bars, tmp_path_factory):
     return run_of(tmp_path_factory.mktemp("runs") / request.param, bars, ensemble, **extra)
 
 
+@pytest.mark.heavy
 @pytest.mark.few(2)
 def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, bars):
     """An agent that does not see the account orders the same, whatever the account holds."""

@@ -177,6 +177,7 @@ def test_the_page_needs_nothing_from_elsewhere(text):
     assert len(text) < 2_000_000
 
 
+@pytest.mark.heavy
 def test_every_id_is_unique_and_every_reference_finds_its_id(text):
     page = Page(text)
     ids = [value for _, key, value in page.attributes if key == "id"]
@@ -327,6 +328,7 @@ def test_a_hostile_baseline_name_stays_text_in_plots_and_their_descriptions():
     assert any(HOSTILE in value for _, key, value in page.attributes if key == "aria-label")
 
 
+@pytest.mark.heavy
 def test_the_same_report_is_the_same_bytes(report, text, tmp_path):
     assert write_report(tmp_path / "again.html", report).read_text(encoding="utf-8") == text
 
@@ -386,6 +388,7 @@ def test_training_metrics_may_be_one_number_or_one_a_seed():
     assert per_seed([{"loss": [1.0, 3.0]}], "loss").tolist() == [[1.0, 3.0]]
 
 
+@pytest.mark.heavy
 def test_a_page_that_cannot_be_written_leaves_nothing(report, tmp_path):
     (tmp_path / "taken").write_text("a file, not a folder")
     with pytest.raises(StateError, match="taken: cannot be made"):
@@ -426,6 +429,7 @@ def test_colours_have_contrast_by_day_and_by_night(text):
                 assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, (name, behind)
 
 
+@pytest.mark.heavy
 def test_one_update_and_metrics_that_are_not_numbers_yet_make_a_plot(report, tmp_path):
     rows = [{"update": 0, "entropy": [1.0, None, 2.0], "loss": None, "strange": "x"}]
     short = dataclasses.replace(report, training=rows)

@@ -63,6 +63,7 @@ def test_only_the_scripts_of_this_package_may_run(text):
     assert text.count("<script") == 4  # and the data, which is not run
 
 
+@pytest.mark.heavy
 def test_names_from_outside_stay_text_in_the_data_of_the_chart_too(text, result):
     assert unpacked(text)["assets"][0]["name"] == HOSTILE  # base64 has no "<"
     assert HOSTILE not in text.replace(html.escape(HOSTILE), "")
@@ -376,6 +377,7 @@ def test_every_span_of_dates_has_ticks(days):
     assert found.count("<svg") == 2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("length", "assets", "every"), [(1, 1, "D"), (2, 1, "D"), (30, 1, "min"), (60, 9, "D")]
 )

@@ -90,6 +90,7 @@ def test_results_side_by_side():
         nca.compare([first, "x"])
 
 
+@pytest.mark.heavy
 def test_a_page_and_a_table_are_written_only_to_suffixes_that_are_theirs(tmp_path):
     bars = random_bars(np.random.default_rng(4), 120, 1)
     result = nca.backtest(bars, nca.rules.momentum(5), nca.Costs(commission=1e-3))
@@ -117,6 +118,7 @@ def test_metrics_keep_their_names_and_come_with_those_of_trades_and_the_benchmar
     assert not any(np.isinf(value) for value in found.values())
 
 
+@pytest.mark.heavy
 def test_a_function_that_was_not_checked_is_marked_on_the_page(tmp_path):
     bars = random_bars(np.random.default_rng(4), 120, 1)
 

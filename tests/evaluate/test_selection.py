@@ -100,6 +100,7 @@ def test_the_run_acts_as_after_the_update_with_the_best_score(whole, bars):
         assert score == pytest.approx(alone.metrics["sharpe"], rel=1e-6)
 
 
+@pytest.mark.heavy
 def test_the_returns_of_every_score_stay_with_the_run(whole, bars):
     run, _ = whole
     table = read_returns(run)
@@ -275,6 +276,7 @@ def test_the_command_trains_before_the_span_and_names_the_update(bars, tmp_path,
     )
 
 
+@pytest.mark.heavy
 def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
     """The gate again, from the stored returns of every score and backtests of the rules."""
     run, _ = whole

@@ -58,6 +58,7 @@ def result(bars, run):
     return nca.backtest(bars, run, start=str(bars.time[0]), look=False)
 
 
+@pytest.mark.heavy
 def test_an_environment_holds_until_its_slow_bars_are_warm(bars, run):
     for first in range(13):  # of any first bar of a day, with holes
         part = bars[first : first + 260]

@@ -73,6 +73,7 @@ def scheduled(entries):
     return nca.Strategy(lambda num_assets: jnp.zeros((), int), act)
 
 
+@pytest.mark.heavy
 def test_stops_are_late_with_their_orders(bars):
     entries = [20, 60, 61, 100, 180, 240]
     late = nca.backtest(bars, scheduled(entries).with_delay(2), COSTS)
@@ -132,6 +133,7 @@ def test_there_is_no_break_even_without_costs_or_without_a_gain(bars):
     assert np.isnan(lost.stress(delays=()).break_even)
 
 
+@pytest.mark.heavy
 def test_more_capital_than_volume_earns_less_of_a_good_thing(rising):
     result = nca.backtest(rising, np.ones(300), COSTS, order="on_change")
     table = result.stress(factors=(1,), delays=(), participation=1e-4).capacity

@@ -64,6 +64,7 @@ def test_sizes_that_follow_volatility_are_applied_once(bars):
     assert abs(done.result.targets.to_numpy()).max() > 0.0
 
 
+@pytest.mark.heavy
 def test_the_gate_says_what_to_deploy(bars, alone):
     gate = alone[0].gate
     assert gate.baseline in alone[0].baselines
@@ -132,6 +133,7 @@ def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
         nca.train(env, several, tmp_path / "c", params=first)
 
 
+@pytest.mark.heavy
 def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_path):
     done, _, _ = alone
     agent = dataclasses.replace(AGENT, num_seeds=2)
@@ -183,6 +185,7 @@ def _stop(number, fitted):
     raise RuntimeError("begun")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("sizing", ["fixed", "volatility"])
 def test_a_matched_hold_has_the_mean_exposure_and_no_timing(sizing):
     two = random_bars(np.random.default_rng(9), 300, 2, missing=0.02)

@@ -84,6 +84,7 @@ def test_beyond_target_kl_the_rest_of_an_update_moves_nothing(devices):
     assert metrics["kl_stopped"] == 0
 
 
+@pytest.mark.heavy
 def test_the_loss_has_the_slope_of_its_differences_in_float64():
     rng = np.random.default_rng(1)
     config = LearnerConfig(clip_epsilon=0.1, entropy_coef=0.05)

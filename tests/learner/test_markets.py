@@ -129,6 +129,7 @@ def test_segments_begin_anew_on_another_shard_and_go_on_on_the_same():
     assert (end_with_shard(3, jnp.asarray(1), segments).left == left).all()
 
 
+@pytest.mark.heavy
 def test_a_shard_stays_until_its_bars_were_drawn_once(sharded):
     env, _ = sharded
     auto = dataclasses.replace(TURN.learner, shard_updates=None, num_segments=8, segment_length=4)

@@ -56,6 +56,7 @@ def test_a_member_is_the_run_of_its_own_key(stage, members, member):
     )
 
 
+@pytest.mark.heavy
 def test_members_differ_and_their_segments_are_split_over_the_devices(members):
     state, metrics = members
     assert metrics["loss"].shape == (2,) and metrics["loss"][0] != metrics["loss"][1]

@@ -117,6 +117,7 @@ def test_split_parameters_learn_as_whole_ones_do(axes):
     assert min(jax.tree.leaves(moved)) > 1e-3
 
 
+@pytest.mark.heavy
 def test_parameters_moments_and_averages_are_in_parts_and_what_does_not_divide_is_whole():
     (params, state), _ = learnt_once((2, 2, 2))
     parts = {
@@ -149,6 +150,7 @@ def test_a_layout_says_which_axis_is_split():
     assert make_layout(POLICY, make_mesh(1, 1, 3)).splits["net"]["into"] == Split()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=SLOW), pytest.param(4, marks=SLOW), 8])
 def test_a_deterministic_mesh_ends_in_the_same_bits(devices):
     _, want = learnt_once(ONE, True, "f4")
@@ -190,6 +192,7 @@ def local_fan_in(self, split, leaf):
 MEAN = Layout.mean
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("name", "mutant", "axes"),
     [

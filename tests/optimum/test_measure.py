@@ -150,6 +150,7 @@ def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
         np.testing.assert_allclose(ordered, positions[1, t], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.heavy
 def test_an_agent_is_judged_on_the_whole_path():
     env = env_of("ou_mid")
     policy = make_policy(TINY, env.spec)

@@ -109,6 +109,7 @@ def test_a_memory_is_carried_and_the_control_without_history_forgets_it(proven):
     assert proven(text, "lag", controls=False).without["no_history"] is None
 
 
+@pytest.mark.heavy
 def test_an_agent_sees_what_the_gymnasium_environment_shows():
     """Bar by bar, of one path, with actions that move its account."""
     market, config = known_market(GP)

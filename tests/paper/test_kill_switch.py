@@ -215,6 +215,7 @@ def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["equity"] == result["equity"]
 
 
+@pytest.mark.heavy
 def test_limits_are_options_of_both_commands(stage, tmp_path, capsys, quick_disk):
     from nca_trader.cli import main
 

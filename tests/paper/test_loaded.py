@@ -126,6 +126,7 @@ def test_what_was_ordered_before_is_what_the_last_call_returned(tmp_path):
     assert len(np.unique(found)) > 2
 
 
+@pytest.mark.heavy
 def test_an_agent_that_remembers_what_it_earned_streams_with_its_equity(tmp_path):
     bars, run, result = backtested(tmp_path, {"reward": "drawdown"}, {})
     agent, first = nca.load(run.path), run.policy.first_decision

@@ -54,6 +54,7 @@ def test_a_replay_is_the_backtest_also_after_a_restart(bars, run, tmp_path):
     assert decisions(parted) == decisions(whole) and len(decisions(whole)) > 100
 
 
+@pytest.mark.heavy
 def test_a_stream_decides_as_the_backtest(bars, run):
     result, live = nca.backtest(bars, run), nca.load(run.path).stream()
     targets, held = result.targets.to_numpy(), result.weights.to_numpy()
@@ -100,6 +101,7 @@ def test_a_feed_without_the_column_is_refused_at_the_start(bars, run, tmp_path, 
         nca.paper_trade(run.path, "ccxt:x:A,B", tmp_path / "a.db", reading={"every": "1d"})
 
 
+@pytest.mark.heavy
 def test_a_file_beside_the_replay_is_joined_by_its_options(bars, run, tmp_path):
     plain = dataclasses.replace(bars, columns={})
     nca.write_bars(plain, tmp_path / "plain.csv")

@@ -84,6 +84,7 @@ def own_code_of(names, i):
     return values, [digest_of_files(m) for m in modules], [str(locate(m)) for m in modules]
 
 
+@pytest.mark.heavy
 def test_workers_are_sent_the_files_of_own_code(cluster, tmp_path, monkeypatch):
     """A module of a package, one of a folder, a script: none of them lies where a worker looks."""
     files = {
@@ -271,6 +272,7 @@ def openssl(folder, *words):
     subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
 def test_a_cluster_behind_tls_takes_only_callers_with_its_certificate(tmp_path, monkeypatch):
     distributed, dask = pytest.importorskip("distributed"), pytest.importorskip("dask")

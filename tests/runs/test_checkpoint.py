@@ -127,6 +127,7 @@ def test_the_sums_of_the_leaves_alone_let_no_wrong_value_through(without_file_su
     gc.collect()
 
 
+@pytest.mark.heavy
 def test_a_leaf_that_was_wrong_when_it_was_written_is_found(tmp_path, monkeypatch):
     with Checkpoints(tmp_path / "c") as checkpoints:
         with monkeypatch.context() as patch:
@@ -167,6 +168,7 @@ def empty_sums(step):
 DAMAGES = [truncate, remove_files, remove_sums, empty_sums]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder, damage, caplog):
     damage(folder / "2")
@@ -175,6 +177,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder, damage, 
     assert "checkpoint 2 is damaged" in caplog.text
 
 
+@pytest.mark.heavy
 def test_where_every_checkpoint_is_damaged_the_folder_is_named(folder):
     truncate(folder / "1")
     remove_sums(folder / "2")
@@ -187,6 +190,7 @@ def test_no_checkpoint_is_none_and_not_an_error(tmp_path):
     assert newest(tmp_path / "new") is None
 
 
+@pytest.mark.heavy
 def test_training_that_walked_back_saves_over_what_was_damaged(folder):
     truncate(folder / "2")
     with Checkpoints(folder) as checkpoints:
@@ -195,6 +199,7 @@ def test_training_that_walked_back_saves_over_what_was_damaged(folder):
         assert bits(unflatten(make_tree(7), checkpoints.newest()[1])) == bits(make_tree(5))
 
 
+@pytest.mark.heavy
 def test_a_damaged_checkpoint_does_not_stop_the_saving_of_earlier_ones(folder):
     with Checkpoints(folder) as checkpoints:
         checkpoints.save(9, make_tree(9))
@@ -307,6 +312,7 @@ def test_another_format_is_refused_with_the_remedy_and_not_walked_back_from(fold
         newest(folder)
 
 
+@pytest.mark.heavy
 def test_a_format_that_may_be_a_flipped_byte_is_damage(folder, caplog):
     reformat(folder / "2", 3, whole=False)
     assert newest(folder)[0] == 1 and "checkpoint 2 is damaged" in caplog.text

@@ -47,6 +47,7 @@ def file(tiny, tmp_path):
     return path
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("coding", CODINGS, ids=str)
 def test_an_agent_comes_back_from_its_file_to_the_bit(tiny, tmp_path, coding):
     weights = compacted(tiny, coding)

@@ -121,6 +121,7 @@ def test_a_resumed_run_goes_on_in_the_same_place_and_takes_back_what_it_lost(ben
     assert_shows(rows, run)
 
 
+@pytest.mark.heavy
 def test_rows_of_a_rollback_are_taken_back(tiny, tmp_path):
     pytest.importorskip("tensorboardX")
     tracker = tracker_of(f"tensorboard:{tmp_path / 'board'}")

@@ -68,6 +68,7 @@ def test_it_trades_other_symbols_as_a_run_of_them_with_the_same_parameters(
     assert np.nanmax(result.targets) == 1 / len(names)
 
 
+@pytest.mark.heavy
 def test_the_order_of_symbols_changes_nothing(tmp_path):
     run = made(tmp_path / "abc", panel("ABC"))
     others = panel("VWXYZ", seed=4)

@@ -160,6 +160,7 @@ def test_a_store_that_does_not_answer_is_no_damage(objects, error, kind):
         newest()
 
 
+@pytest.mark.heavy
 def test_names_that_lead_outside_are_not_followed(objects, tmp_path):
     save(1, 2)
     head = f"{WHERE}/2/files.json"
