@@ -189,7 +189,9 @@ def run(args):
         drawn.write_text(json.dumps(seeds) + "\n")
     seeds = seeds[: args.seeds]
     lines = file.read_text().splitlines() if file.is_file() else []
-    done = {(row["market"], row["name"], row["seed"]) for row in map(json.loads, lines)}
+    before = [json.loads(line) for line in lines]
+    done = {(row["market"], row["name"], row["seed"]) for row in before}
+    others = {(row["market"], row["name"]): row.get("given", {}) for row in before}
     tuned = {}
     markets = list(BARS) if args.markets == ["all"] else args.markets
     for seed in seeds:
@@ -200,6 +202,8 @@ def run(args):
                 if args.trials and can and (name, market) not in tuned:
                     tuned[name, market] = best_of(name, market, args)
                 given = tuned.get((name, market), {})
+                if others.get((market, label), given) != given:
+                    raise SystemExit(f"{file}: {label} on {market} has rows of fewer trials.")
                 if (market, label, seed) in done:
                     continue
                 try:

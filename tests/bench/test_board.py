@@ -1,0 +1,41 @@
+"""The board's script: it resumes, and searches hyper-parameters before it trains with the best."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks import board
+
+pytest.importorskip("optuna")
+
+
+def test_trials_have_seeds_of_their_own_and_what_is_done_is_not_done_again(tmp_path, monkeypatch):
+    asked = []
+
+    def run_one(name, market, seed, args, given, last=False):
+        asked.append((name, market, seed, given, last))
+        reached = -abs(math.log(given["optimizer.learning_rate"] / 1e-3))
+        return {"market": market, "seed": seed, "fraction": reached, "curve": [], "entry": {}}
+
+    monkeypatch.setattr(board, "run_one", run_one)
+    file = tmp_path / "rows.jsonl"
+    words = [str(file), "--names", "nca_trader nano", "--markets", "ou_mid", "--seeds", "2"]
+    board.main([*words, "--trials", "3"])
+    trials, runs = asked[:3], asked[3:]
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    seeds = json.loads(file.with_suffix(".seeds").read_text())
+    assert [run[2] for run in runs] == [row["seed"] for row in rows] == seeds
+    assert not {trial[2] for trial in trials} & {*seeds} and all(trial[4] for trial in trials)
+    best = max(trials, key=lambda trial: -abs(math.log(trial[3]["optimizer.learning_rate"] / 1e-3)))
+    assert {row["name"] for row in rows} == {"nca_trader nano, tuned"}
+    assert all(row["given"] == best[3] == run[3] for row, run in zip(rows, runs, strict=True))
+    board.main([*words, "--trials", "3"])
+    assert len(asked) == 5
+    board.main([*words, "--trials", "3", "--seeds", "3"])
+    assert len(asked) == 6 and asked[-1][3] == best[3]
+    # Rows of other hyper-parameters are not joined to these.
+    monkeypatch.setattr(board, "best_of", lambda *_: best[3] | {"policy.window": 7})
+    with pytest.raises(SystemExit, match="nca_trader nano, tuned on ou_mid has rows of fewer"):
+        board.main([*words, "--trials", "4", "--seeds", "4"])
+    assert len(file.read_text().splitlines()) == 3
