@@ -148,6 +148,7 @@ CONTRIB = "sb3_contrib"
         ("TQC", CONTRIB, "MlpPolicy", 0),
     ],
 )
+@pytest.mark.few(3)
 def test_a_model_of_stable_baselines3_answers_as_it_does_itself(
     tmp_path, python_with, name, package, policy, discrete
 ):
