@@ -43,6 +43,7 @@ MARKETS = (
     "moving_volatility",
 )
 STEPS = 100_000  # of each run
+SEEDS = 1_000_000  # of the rows below it, of trials from it on
 OURS = {"nca_trader nano": "nano", "nca_trader mlp": "mlp"}
 PEERS = ("rejax PPO", "SB3 PPO", "SB3 DQN", "sb3-contrib RecurrentPPO")
 RACING = {"SB3 PPO": {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "normalize": True}}
@@ -162,12 +163,13 @@ def best_of(name, market, args):
     """The best hyper-parameters of the trials of an agent on a market; the missing ones are run."""
     import optuna
 
-    study = study_of(pathlib.Path(args.file).with_suffix(".trials"), f"{name}, {market}")
+    asked = ", ".join([name, *args.set, market, f"{args.steps} steps"])
+    study = study_of(pathlib.Path(args.file).with_suffix(".trials"), asked)
     while len(done := [t for t in study.trials if "seed" in t.user_attrs]) < args.trials:
         study.sampler = optuna.samplers.TPESampler(seed=len(done))
         trial = study.ask()
         overrides_of(trial, parse_space(SPACES[name]))
-        seed, reached = secrets.randbelow(1_000_000), math.nan
+        seed, reached = SEEDS + secrets.randbelow(SEEDS), math.nan
         try:
             row = run_one(name, market, seed, args, trial.params, last=True)
             reached = row["fraction"]
@@ -185,7 +187,7 @@ def run(args):
     drawn.parent.mkdir(parents=True, exist_ok=True)
     seeds = json.loads(drawn.read_text()) if drawn.is_file() else []
     if len(seeds) < args.seeds:
-        seeds += [secrets.randbelow(1_000_000) for _ in range(args.seeds - len(seeds))]
+        seeds += [secrets.randbelow(SEEDS) for _ in range(args.seeds - len(seeds))]
         drawn.write_text(json.dumps(seeds) + "\n")
     seeds = seeds[: args.seeds]
     lines = file.read_text().splitlines() if file.is_file() else []
