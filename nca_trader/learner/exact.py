@@ -12,25 +12,33 @@ from the last bar backwards, and state probabilities from the first bar forwards
 The loss is the expectation of the sampled surrogate over actions, so its gradient at rho = 1 is
 that of the expected return. V is 0 after the last bar, without a critic: one was tried there, and
 learning it slowed the policy down until it never traded on ou_mid. Accounts cannot go bankrupt.
+
+Each asset is an account of its own. Where a cap cuts the weights of all assets together, r of an
+asset is the mean of their sum over what the others hold and do. That is exact too: an asset's
+policy sees its own position alone, so on given bars the positions are independent of each other.
 Source of the all-actions gradient: Sutton et al. 2000, "Policy gradient methods for reinforcement
 learning with function approximation", theorem 1.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import string
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
+from nca_trader.envs.account.fills import capped
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, open_account
 from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.actions import to_target
-from nca_trader.envs.market import Market
+from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import AgentSetup, Loss, Old, horizon, ppo_loss, reward_scale
@@ -47,6 +55,8 @@ from nca_trader.learner.rollout import (
 )
 from nca_trader.numerics import einsum32, logprob32
 from nca_trader.types import EnvSpec
+
+MOST_JOINT = 1_024  # moves of all assets together, where a cap couples them
 
 
 class Enumeration(NamedTuple):
@@ -77,15 +87,20 @@ def collect(
     cells = encode_span(policy, params, market, span, length, config.micro_batches)
     log_prob, leads = read_states(policy, params, cells, seen), leads_to(dynamics.spec)
     pi = jnp.exp(log_prob)
+    occupancy, last = occupancies(start_of(dynamics.spec, segments.episode), pi, leads)
+    if coupled(dynamics):
+        reward = shared_rewards(dynamics, reward, occupancy, pi, leads)
     q = action_values(reward, pi, leads, hyper.discount)
     # The factors scale the advantage only: the expected reward in the metrics stays in the
     # environment's own units.
     scale = reward_scale(setup, market) * advantage_scale(setup)
     advantage = scale * (q - (pi * q).sum(-1, keepdims=True))
-    occupancy, last = occupancies(start_of(dynamics.spec, segments.episode), pi, leads)
     batch = Enumeration(span, seen, occupancy, log_prob, advantage)
     episode = reopened(dynamics.spec, segments.episode, last, draw.keys)
-    return advanced(segments, length, episode), batch, expected_metrics(batch, reward, leads)
+    metrics = expected_metrics(batch, reward, leads)
+    if coupled(dynamics):  # each asset has the reward of all
+        metrics["reward"] /= dynamics.spec.num_assets
+    return advanced(segments, length, episode), batch, metrics
 
 
 def loss(setup: AgentSetup, params: Params, market: Market, items: Enumeration) -> Loss:
@@ -123,7 +138,8 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     """Compute account features of each state, and each action's reward by the environment's step.
 
     Each asset is an account of its own. At the first bar of a segment accounts hold exactly one of
-    the positions. At later bars the weight has drifted for one bar, where positions drift.
+    the positions. At later bars the weight has drifted for one bar, where positions drift. Of
+    coupled assets it is the reward of moves between the weights that the cap may leave them.
 
     Args:
       market: the bars and the environment's settings.
@@ -132,9 +148,11 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
       draw: the curriculum's factors on costs and log-returns; its keys are not used.
 
     Returns:
-      Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`.
+      Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`; of coupled assets
+      `[S, L, A, m, m]`, by the numbers of `levels_of`.
     """
-    config, spec, rules = market.dynamics
+    config, spec, rules = dynamics = market.dynamics
+    positions, actions = jnp.asarray(spec.targets, jnp.float32), jnp.arange(spec.num_actions)
     # One bar more than decisions: the last reward is that of the bar after the last decision.
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
     legs = moved(market.legs_at(rows), draw.volatility_scale)
@@ -146,7 +164,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     spans = (slice(None, -1), slice(1, None))
     now, following = (jax.tree.map(lambda a, s=s: a[:, s], legs) for s in spans)
     # Adds an axis of one asset, because the environment's step takes `[A]`.
-    begun = jax.vmap(open_account)(jnp.asarray(spec.targets, jnp.float32)[:, None])
+    begun = jax.vmap(open_account)(positions[:, None])
     shape = (len(span.index), length, spec.num_assets)
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
 
@@ -158,7 +176,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
 
     def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
         episode = Episode(account, draw.cost_scale)
-        return transition(market.dynamics, episode, action[None], now, following)[1]
+        return transition(dynamics, episode, action[None], now, following)[1]
 
     if not spec.constant_size:
         each = jax.vmap(jax.vmap(jax.vmap(jax.vmap(held, (0, None)))))
@@ -170,11 +188,72 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
             later,
         )
     see = jax.vmap(jax.vmap(jax.vmap(jax.vmap(lambda a: account_features(spec, a)))))
+    seen = see(accounts)
+    if coupled(dynamics):
+        dynamics = dynamics._replace(spec=dataclasses.replace(spec, actions="weights"))
+        actions = jnp.asarray(levels_of(market.dynamics)[0])
+        begun = jax.vmap(open_account)(actions[:, None])
+        accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
     # `vmap` from the inside out: actions, positions, then segments, bars and assets.
     each = jax.vmap(jax.vmap(earned, (None, None, None, 0)), (0, None, None, None))
     for _ in shape:
         each = jax.vmap(each, (0, 0, 0, None))
-    return see(accounts), each(accounts, now, following, jnp.arange(spec.num_actions))
+    return seen, each(accounts, now, following, actions)
+
+
+def coupled(dynamics: Dynamics) -> bool:
+    """Return whether a cap cuts full positions in all assets, which ties them to each other."""
+    config, spec, _ = dynamics
+    gross = spec.size * spec.num_assets
+    caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
+    return gross > min(caps, default=gross) * (1 + 1e-9)
+
+
+def levels_of(dynamics: Dynamics) -> tuple[np.ndarray, np.ndarray]:
+    """Return the m weights that a cap may leave of an asset's position, rising.
+
+    Returns:
+      `[m]` float32, and the number of each asset's weight `[P, ..., P, A]` in every position of
+      all assets together.
+    """
+    spec = dynamics.spec
+    targets = np.asarray(spec.targets, np.float32)
+    every = np.stack(np.meshgrid(*[targets] * spec.num_assets, indexing="ij"), axis=-1)
+    with jax.ensure_compile_time_eval():
+        cut = jax.vmap(lambda position: capped(position, dynamics.rules))
+        levels, number = np.unique(cut(every.reshape(-1, spec.num_assets)), return_inverse=True)
+    return levels, number.reshape(every.shape)
+
+
+def shared_rewards(
+    dynamics: Dynamics, reward: Array, occupancy: Array, pi: Array, leads: Array
+) -> Array:
+    """Compute rewards `[S, L, A, P, n]` of all assets together, over what the other assets do.
+
+    Args:
+      dynamics: of the market.
+      reward: `[S, L, A, m, m]` of `enumerate_segments`.
+      occupancy: `[S, L, A, P]` probability of each position.
+      pi: `[S, L, A, P, n]` probability of each action.
+      leads: `[P, n, P]` transitions, from `leads_to`.
+    """
+    levels, number = levels_of(dynamics)
+    assets = number.shape[-1]
+    moves = einsum32("slip,slipa,paq->slipq", occupancy, pi, leads)
+    # Products with zeros and ones: XLA would look a table up again for each mean.
+    among = jax.nn.one_hot(number.reshape(-1, assets), len(levels))
+    joint = einsum32("slikm,pik,qim->slpq", reward, among, among)
+    joint = joint.reshape(*joint.shape[:2], *number.shape[:-1], *number.shape[:-1])
+    letters = string.ascii_letters
+    axes = [f"YZ{letters[i]}{letters[assets + i]}" for i in range(assets)]
+
+    def mean(asset: int) -> Array:
+        others = [i for i in range(assets) if i != asset]
+        words = ",".join([f"YZ{letters[: 2 * assets]}", *(axes[i] for i in others)])
+        return einsum32(f"{words}->{axes[asset]}", joint, *(moves[:, :, i] for i in others))
+
+    found = jnp.stack([mean(asset) for asset in range(assets)], axis=2)
+    return einsum32("slipq,paq->slipa", found, leads)
 
 
 def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Array:
@@ -309,10 +388,12 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
         yield "maintenance_margin closes positions by equity (leave it out)"
     if config.delist_after is not None:
         yield "delist_after closes positions (leave it out)"
-    caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
-    gross = spec.size * spec.num_assets
-    if gross > min(caps, default=gross) * (1 + 1e-9):
-        yield f"weights of {gross:g} in all are cut (set max_gross, max_net or size)"
+    cut = f"weights of {spec.size * spec.num_assets:g} in all are cut"
+    joint = len(spec.targets) ** (2 * spec.num_assets) if coupled(env.market.dynamics) else 0
+    if joint and config.reward != "pnl":
+        yield f"{cut} (set max_gross, max_net or size)"
+    elif joint > MOST_JOINT:
+        yield f"{cut}, and have {joint:,} moves together (give fewer assets, or set max_gross)"
     if config.reward != "log_return":
         return
     # A position of constant size is what was ordered. With log-returns the weight drifts, and has

@@ -29,7 +29,7 @@ from nca_trader.data.synthetic import SyntheticMarket, market_of
 from nca_trader.envs import FROZEN, load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, argument
-from nca_trader.learner.exact import check_finite
+from nca_trader.learner.exact import check_finite, coupled
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
 from nca_trader.optimum.entry import entry_of
@@ -50,16 +50,17 @@ LEAST_UPDATES = 64
 # Of a batch that is made smaller, in this order: where environments share a segment, the same bars
 # are seen again.
 SMALLEST = {"envs_per_segment": 1, "segment_length": 64, "num_segments": 32}
-# Of "pathwise", which draws no actions: accounts of a segment learn the same, so it has one, and of
-# the agent's steps half. A step's gradient has less noise, so a rate that falls begins higher.
-PATHWISE_RATE, PATHWISE_PART = 4.0, 2
+# The part of the agent's steps, and the factor on a rate that falls. Without drawn actions accounts
+# of a segment learn the same, so it has one, and a step's gradient has less noise. "coupled" are
+# the assets of an "exact" account that a cap couples: `factor_panel` stayed at 74% with the agent's
+# rate, and reached 96% with 8 times, 98% with 40 times it.
+SPED = {"pathwise": (2, 4.0), "coupled": (16, 40.0)}
 # Without drawn actions few steps may be longer. At 100,000 steps 8 times the rate took `nano`, with
 # one seed, on `ring_hop3` from 78% to 99%, on `hidden` from 91% to 97%, on `ou_expensive` from 88%
 # to 94%; 32 times was too much, and so was 8 times for `mlp`, whose rate does not fall.
 MOST_RATE = 8.0
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
-# The fraction of the optimum to reach. The nano preset does with every seed, but for two markets:
-# see `NEEDS` and `MISSED`.
+# The fraction of the optimum to reach. The nano preset does with every seed, but see `NEEDS`.
 BARS = {
     "ou_mid": 0.95,
     "ou_log": 0.98,
@@ -83,7 +84,6 @@ UNSAMPLED = {"exact": check_finite, "pathwise": check_smooth}  # no actions are 
 # A setting with which the preset reaches the bar: the asset next to another in the table says
 # nothing of it.
 NEEDS = {"lead_lag": "policy.neighbours=nearest"}
-MISSED = ("factor_panel",)  # 90% at the preset's rate, 91 to 97% at 8 times it
 DEFAULT_BAR = 0.95
 NUM_SEEDS = 3
 # Fields of an environment that do not change what a position is paid.
@@ -129,13 +129,13 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     # A step of A assets teaches as much as about A / 2 steps of one. A position is learnt from
     # each asset, but a message from the third neighbour is not seen more often: `ring_hop3` needs
     # twice the steps that A alone would give.
-    learner = suited(agent.learner, kind)
+    learner, rate = suited(agent.learner, kind)
     usual = min(learner.steps, -(-2 * learner.steps // num_assets))
     steps = steps or usual
     agent = dataclasses.replace(
         agent,
         learner=batched(learner, steps),
-        optimizer=paced(agent, learner.advantages, usual / steps),
+        optimizer=paced(agent.optimizer, learner.advantages, rate, usual / steps),
         num_seeds=1,
     )
     # Fewer bars than steps would be seen again.
@@ -180,12 +180,12 @@ def check_account(name: str, config: EnvConfig, market: SyntheticMarket) -> None
         )
 
 
-def suited(learner: LearnerConfig, env: TradingEnv) -> LearnerConfig:
+def suited(learner: LearnerConfig, env: TradingEnv) -> tuple[LearnerConfig, float]:
     """Return the learner with the estimator of least noise that the environment allows.
 
     "exact" where an account has finitely many states, "pathwise" where its reward is a smooth
-    function of the ordered weights; else its own. "pathwise" has a batch of its own where the
-    learner's is one of drawn actions.
+    function of the ordered weights; else its own. Some have a batch of their own where the
+    learner's is one of drawn actions, and a factor on the rate, which is returned too; see `SPED`.
     """
     # With a learnt critic `garleanu_pedersen` ended at 93 to 98%: its error about the position
     # moved the mean of the policy. These two need no critic.
@@ -195,26 +195,28 @@ def suited(learner: LearnerConfig, env: TradingEnv) -> LearnerConfig:
         except ConfigError:
             continue
         found = switched(learner, advantages=name)
-        if name == "pathwise" != learner.advantages:
-            steps = -(-found.steps // PATHWISE_PART)
-            found = dataclasses.replace(found, envs_per_segment=1, steps=steps)
-        return found
-    return learner
+        key = "coupled" if name == "exact" and coupled(env.market.dynamics) else name
+        if name == learner.advantages or key not in SPED:
+            return found, 1.0
+        part, rate = SPED[key]
+        return dataclasses.replace(found, envs_per_segment=1, steps=-(-found.steps // part)), rate
+    return learner, 1.0
 
 
-def paced(agent: AgentConfig, advantages: str, fewer: float) -> OptimizerConfig:
+def paced(
+    optimizer: OptimizerConfig, advantages: str, rate: float, fewer: float
+) -> OptimizerConfig:
     """Return the agent's optimizer, whose rate begins higher where no action is drawn.
 
     Args:
-      agent: as it was given.
+      optimizer: of the agent.
       advantages: that it is trained with here.
+      rate: factor of `suited`.
       fewer: the usual number of steps over that of this run.
     """
-    optimizer = agent.optimizer
     if advantages not in UNSAMPLED or optimizer.schedule == "constant":
         return optimizer
-    factor = PATHWISE_RATE if advantages == "pathwise" != agent.learner.advantages else 1.0
-    factor = min(factor * max(fewer, 1.0) ** 0.5, MOST_RATE)
+    factor = min(rate * max(fewer, 1.0) ** 0.5, max(rate, MOST_RATE))
     return dataclasses.replace(optimizer, learning_rate=factor * optimizer.learning_rate)
 
 

@@ -219,24 +219,55 @@ def test_expected_loss_is_the_mean_of_sampled_ones(one):
             assert abs(took[2].mean() - took[0].mean() - float(exact_gap)) < 4 * error + 1e-4
 
 
-def test_the_gradient_is_that_of_the_expected_return(one):
+@pytest.mark.parametrize(
+    ("assets", "changes"),
+    [
+        (1, {}),
+        pytest.param(2, {"max_gross": 0.6}, marks=pytest.mark.slow),
+        # A move depends on the position, and the cap on a sum with signs.
+        (2, {"max_net": 0.7, "actions": "orders"}),
+    ],
+)
+def test_the_gradient_is_that_of_the_expected_return(assets, changes):
+    """Of all sequences of joint actions, also where a cap ties the assets to each other."""
+    part = parts(dataclasses.replace(PNL, **changes), assets)
+    env, targets = part.env, np.asarray(part.env.spec.targets)
+    assert exact.coupled(env.market.dynamics) == (assets > 1)
     undiscounted = dataclasses.replace(LEARNER, discount=1.0, entropy_coef=0.0)
-    loss, (_, batch, _) = gathered(one, undiscounted)
-    got = jax.jit(jax.grad(lambda p: loss(p, batch).loss))(one.params)
-    actions = np.array(list(itertools.product(range(3), repeat=LENGTH)))  # [81, L]
-    before = [np.hstack([np.full((81, 1), p), actions[:, :-1]]) for p in range(3)]
-    at = (np.arange(LENGTH)[None], 0, np.stack(before), actions[None])  # [3, 81, L]
+    loss, (_, batch, metrics) = gathered(part, undiscounted)
+    got = jax.jit(jax.grad(lambda p: loss(p, batch).loss))(part.params)
+    joint = np.array(list(itertools.product(range(3), repeat=assets)))  # [J, A]
+    actions = np.array(list(itertools.product(joint, repeat=LENGTH)))  # [J^L, L, A]
+    before = [np.broadcast_to(joint[:, None], (len(joint), len(actions), assets))]
+    for t in range(LENGTH):
+        last, each = before[-1], actions[None, :, t]
+        step = each if env.config.actions == "direction" else np.clip(last + each - 1, 0, 2)
+        before.append(np.broadcast_to(step, last.shape))
+    position = np.stack(before, axis=2)  # [J, J^L, L + 1, A]
+
+    def cut(weight):
+        over = np.abs(weight).sum(-1) / (env.config.max_gross or np.inf)
+        over = np.maximum(over, np.abs(weight.sum(-1)) / (env.config.max_net or np.inf))
+        return weight / np.maximum(over, 1.0)[..., None]
+
+    weight = cut(targets[position])
+    row = np.asarray(part.segments.index)[:, None] + np.arange(LENGTH)  # [S, L]
+    held = np.log(env.bars.open[row + 1] / env.bars.close[row])
+    gain = np.log(env.bars.close[row + 1] / env.bars.open[row + 1])  # [S, L, A]
+    old, new = weight[:, :, :-1], weight[:, :, 1:]
+    worth = np.einsum("jkla,sla->sjk", old, held) + np.einsum("jkla,sla->sjk", new, gain)
+    worth -= COST * np.abs(new - old).sum((2, 3))
+    at = (np.arange(LENGTH)[:, None], np.arange(assets)[None], position[:, :, :-1], actions[None])
+    start = np.asarray(batch.occupancy)[:, 0]  # [S, A, P]
+    begins = np.prod([start[:, i, joint[:, i]] for i in range(assets)], axis=0)
 
     def expected_return(params):
-        log_prob, reward = states(types.SimpleNamespace(**vars(one) | {"params": params}))
-        total = 0.0
-        for s in range(SEGMENTS):
-            chance = jnp.exp(log_prob[s][at].sum(-1)) * batch.occupancy[s, 0, 0][:, None]
-            worth = reward[s][at].sum(-1)
-            total += (chance * worth).sum()
-        return total
+        log_prob, _ = states(types.SimpleNamespace(**vars(part) | {"params": params}))
+        chance = [jnp.exp(log_prob[s][at].sum((2, 3))) for s in range(SEGMENTS)]
+        return (begins[..., None] * jnp.stack(chance) * worth).sum()
 
-    want = jax.jit(jax.grad(expected_return))(one.params)
+    total, want = jax.jit(jax.value_and_grad(expected_return))(part.params)
+    assert metrics["reward"] == pytest.approx(float(total) / (SEGMENTS * LENGTH), rel=1e-4)
     unit = -SCALE * (4 / min(1 / (1 - 0.95**2), 4)) ** 0.5 / (SEGMENTS * LENGTH)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for (path, leaf), expected in zip(
@@ -306,9 +337,8 @@ def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
         ({"reward": "log_return", "order": "rebalance"}, "costs.commission, costs.slippage let"),
         (
             {"reward": "log_return", "max_gross": 0.3},
-            "weights of 1 in all are cut",
+            r"weights of 1 in all are cut \(set max_gross",
         ),
-        ({"max_gross": 0.6}, "weights of 1 in all are cut"),
     ],
 )
 def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, says):
@@ -318,6 +348,17 @@ def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, say
     with pytest.raises(ConfigError, match=says) as error:
         exact.check_finite(env)
     assert "\n" not in str(error.value) and "take 'gae'" in str(error.value)
+
+
+def test_a_cap_may_couple_as_many_assets_as_can_be_enumerated():
+    def check(assets, **changes):
+        bars = random_bars(np.random.default_rng(1), 80, assets)
+        exact.check_finite(TradingEnv(bars, dataclasses.replace(PNL, max_gross=0.6, **changes)))
+
+    check(3)
+    check(5, short=False)
+    with pytest.raises(ConfigError, match="are cut, and have 6,561 moves together"):
+        check(4)
 
 
 def test_hidden_features_are_not_seen_and_their_bars_earn_what_they_earned():
