@@ -54,12 +54,14 @@ MESHES = [(8, 1, 1), (4, 2, 1), (2, 2, 2)]
 
 
 @functools.cache
-def environment(reward, actions="direction"):
+def environment(reward, actions="direction", cap=1.0):
     # Orders do not fill in missing bars, which is nothing that "pnl" pays.
     missing = 0.0 if reward == "pnl" else 0.05
     bars = random_bars(np.random.default_rng(0), 60, 2, missing=missing)
     costs = Costs(commission=5e-4, slippage=2e-4)
-    config = EnvConfig(features=("bollinger", "rsi"), costs=costs, reward=reward, actions=actions)
+    config = EnvConfig(
+        features=("bollinger", "rsi"), costs=costs, reward=reward, actions=actions, max_gross=cap
+    )
     return TradingEnv(bars, config)
 
 
@@ -82,7 +84,8 @@ SHARPE = {
     "learner": {"objective": "sharpe", "num_epochs": 1},
 }
 EXTRAS = {
-    "": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF16, "sharpe": SHARPE
+    "": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF16, "sharpe": SHARPE,
+    "capped": {},
 }  # fmt: skip
 
 
@@ -103,7 +106,8 @@ def agent_with(kind="nca", estimator="gae", extra="", **mesh):
 def learner_on(axes, kind="nca", estimator="gae", extra="", **mesh):
     """A learner whose optimiser also sums the gradients, which plain SGD would follow."""
     agent = agent_with(kind, estimator, extra, **mesh)
-    env = environment("pnl" if estimator == "exact" else "log_return", ACTIONS[estimator])
+    reward = "pnl" if estimator == "exact" else "log_return"
+    env = environment(reward, ACTIONS[estimator], 0.7 if extra == "capped" else 1.0)
     with pytest.MonkeyPatch.context() as patch:
         # Replay looks for the average, and several agents for a rate, where the real one has it.
         if extra not in ("replay", "several"):
@@ -215,6 +219,12 @@ def test_so_it_is_with_every_policy_and_estimator(kind, estimator, axes):
 @pytest.mark.parametrize("axes", MESHES)
 def test_so_it_is_with_several_cycles_of_dilations(axes):
     same(run(axes, extra="base"), run(ONE, extra="base"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", MESHES)
+def test_so_it_is_with_assets_that_a_cap_couples(axes):
+    same(run(axes, "nca", "exact", "capped"), run(ONE, "nca", "exact", "capped"), "exact")
 
 
 @pytest.mark.slow
