@@ -56,7 +56,7 @@ from nca_trader.learner.rollout import (
 from nca_trader.numerics import einsum32, logprob32
 from nca_trader.types import EnvSpec
 
-MOST_JOINT = 1_024  # moves of all assets together, where a cap couples them
+MOST_JOINT = 10_000  # moves of all assets together, where a cap couples them
 
 
 class Enumeration(NamedTuple):
@@ -238,22 +238,28 @@ def shared_rewards(
       leads: `[P, n, P]` transitions, from `leads_to`.
     """
     levels, number = levels_of(dynamics)
-    assets = number.shape[-1]
-    moves = einsum32("slip,slipa,paq->slipq", occupancy, pi, leads)
-    # Products with zeros and ones: XLA would look a table up again for each mean.
+    joint, assets = number.shape[:-1], number.shape[-1]
     among = jax.nn.one_hot(number.reshape(-1, assets), len(levels))
-    joint = einsum32("slikm,pik,qim->slpq", reward, among, among)
-    joint = joint.reshape(*joint.shape[:2], *number.shape[:-1], *number.shape[:-1])
     letters = string.ascii_letters
-    axes = [f"YZ{letters[i]}{letters[assets + i]}" for i in range(assets)]
+    axes = [f"Z{letters[i]}{letters[assets + i]}" for i in range(assets)]
 
-    def mean(asset: int) -> Array:
-        others = [i for i in range(assets) if i != asset]
-        words = ",".join([f"YZ{letters[: 2 * assets]}", *(axes[i] for i in others)])
-        return einsum32(f"{words}->{axes[asset]}", joint, *(moves[:, :, i] for i in others))
+    def of_bar(bar: tuple[Array, Array]) -> Array:
+        each, moves = bar  # [S, A, m, m], [S, A, P, P]
+        # Products with zeros and ones: XLA would look a table up again for each mean.
+        both = einsum32("sikm,pik,qim->spq", each, among, among)
+        both = both.reshape(-1, *joint, *joint)
 
-    found = jnp.stack([mean(asset) for asset in range(assets)], axis=2)
-    return einsum32("slipq,paq->slipa", found, leads)
+        def mean(asset: int) -> Array:
+            others = [i for i in range(assets) if i != asset]
+            words = ",".join([f"Z{letters[: 2 * assets]}", *(axes[i] for i in others)])
+            return einsum32(f"{words}->{axes[asset]}", both, *(moves[:, i] for i in others))
+
+        return jnp.stack([mean(asset) for asset in range(assets)], axis=1)
+
+    # Bar by bar, as all moves of all bars would not fit.
+    moves = einsum32("slip,slipa,paq->lsipq", occupancy, pi, leads)
+    found = jax.lax.map(of_bar, (jnp.moveaxis(reward, 1, 0), moves))
+    return einsum32("lsipq,paq->slipa", found, leads)
 
 
 def read_states(policy: Policy, params: Params, cells: Array, seen: Array) -> Array:

@@ -73,11 +73,6 @@ class Proof:
         return not math.isnan(self.reached.fraction)
 
     @property
-    def goal(self) -> float:
-        """The level to reach: the bar, or the most turnover where there is nothing to earn."""
-        return self.bar if self.earns else MOST_TURNOVER
-
-    @property
     def trained(self) -> bool:
         """Whether the agent was trained here, and has a curve."""
         return not math.isnan(self.curve[-1].seconds)

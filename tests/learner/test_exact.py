@@ -355,10 +355,10 @@ def test_a_cap_may_couple_as_many_assets_as_can_be_enumerated():
         bars = random_bars(np.random.default_rng(1), 80, assets)
         exact.check_finite(TradingEnv(bars, dataclasses.replace(PNL, max_gross=0.6, **changes)))
 
-    check(3)
-    check(5, short=False)
-    with pytest.raises(ConfigError, match="are cut, and have 6,561 moves together"):
-        check(4)
+    check(4)
+    check(6, short=False)
+    with pytest.raises(ConfigError, match="are cut, and have 59,049 moves together"):
+        check(5)
 
 
 def test_hidden_features_are_not_seen_and_their_bars_earn_what_they_earned():
