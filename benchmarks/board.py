@@ -9,9 +9,9 @@
 Each run that ends appends a row, and the same command resumes. The first seed of all pairs comes
 before the second of any. Seeds are drawn once; they are the first line of FILE.seeds. All agents
 get the same number of environment steps, 0 for what an agent of ours has by itself, with the
-hyper-parameters that their libraries have, or with the best of `--trials` of Optuna, which have
-seeds of their own and stand in FILE.trials; ours take `--set` as well. A pair that a library cannot
-do is a row without a fraction.
+hyper-parameters that their libraries have, or with the best of `--trials` of Optuna, which run a
+third of the steps, have seeds of their own and stand in FILE.trials; ours take `--set` as well. A
+pair that a library cannot do is a row without a fraction.
 """
 
 import argparse
@@ -44,6 +44,7 @@ MARKETS = (
 )
 STEPS = 100_000  # of each run
 SEEDS = 1_000_000  # of the rows below it, of trials from it on
+TRIAL_PART = 3  # a trial has 1 / 3 of the steps: ten of RecurrentPPO would take two hours a market
 OURS = {"nca_trader nano": "nano", "nca_trader mlp": "mlp"}
 PEERS = ("rejax PPO", "SB3 PPO", "SB3 DQN", "sb3-contrib RecurrentPPO")
 RACING = {"SB3 PPO": {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "normalize": True}}
@@ -163,6 +164,7 @@ def best_of(name, market, args):
     """The best hyper-parameters of the trials of an agent on a market; the missing ones are run."""
     import optuna
 
+    args = argparse.Namespace(**vars(args) | {"steps": args.steps // TRIAL_PART})
     asked = ", ".join([name, *args.set, market, f"{args.steps} steps"])
     study = study_of(pathlib.Path(args.file).with_suffix(".trials"), asked)
     while len(done := [t for t in study.trials if "seed" in t.user_attrs]) < args.trials:

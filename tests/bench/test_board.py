@@ -15,6 +15,7 @@ def test_trials_have_seeds_of_their_own_and_what_is_done_is_not_done_again(tmp_p
 
     def run_one(name, market, seed, args, given, last=False):
         asked.append((name, market, seed, given, last))
+        assert args.steps == (33_333 if last else 100_000)
         reached = -abs(math.log(given["optimizer.learning_rate"] / 1e-3))
         return {"market": market, "seed": seed, "fraction": reached, "curve": [], "entry": {}}
 
