@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -251,6 +252,54 @@ def garleanu_pedersen(
     )
 
 
+def led(
+    leader: np.ndarray,
+    delay: int,
+    beta: float,
+    sigma: float,
+    state_names: tuple[str, ...],
+    **facts: Any,
+) -> SyntheticMarket:
+    """Return assets of which each follows another one: r'[i] = beta r[leader(i)] + sigma eps[i].
+
+    The best holds the sign of that mean, in equal parts and without cost.
+
+    Args:
+      leader: `[A]` number of the asset that each follows.
+      delay: bars from the leader's return to that which follows it.
+      beta: see above.
+      sigma: see above.
+      state_names: of the returns that the next ones follow.
+      **facts: other fields of the market.
+    """
+    assets, scale = len(leader), sigma / math.sqrt(1 - beta**2)
+
+    def mean(state: Tensor) -> Tensor:
+        return beta * state[..., leader]
+
+    def generate(key: Array, num_bars: int) -> Path:
+        first_key, key = jax.random.split(key)
+        first = scale * jax.random.normal(first_key, (delay, assets))
+        # A row of `delay` bars follows the row before it, bar by bar.
+        shocks = sigma * jax.random.normal(key, (-(-num_bars // delay), delay, assets))
+        r = recur(lambda r, shock: mean(r) + shock, first, shocks)
+        r = jnp.concatenate([first, r.reshape(-1, assets)])
+        return Path(r[1 : num_bars + 1], r[delay:][:num_bars], jnp.zeros(assets))
+
+    return SyntheticMarket(
+        generate=generate,
+        pay=linear_pay(0.0),
+        num_assets=assets,
+        state_names=state_names,
+        moments=((0.0,) * assets, (scale,) * assets),
+        bounds=(-1.0 / assets, 1.0 / assets),
+        optimum=abs(beta) * scale * math.sqrt(2 / math.pi),
+        optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,
+        expected_return=mean,
+        **facts,
+    )
+
+
 @builder(assets=2, hop=1, beta="(-1, 1)", sigma="(0, inf)")
 def ring(
     *, assets: int = 16, hop: int = 1, beta: float = 0.3, sigma: float = 0.01
@@ -264,30 +313,8 @@ def ring(
     """
     if hop >= assets:
         raise ConfigError(f"hop={hop} is once around {assets} assets; give at most {assets - 1}.")
-    scale = sigma / math.sqrt(1 - beta**2)
-
-    def mean(r: Tensor) -> Tensor:
-        return beta * arrays(r).roll(r, hop, axis=-1)
-
-    def generate(key: Array, num_bars: int) -> Path:
-        first_key, key = jax.random.split(key)
-        first = scale * jax.random.normal(first_key, (assets,))
-        shocks = sigma * jax.random.normal(key, (num_bars, assets))
-        r = recur(lambda r, shock: beta * jnp.roll(r, hop) + shock, first, shocks)
-        return Path(r, r, jnp.zeros(assets))
-
-    return SyntheticMarket(
-        reward="simple",
-        generate=generate,
-        pay=linear_pay(0.0),
-        num_assets=assets,
-        state_names=tuple(f"return_{i}" for i in range(assets)),
-        moments=((0.0,) * assets, (scale,) * assets),
-        bounds=(-1.0 / assets, 1.0 / assets),
-        optimum=abs(beta) * scale * math.sqrt(2 / math.pi),
-        optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,
-        expected_return=mean,
-    )
+    leader, names = np.roll(np.arange(assets), hop), tuple(f"return_{i}" for i in range(assets))
+    return led(leader, 1, beta, sigma, names, reward="simple")
 
 
 @builder(lag=2, phi="(-1, 1)", sigma="(0, inf)")
@@ -298,27 +325,8 @@ def lagged_ar(*, lag: int = 5, phi: float = 0.3, sigma: float = 0.01) -> Synthet
     sign (of `phi` times it), and the optimum |phi| sigma sqrt(2 / pi) / sqrt(1 - phi^2): every
     `lag`-th return is an autoregression of its own. The last return does not predict the next.
     """
-    scale = sigma / math.sqrt(1 - phi**2)
-
-    def generate(key: Array, num_bars: int) -> Path:
-        first_key, key = jax.random.split(key)
-        first = scale * jax.random.normal(first_key, (lag,))
-        # Each column is one of `lag` autoregressions, which take turns.
-        shocks = sigma * jax.random.normal(key, (-(-num_bars // lag), lag))
-        r = recur(lambda r, shock: phi * r + shock, first, shocks)
-        r = jnp.concatenate([first, r.ravel()])
-        return Path(r[1 : num_bars + 1, None], r[lag:][:num_bars, None], jnp.zeros(1))
-
-    return SyntheticMarket(
-        reward="log",
-        generate=generate,
-        pay=linear_pay(0.0),
-        state_names=("older_return",),
-        moments=((0.0,), (scale,)),
-        optimum=abs(phi) * scale * math.sqrt(2 / math.pi),
-        optimal_policy=lambda state, position: arrays(state).sign(phi * state),
-        expected_return=lambda state: phi * state,
-    )
+    # Of `lag` autoregressions, which take turns.
+    return led(np.zeros(1, np.int32), lag, phi, sigma, ("older_return",), reward="log")
 
 
 @builder(assets=2, delay=1, graph=0, beta="(-1, 1)", sigma="(0, inf)")
@@ -340,33 +348,8 @@ def lead_lag(
     order = np.argsort(np.random.SeedSequence(graph).generate_state(assets), kind="stable")
     leader = np.empty(assets, np.int32)
     leader[np.roll(order, -1)] = order
-    scale = sigma / math.sqrt(1 - beta**2)
-
-    def mean(state: Tensor) -> Tensor:
-        return beta * state[..., leader]
-
-    def generate(key: Array, num_bars: int) -> Path:
-        first_key, key = jax.random.split(key)
-        first = scale * jax.random.normal(first_key, (delay, assets))
-        # A row of `delay` bars follows the row before it, bar by bar.
-        shocks = sigma * jax.random.normal(key, (-(-num_bars // delay), delay, assets))
-        r = recur(lambda r, shock: mean(r) + shock, first, shocks)
-        r = jnp.concatenate([first, r.reshape(-1, assets)])
-        return Path(r[1 : num_bars + 1], r[delay:][:num_bars], jnp.zeros(assets))
-
-    return SyntheticMarket(
-        reward="simple",
-        generate=generate,
-        pay=linear_pay(0.0),
-        num_assets=assets,
-        state_names=tuple(f"older_return_{i}" for i in range(assets)),
-        moments=((0.0,) * assets, (scale,) * assets),
-        bounds=(-1.0 / assets, 1.0 / assets),
-        optimum=abs(beta) * scale * math.sqrt(2 / math.pi),
-        optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,
-        expected_return=mean,
-        details={"leader": leader},
-    )
+    names = tuple(f"older_return_{i}" for i in range(assets))
+    return led(leader, delay, beta, sigma, names, reward="simple", details={"leader": leader})
 
 
 DAYS = 252.0  # bars of a year
