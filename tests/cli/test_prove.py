@@ -376,10 +376,11 @@ def test_every_claim_holds_for_a_seed_drawn_now(command, market, tmp_path):
     (row,) = said.json["results"]
     if market.startswith("ring"):
         assert abs(row["no_neighbours"]) < 0.1
-    if market == "lead_lag":
+    if market in ("lead_lag", "factor_panel"):
         assert row["no_neighbours"] < row["bar"]
     # One bar is not enough.
-    if market in ("lagged_ar", "hidden_level", "hidden", "moving_volatility", "lead_lag"):
+    memory = ("lagged_ar", "hidden_level", "hidden", "moving_volatility")
+    if market in (*memory, "lead_lag", "factor_panel"):
         assert row["no_history"] < row["bar"]
 
 
