@@ -260,7 +260,7 @@ def led(
     state_names: tuple[str, ...],
     **facts: Any,
 ) -> SyntheticMarket:
-    """Return assets of which each follows another one: r'[i] = beta r[leader(i)] + sigma eps[i].
+    """Return assets that each follow another one: r'[i] = beta r[leader(i)] + sigma eps[i].
 
     The best holds the sign of that mean, in equal parts and without cost.
 
