@@ -265,7 +265,7 @@ def led(
     The best holds the sign of that mean, in equal parts and without cost.
 
     Args:
-      leader: `[A]` number of the asset that each follows.
+      leader: `[A]` int32 number of the asset that each follows.
       delay: bars from the leader's return to that which follows it.
       beta: see above.
       sigma: see above.
@@ -313,7 +313,8 @@ def ring(
     """
     if hop >= assets:
         raise ConfigError(f"hop={hop} is once around {assets} assets; give at most {assets - 1}.")
-    leader, names = np.roll(np.arange(assets), hop), tuple(f"return_{i}" for i in range(assets))
+    leader = np.roll(np.arange(assets, dtype=np.int32), hop)
+    names = tuple(f"return_{i}" for i in range(assets))
     return led(leader, 1, beta, sigma, names, reward="simple")
 
 
