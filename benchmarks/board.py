@@ -47,7 +47,8 @@ SEEDS = 1_000_000  # of the rows below it, of trials from it on
 TRIAL_PART = 3  # a trial has 1 / 3 of the steps: ten of RecurrentPPO would take two hours a market
 OURS = {"nca_trader nano": "nano", "nca_trader mlp": "mlp"}
 PEERS = ("rejax PPO", "SB3 PPO", "SB3 DQN", "sb3-contrib RecurrentPPO")
-RACING = {"SB3 PPO": {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "normalize": True}}
+BATCHED = {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "normalize": True}
+RACING = {"SB3 PPO": BATCHED, "sb3-contrib RecurrentPPO": BATCHED}
 PACKAGES = {
     "rejax PPO": "rejax",
     "SB3 PPO": "stable_baselines3",
