@@ -61,7 +61,7 @@ SPACES = {
     "nca_trader nano": (
         "optimizer.learning_rate=1e-4:1e-2:log",
         "policy.channels=8,16,32",
-        "policy.window=15,63",
+        "policy.hidden=32,64,128",
     ),
     "nca_trader mlp": (
         "optimizer.learning_rate=1e-4:1e-2:log",
