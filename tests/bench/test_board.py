@@ -6,6 +6,7 @@ import math
 import pytest
 
 from benchmarks import board
+from nca_trader.agents import load_agent
 
 pytest.importorskip("optuna")
 
@@ -40,3 +41,11 @@ def test_trials_have_seeds_of_their_own_and_what_is_done_is_not_done_again(tmp_p
     with pytest.raises(SystemExit, match="nca_trader nano, tuned on ou_mid has rows of fewer"):
         board.main([*words, "--trials", "4", "--seeds", "4"])
     assert len(file.read_text().splitlines()) == 3
+
+
+def test_the_ranges_of_our_agents_are_of_settings_that_they_have():
+    for name, preset in board.OURS.items():
+        for text in board.SPACES[name]:
+            key, _, values = text.partition("=")
+            for value in values.removesuffix(":log").replace(":", ",").split(","):
+                load_agent(preset, [f"{key}={value}"])
