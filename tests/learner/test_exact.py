@@ -351,14 +351,16 @@ def test_accounts_of_infinitely_many_states_are_refused_in_one_line(changes, say
 
 
 def test_a_cap_may_couple_as_many_assets_as_can_be_enumerated():
-    def check(assets, **changes):
+    def check(assets, max_gross=0.6, **changes):
         bars = random_bars(np.random.default_rng(1), 80, assets)
-        exact.check_finite(TradingEnv(bars, dataclasses.replace(PNL, max_gross=0.6, **changes)))
+        config = dataclasses.replace(PNL, max_gross=max_gross, **changes)
+        exact.check_finite(TradingEnv(bars, config))
 
     check(4)
     check(6, short=False)
     with pytest.raises(ConfigError, match="are cut, and have 59,049 moves together"):
         check(5)
+    check(5, max_gross=1.0)  # the remedy
 
 
 def test_hidden_features_are_not_seen_and_their_bars_earn_what_they_earned():
