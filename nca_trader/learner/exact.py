@@ -13,8 +13,8 @@ The loss is the expectation of the sampled surrogate over actions, so its gradie
 that of the expected return. V is 0 after the last bar, without a critic: one was tried there, and
 learning it slowed the policy down until it never traded on ou_mid. Accounts cannot go bankrupt.
 
-Each asset is an account of its own. Where a cap cuts the weights of all assets together, r of an
-asset is the mean of their sum over what the others hold and do. That is exact too: an asset's
+Each asset is an account of its own. Where a cap cuts the weights of all assets together, r is the
+reward of all assets, averaged over what the other assets hold and do. That is exact too: an asset's
 policy sees its own position alone, so on given bars the positions are independent of each other.
 Source of the all-actions gradient: Sutton et al. 2000, "Policy gradient methods for reinforcement
 learning with function approximation", theorem 1.
@@ -138,8 +138,8 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     """Compute account features of each state, and each action's reward by the environment's step.
 
     Each asset is an account of its own. At the first bar of a segment accounts hold exactly one of
-    the positions. At later bars the weight has drifted for one bar, where positions drift. Of
-    coupled assets it is the reward of moves between the weights that the cap may leave them.
+    the positions. At later bars the weight has drifted for one bar, where positions drift. Where a
+    cap couples assets, rewards are of moves from each weight that it may leave an asset to each.
 
     Args:
       market: the bars and the environment's settings.
