@@ -1,5 +1,6 @@
 """Synthetic markets as drawn: bars that agree with states, and policies that earn the optimum."""
 
+import dataclasses
 import functools
 import math
 
@@ -12,6 +13,7 @@ import nca_trader as nca
 from nca_trader.data.bars import validate
 from nca_trader.data.synthetic.market import draw
 from nca_trader.errors import ConfigError
+from nca_trader.numerics import cpu
 from nca_trader.optimum import synthetic
 
 # Those that pay simple returns.
@@ -146,6 +148,20 @@ def test_bars_are_valid_and_open_at_the_close_before(name):
     assert draw(market, 500, 3).bars.digest() == bars.digest()
     same = draw(market, 500, 4).bars.digest() == bars.digest()
     assert same == (name == "sine")  # in which nothing is random
+
+
+def test_a_path_is_drawn_on_the_cpu_whatever_the_default_device_is():
+    market, found = synthetic.market("ou"), []
+
+    def generate(key, num_bars):
+        path = market.generate(key, num_bars)
+        found.append(path.returns.devices())
+        return path
+
+    other = jax.local_devices(backend="cpu")[-1]
+    with jax.default_device(other):
+        draw(dataclasses.replace(market, generate=generate), 500, 3)
+    assert found == [{cpu()}] != [{other}]  # with one device this would show nothing
 
 
 @pytest.mark.parametrize("name", synthetic.MARKETS)
