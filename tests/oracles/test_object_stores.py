@@ -280,6 +280,7 @@ class Host:
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_two_hosts_train_into_one_bucket_and_go_on_when_either_is_killed(server, tiny, root):
     """Process 1 is killed between two updates, later process 0 in the middle of an upload."""

@@ -160,6 +160,7 @@ def test_a_model_of_stable_baselines3_answers_as_it_does_itself(
 
 
 @pytest.mark.parametrize(("name", "discrete"), [("ppo", 1), ("ppo", 0), ("td3", 0)])
+@pytest.mark.few(1)
 def test_a_state_of_rejax_answers_with_its_most_probable_action(
     tmp_path, python_with, name, discrete
 ):
