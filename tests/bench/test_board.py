@@ -49,3 +49,24 @@ def test_the_ranges_of_our_agents_are_of_settings_that_they_have():
             key, _, values = text.partition("=")
             for value in values.removesuffix(":log").replace(":", ",").split(","):
                 load_agent(preset, [f"{key}={value}"])
+
+
+def test_the_table_of_the_page_is_that_of_the_rows(root):
+    lines = (root / "benchmarks/results/board.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    names = [*board.OURS, *board.PEERS]
+    expected = []
+    for name in [*names, *(f"{name}, tuned" for name in names)]:
+        cells, counts = [], set()
+        for market in board.MARKETS:
+            own = [r for r in rows if (r["market"], r["name"]) == (market, name)]
+            found = [row["fraction"] for row in own if row["fraction"] is not None]
+            counts |= {len(found)} - {0}
+            mean = f"{sum(found) / len(found):.1%}" if found else ""
+            cells.append(mean or "n/a" * bool(own))
+        if counts:
+            seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
+            expected.append(f"| {name} | {seeds} | {' | '.join(cells)} |")
+    page = (root / "docs/board.md").read_text()
+    table = page[page.index("\n|-|") : page.index("\n\n", page.index("\n|-|"))].splitlines()
+    assert table[2:] == expected
