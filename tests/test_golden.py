@@ -288,7 +288,7 @@ UPDATE = ("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "grad_nor
     ("estimator", "devices"),
     [
         ("gae", 1),
-        ("gae", 8),
+        pytest.param("gae", 8, marks=pytest.mark.slow),
         *(
             pytest.param(estimator, devices, marks=pytest.mark.slow)
             for estimator in ("group", "exact", "pathwise")

@@ -23,7 +23,7 @@ from tiny import AGENT
 import nca_trader as nca
 from nca_trader.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.heavy
 
 
 def bars_and_costs():

@@ -237,7 +237,7 @@ def _findings(
         baselines = {name: baselines[name] for name in dict.fromkeys([*first, *baselines])}
     with stage("checks", "shift its positions in time"):
         checks = _checks(run, agent, baselines)
-    with stage("learn", f"train the same network on {KNOWN}, whose optimum is known"):
+    with stage("learn", f"train the same network on {KNOWN}"):
         learnt = _learnt(run, args.seed)
     with stage("paper", f"replay {testing} on paper, in another process"):
         paper = _replay(path, job)

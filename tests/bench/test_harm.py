@@ -32,6 +32,7 @@ def test_a_market_has_fat_tails_clustered_volatility_and_the_correlation_asked_f
     assert market.traded[1].mean() > 1.5 * market.traded[0].mean()
 
 
+@pytest.mark.heavy
 def test_the_true_sharpe_ratios_are_those_of_the_case():
     found = harm.judged(8, 200, 0.96, "harm 0.3 at doubled costs alone")
     error = math.sqrt(2.0 * 0.04 / 200)

@@ -107,7 +107,7 @@ def test_what_does_not_fit_has_no_job(command, answers, tmp_path, monkeypatch):
 
 def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, answers):
     asked = answers()
-    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json", "--quiet")
     assert said.code == 0 and said.err == ""
     assert said.json.keys() >= CONTRACT
     assert said.json["bytes_by_kind"].keys() >= {

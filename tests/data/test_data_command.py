@@ -40,7 +40,7 @@ def check(tmp_path, capsys):
 
 
 def test_a_clean_file_ends_with_0_and_a_summary(check):
-    code, out, err = check(CLEAN, "--json")
+    code, out, err = check(CLEAN, "--json", "--quiet")
     assert code == 0 and err == "" and "no problem" in out
     said = json.loads(out.splitlines()[-1])
     assert said["rows"] == 6 and said["times"] == 4 and said["symbols"] == ["A", "B"]

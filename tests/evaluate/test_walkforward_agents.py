@@ -74,6 +74,7 @@ def test_the_gate_says_what_to_deploy(bars, alone):
     assert not gate.passed and gate.deployed == gate.baseline
 
 
+@pytest.mark.heavy
 def test_folds_that_are_there_are_not_trained_again(bars, alone, monkeypatch):
     monkeypatch.setattr(refit, "train", None)
     again = walked(bars, folder=alone[2])

@@ -280,6 +280,7 @@ def test_the_gradient_is_that_of_the_expected_return(assets, changes):
         np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=atol, err_msg=name)
 
 
+@pytest.mark.heavy
 def test_rebalancing_without_costs_is_finite_too():
     config = dataclasses.replace(
         ENV, order="rebalance", costs=Costs(), episode_bars=None, reward="log_return"
@@ -363,6 +364,7 @@ def test_a_cap_may_couple_as_many_assets_as_can_be_enumerated():
     check(5, max_gross=1.0)  # the remedy
 
 
+@pytest.mark.heavy
 def test_hidden_features_are_not_seen_and_their_bars_earn_what_they_earned():
     whole = parts(PNL, 2)
     part = parts(dataclasses.replace(PNL, feature_dropout=0.3), 2)

@@ -140,6 +140,7 @@ def idle(seen):
 """
 
 
+@pytest.mark.heavy
 def test_a_row_is_repeated_on_new_draws_and_a_made_up_one_is_not(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paths, "CELLS", 2**15)
     draws = itertools.count(2**62)  # one in some hundred pairs of draws differs by chance

@@ -115,6 +115,7 @@ def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
     assert parity.fills > 10
 
 
+@pytest.mark.heavy
 def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path, quick_disk):
     bars = stage.bars(num_bars=320, missing=0.03)
     quoted = np.random.default_rng(0).uniform(0, 1e-3, bars.close.shape)
@@ -346,6 +347,7 @@ def test_a_missing_journal_is_bad_input(tmp_path, capsys):
     assert "no such journal" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("spread", [False, True])
 @pytest.mark.few(1)
 def test_a_row_of_no_asset_is_seen_as_in_the_backtest_also_after_a_restart(stage, tmp_path, spread):

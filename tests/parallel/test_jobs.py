@@ -169,6 +169,7 @@ def fail(kind, workers):
     run_jobs(failing, [Job("fold 2", ("",)), Job("fold 3", (kind,))], workers=workers)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["here", "cluster"])
 def test_an_exception_carries_the_name_of_its_job(kind, request):
     workers = None if kind == "here" else request.getfixturevalue("cluster")

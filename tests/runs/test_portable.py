@@ -75,6 +75,7 @@ def test_it_decides_as_the_backtest(tmp_path, case):
     assert found.rows[0]["furthest"] < 2e-6
 
 
+@pytest.mark.heavy
 def test_another_process_with_jax_alone_decides_the_same(tmp_path):
     run = made(tmp_path, *CASES["sized weights"])
     result = nca.backtest(BARS, run)

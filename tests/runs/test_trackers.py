@@ -256,6 +256,7 @@ def test_a_tracker_that_hangs_is_left_behind(bench, caplog, monkeypatch):
     gate.set()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("named", "says"),
     [
