@@ -67,6 +67,7 @@ def run_board(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
+    from nca_trader.envs import FROZEN
     from nca_trader.optimum import board
     from nca_trader.optimum.entry import entry_of
     from nca_trader.optimum.prove import prove
@@ -82,12 +83,25 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
         names = ", ".join(dict.fromkeys(entry.name for entry in entries))
         raise ConfigError(f"{files[0]}: has no row of {name!r}; give --name, one of {names}.")
     trained = entry_of(args.agent, args.allow_code, args.python) is None
+    for entry in own:
+        digests = {row.get("digest") for row in entry.rows} - {None, FROZEN.get(entry.market)}
+        if entry.market not in FROZEN and not args.allow_code:
+            raise ConfigError(
+                f"{files[0]}: {entry.market} is a file of its own, which may name code; where you "
+                f"trust it, give {argument('allow_code')}."
+            )
+        if entry.market in FROZEN and digests:
+            raise ConfigError(
+                f"{files[0]}: a row of {name} is of another version of {entry.market}; verify it "
+                "with the version of nca-trader that made it."
+            )
     repeats = []
     for entry in own:
+        asked = entry.rows[0]["entry"].get("steps") or entry.rows[0]["steps"]
         proofs = prove(
             [entry.market],
             args.agent,
-            steps=entry.rows[0]["steps"] if trained else None,
+            steps=asked if trained else None,
             seeds=None if args.seed is None else [args.seed],
             controls=False,
             allow_code=args.allow_code,

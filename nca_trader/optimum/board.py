@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +27,7 @@ import numpy as np
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from nca_trader.config.records import read_json
+from nca_trader.config.records import Mismatch, converted, read_json
 from nca_trader.errors import ConfigError, argument, printable
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.figures import (
@@ -49,10 +50,50 @@ RESAMPLES = 2_000
 HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "seconds to 95%",
            "passed")  # fmt: skip
 PICTURES = ("png", "svg")
-NEEDED = {"market": str, "seed": int | None, "curve": list, "entry": dict}
 PACKAGES = ("nca_trader", "jax")
+LARGEST = 1e9  # of numbers of a row, in size
 
 Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """The fields of a row that the board reads, with their types; a file may be a stranger's."""
+
+    market: str
+    seed: int | None
+    fraction: float | None
+    steps: int | None
+    curve: list[list[float | None]]
+    entry: dict[str, Any]
+    name: str | None = None
+    error: float | None = None
+    turnover: float | None = None
+    passed: bool | None = None
+    seed_given: bool | None = None
+    complaint: str | None = None
+    digest: str | None = None
+    date: str | None = None
+    machine: str | None = None
+    versions: dict[str, str] | None = None
+
+    def __post_init__(self):
+        numbers = [self.fraction, self.error, self.turnover, *itertools.chain(*self.curve)]
+        # NaN compares with nothing.
+        if not all(x is None or abs(x) <= LARGEST for x in numbers):
+            raise ValueError(f"has a number that is not within {LARGEST:g}")
+        if any(len(point) != 4 for point in self.curve):
+            raise ValueError("has a point of 'curve' without steps, seconds, fraction and error")
+        for column in (0, 1):
+            places = [x for point in self.curve if (x := point[column]) is not None]
+            if places != sorted(places) or min(places, default=0) < 0:
+                raise ValueError("has a 'curve' whose steps or seconds do not ascend from 0 on")
+        if (self.error or 0) < 0 or (self.steps or 0) < 0:
+            raise ValueError("has an 'error' or 'steps' below 0")
+        if self.fraction is not None and (self.seed is None or not self.curve):
+            raise ValueError("has a 'fraction' without 'seed' or 'curve'")
+        if self.curve and self.curve[-1][2] != self.fraction:
+            raise ValueError("has a 'curve' that does not end at its 'fraction'")
 
 
 class Standing(NamedTuple):
@@ -86,6 +127,8 @@ class Standing(NamedTuple):
         missed = [row for row in self.rows if row.get("passed") is not True]
         whys = dict.fromkeys(printable(str(row.get("complaint") or "")) for row in missed)
         found = f"{len(self.rows) - len(missed)} of {len(self.rows)}"
+        # An agent may know the paths of a seed that it was given.
+        found += ", seed given" * any(row.get("seed_given") for row in self.rows)
         return ": ".join(filter(None, [found, ", ".join(filter(None, whys))]))
 
     def reached(self, axis: int) -> list[float]:
@@ -109,7 +152,9 @@ class Standing(NamedTuple):
             "steps": max(row["steps"] or 0 for row in self.rows),
             "steps_to_95": steps,
             "seconds_to_95": seconds,
-            "reached_95": sum(map(math.isfinite, self.reached(0))),
+            "reached_95": sum(
+                any((p[2] or 0.0) >= REACHED for p in row["curve"]) for row in self.rows
+            ),
             "seed": [row["seed"] for row in self.rows],
             "machines": _all(self.rows, "machine"),
             "versions": _all(self.rows, "versions"),
@@ -129,7 +174,7 @@ def _all(rows: Sequence[Row], name: str) -> list[Any]:
 
 def _median(values: Sequence[float]) -> float | None:
     """Return the median, in which a seed that did not arrive counts as infinite; None if it is."""
-    middle = sorted(values)[len(values) // 2]
+    middle = float(np.median(values))
     return middle if math.isfinite(middle) else None
 
 
@@ -170,18 +215,25 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
 
     Raises:
       ConfigError: a file is missing or has no rows; a line is not a row, or stands there twice.
+      StateError: a line is not JSON.
     """
     rows, seen = [], set()
     for path in map(Path, paths):
         if not path.is_file():
             raise ConfigError(f"{path}: no such file; `nca-trader prove` adds rows to one.")
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+        for number, line in enumerate(lines if any(lines) else (), 1):
             where = f"{path}, line {number}"
-            row = read_json(line, where)
-            if not _is_row(row):
-                needed = ", ".join(NEEDED)
-                raise ConfigError(f"{where}: is not a row of `prove`: it lacks one of {needed}.")
-            # A file may be a stranger's. `--json` of `prove` names the file of an agent.
+            row: Any = read_json(line, where) if line else None
+            names = {field.name for field in dataclasses.fields(_Stored)}
+            try:
+                known = row if not isinstance(row, dict) else {k: row[k] for k in names & {*row}}
+                converted(known, _Stored)
+            except Mismatch as wrong:
+                raise ConfigError(
+                    f"{where}: is not a row of `prove`: {printable(wrong.sentence)}."
+                ) from None
+            # `--json` of `prove` names the file of an agent.
             row["name"] = printable(str(row.get("name", row["entry"].get("name"))))
             row["market"] = printable(row["market"])
             key = row["market"], row["name"], row["seed"]
@@ -195,27 +247,14 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
     return rows
 
 
-def _is_row(row: Any) -> bool:
-    """Return whether a value is a row, and its curve of numbers."""
-    if not isinstance(row, dict):
-        return False
-    if not all(isinstance(row.get(name), kind) for name, kind in NEEDED.items()):
-        return False
-    points = [point for point in row["curve"] if isinstance(point, list) and len(point) == 4]
-    numbers = [row.get("fraction"), row.get("error"), *itertools.chain(*points)]
-    known = all(isinstance(x, int | float | None) for x in numbers)
-    return known and len(points) == len(row["curve"])
-
-
 def entries_of(rows: Sequence[Row]) -> list[Standing]:
     """Return the entries, market by market in the order of the rows."""
-    markets = dict.fromkeys(row["market"] for row in rows)
-    names = dict.fromkeys(row["name"] for row in rows)
-    found = [
-        Standing(market, name, [r for r in rows if (r["market"], r["name"]) == (market, name)])
-        for market, name in itertools.product(markets, names)
-    ]
-    return [entry for entry in found if entry.rows]
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["market"], row["name"]), []).append(row)
+    markets, names = (dict.fromkeys(each) for each in zip(*found, strict=True))
+    every = itertools.product(markets, names)
+    return [Standing(*pair, found[pair]) for pair in every if pair in found]
 
 
 def cells(entry: Standing) -> list[str]:
@@ -255,11 +294,17 @@ def markdown(entries: Sequence[Standing]) -> str:
     """Return the board as Markdown: a table for each market."""
     lines = []
     for market, own in itertools.groupby(entries, lambda entry: entry.market):
-        lines += [f"### {market}", "", f"| agent | {' | '.join(HEADERS)} |"]
+        lines += [f"### {_escaped(market)}", "", f"| agent | {' | '.join(HEADERS)} |"]
         lines.append("|-" * (len(HEADERS) + 1) + "|")
-        lines += [f"| {' | '.join([entry.name, *cells(entry)])} |" for entry in own]
+        each = ([entry.name, *cells(entry)] for entry in own)
+        lines += [f"| {' | '.join(map(_escaped, row))} |" for row in each]
         lines.append("")
-    return "\n".join([*lines, *(f"- {line}" for line in sources(entries)), ""])
+    return "\n".join([*lines, *(f"- {_escaped(line)}" for line in sources(entries)), ""])
+
+
+def _escaped(text: str) -> str:
+    """Return a text in which Markdown reads no cell, link, code or element of HTML."""
+    return re.sub(r"([\\`|<>\[\]])", r"\\\1", text)
 
 
 def write_board(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
@@ -379,7 +424,8 @@ def draw_market(
             colour = printed.get(colour, colour)
             name = entry.name if place == 0 else None
             curves = [known(row["curve"], column) for row in entry.rows]
-            if min(map(len, curves)) < 2:  # it was trained elsewhere: its level alone is known
+            # Of one that was trained elsewhere the level alone is known.
+            if not all(len(curve) > 1 and curve[-1][column] > 0 for curve in curves):
                 level = interquartile(entry.fractions)[0]
                 axes.axhline(level, color=colour, linestyle=":", linewidth=1.6, label=name)
                 continue
@@ -454,16 +500,18 @@ def repeated(entry: Standing, rows: Sequence[Row]) -> Repeat:
     """Compare an entry of the board with the rows of a repetition.
 
     The error has three parts: how the seeds of either differ, and the error of the evaluation of
-    each, as both were played on draws of their own.
+    each, as both were played on draws of their own. The row's own error counts up to 3 times the
+    new one, as it may be a stranger's.
     """
     new = np.array([row["fraction"] for row in rows])
     old = entry.fractions
     # One seed says nothing of how seeds differ: the spread is that of all that there are.
     spread = float(np.std(old, ddof=1)) if len(old) > 1 else 0.0
     spread = max(spread, float(np.std(new, ddof=1)) if len(new) > 1 else 0.0)
-    error = math.hypot(
-        spread * math.sqrt(1 / len(old) + 1 / len(new)),
-        *(float(np.mean([row.get("error") or 0.0 for row in part])) for part in (entry.rows, rows)),
+    theirs, ours = (
+        float(np.mean([row.get("error") or 0.0 for row in part])) for part in (entry.rows, rows)
     )
+    seeds = spread * math.sqrt(1 / len(old) + 1 / len(new))
+    error = math.hypot(seeds, min(theirs, 3.0 * ours), ours)
     reported, found = interquartile(old)[0], interquartile(new)[0]
     return Repeat(entry.market, reported, found, error)

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +36,11 @@ LOADING, FIRST, EACH = 300.0, 300.0, 60.0  # seconds that an agent has to load, 
 LONGEST = 1 << 16  # bytes of a message that is not actions
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # of prctl on Linux
 PICKLED = {"sb3": (".zip",), "rejax": (".pkl", ".pickle")}
+# What a process says of its entry, which may be anything, and what it is.
+FACTS: dict[str, Any] = {
+    "library": str, "version": str, "name": str, "digest": str, "space": str, "features": list,
+    "observation": int, "steps": int | None, "memory": bool, "greedy": bool, "error": str,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +97,8 @@ def entry_of(
         kind, member, files = "function", own.member, [str(locate(own.module).resolve())]
         digest = digest_of_files(own.module)
     else:
+        if first.endswith(".py"):
+            raise ConfigError(f"{argument('agent', name)}: name a function of it, {name}:NAME.")
         kind = next((kind for kind, ends in PICKLED.items() if first.endswith(ends)), "")
         if not kind and not os.path.exists(name) and "://" not in name:
             return None
@@ -147,7 +155,7 @@ class Playing:
         self._link, theirs = multiprocessing.Pipe()
         command = [entry.python, player.__file__, str(theirs.fileno())]
         # The accelerator stays ours.
-        environment = {"JAX_PLATFORMS": "cpu", **os.environ, "PYTHONSAFEPATH": "1"}
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
         try:
             # A session of its own: Ctrl-C reaches us, and we end it with all that it started.
             self._process = subprocess.Popen(
@@ -167,9 +175,14 @@ class Playing:
             asked = dataclasses.asdict(entry) | {
                 "assets": assets, "observation": observation, "whole": bool(choices)
             }  # fmt: skip
-            self.facts = json.loads(self._ask(json.dumps(asked).encode(), LOADING, LONGEST))
+            self.facts = self._facts(self._ask(json.dumps(asked).encode(), LOADING, LONGEST))
             if "error" in self.facts:
                 raise self._fault(self.facts["error"])
+            # Of other kinds the digest is that of their files; a function is of no library.
+            kept = {"function": {"memory"}, "run": {*FACTS}}.get(
+                entry.kind, FACTS.keys() - {"digest"}
+            )
+            self.facts = {"memory": False} | {k: self.facts[k] for k in kept & self.facts.keys()}
         except BaseException:
             self.close()
             raise
@@ -214,6 +227,13 @@ class Playing:
             raise self._fault(f"returned {wrong}; return 0 to {self._choices - 1}")
         return actions
 
+    def _facts(self, answer: bytes) -> dict[str, Any]:
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            found = {**json.loads(answer)}
+            if all(isinstance(value, FACTS[name]) for name, value in found.items()):
+                return found
+        raise self._fault("its process does not say what it loaded")
+
     def _ask(self, message: bytes, limit: float, longest: int) -> bytes:
         """Send a message and return the answer, at most `longest` bytes."""
         self._deadline = time.monotonic() + limit
@@ -224,7 +244,7 @@ class Playing:
             return answer
         except (EOFError, OSError):
             late = time.monotonic() > self._deadline
-            what = f"no answer in {limit:.0f} s; it was ended" if late else "its process ended"
+            what = f"no answer in {limit:.0f} s" if late else "its process ended"
             raise self._fault(what) from None
 
     def _watch(self) -> None:
@@ -232,6 +252,9 @@ class Playing:
         while not self._over.wait(0.1):
             if time.monotonic() > self._deadline:
                 self._kill()
+                # A process that has left its group lives on, and must not be waited for.
+                with socket.socket(fileno=os.dup(self._link.fileno())) as link:
+                    link.shutdown(socket.SHUT_RDWR)
                 return
 
     def _kill(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import open_account
+from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.rewards import begun
 from nca_trader.envs.trading import Episode, TradingEnv, transition
@@ -37,7 +38,7 @@ class Earnings(NamedTuple):
     """What positions earned on a path, in the unit of the market's optimum.
 
     Attributes:
-      fraction: of the optimum; NaN where the optimum is 0.
+      fraction: of the optimum; NaN where the optimum is 0, minus infinity of a bankrupt account.
       error: standard error of the fraction.
       earned: with the noise of returns removed, not compared with anything.
       earned_error: standard error of `earned`.
@@ -58,8 +59,16 @@ class Earnings(NamedTuple):
     @property
     def looks_ahead(self) -> bool:
         """Whether more was earned than is possible, by 3 standard errors."""
-        # The 1e-9 is for paths without noise, where both numbers are rounding.
-        return self.excess > 3 * self.excess_error + 1e-9
+        # Of the next return the excess is large, of later states the fraction. The 1e-9 is for
+        # paths without noise, where both numbers are rounding; the ends of a path are worth 2e-4.
+        return (
+            self.excess > 3 * self.excess_error + 1e-9 or self.fraction > 1 + 3 * self.error + 1e-3
+        )
+
+    @property
+    def bankrupt(self) -> bool:
+        """Whether some account lost all that it had."""
+        return self.fraction == -math.inf
 
 
 def evaluation_bars(num_assets: int) -> int:
@@ -140,19 +149,29 @@ def _scan_pieces(
     spec, distribution = policy.spec, policy.distribution
     dynamics = market.dynamics._replace(spec=spec)
 
-    def one(episode: Episode, row: Array) -> Episode:
+    def one(episode: Episode, row: Array) -> tuple[Episode, Array]:
         seen = account_features(policy.spec, episode.account)
         logits, _ = policy.act(params, cells[row], seen)
         action = distribution.order(spec, distribution.mode(logits))
         now, following = (market.legs_at(at) for at in (row, row + 1))
-        return transition(dynamics, episode, action, now, following)[0]
+        after, _ = transition(dynamics, episode, action, now, following)
+        return after, ordered_by(dynamics, episode, action)
 
     def step(episodes: Episode, row: Array) -> tuple[Episode, Array]:
-        episodes = jax.vmap(one)(episodes, row)
-        return episodes, episodes.account.ordered
+        return jax.vmap(one)(episodes, row)
 
     ordered = jax.lax.scan(step, flat_episodes(dynamics, len(rows)), rows.T)[1]
     return jnp.moveaxis(ordered, 0, 1)
+
+
+def ordered_by(dynamics: Dynamics, episode: Episode, action: Array) -> Array:
+    """Return the weights `[A]` that an action orders; 0 of an account that is bankrupt already.
+
+    The order that makes it bankrupt counts, which the account afterwards does not show.
+    """
+    account = episode.account
+    target = to_target(dynamics.spec, action, account.ordered, account.base)
+    return jnp.where(account.ruined, account.ordered, target)
 
 
 def flat_episodes(dynamics: Dynamics, count: int) -> Episode:
@@ -191,14 +210,20 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
     """
     if task.expected_return is None:
         raise ConfigError(f"{task.name}: no expected return is known.")
+    with np.errstate(divide="ignore", invalid="ignore"):  # of a bankrupt account
+        return _earnings_of(task, task.expected_return, rows, positions)
+
+
+def _earnings_of(task: Task, expected: Any, rows: np.ndarray, positions: np.ndarray) -> Earnings:
     counted = rows[:, WARM:]
-    returns = task.returns[counted + 1]
-    noise = returns - task.expected_return(task.states[counted])
+    noise = task.returns[counted + 1] - expected(task.states[counted])
     paid, noises = [], []
     for weights in map(task.held, (positions, optimal_positions(task, rows))):
-        before, held = weights[:, WARM - 1 : -1], weights[:, WARM:]
-        paid.append(np.asarray(task.pay(before, held, returns)))
-        noises.append((held * noise).sum(-1))
+        pay = np.asarray(task.pay(_shifted(weights), weights, task.returns[rows + 1]))
+        # Not finite where all is lost, or more; an account that is gone before it counts, is gone.
+        lost = ~np.isfinite(pay).all(axis=1, keepdims=True)
+        paid.append(np.where(lost, -np.inf, pay[:, WARM:]))
+        noises.append((weights[:, WARM:] * noise).sum(-1))
     raw, raw_best = paid
     mean = raw_best.mean()
     step = 1e-6 * max(abs(mean), 1e-3)
@@ -210,7 +235,6 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
     optimum = float(task.optimum or 0.0)
     # Both policies ran on the same path, so its luck cancels in the difference.
     gap = task.score(quiet.mean()) - task.score(quiet_best.mean())
-    previous = np.concatenate([np.zeros_like(positions[:, :1]), positions[:, :-1]], axis=1)
     return Earnings(
         fraction=1.0 + gap / optimum if optimum else math.nan,
         error=abs(slope) * _error(quiet - quiet_best) / optimum if optimum else math.nan,
@@ -220,8 +244,13 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
         # return.
         excess=slope * float((raw - raw_best).mean()),
         excess_error=abs(slope) * _error(raw - raw_best),
-        turnover=float(np.abs(positions - previous).sum(-1)[:, WARM:].mean()),
+        turnover=float(np.abs(positions - _shifted(positions)).sum(-1)[:, WARM:].mean()),
     )
+
+
+def _shifted(positions: np.ndarray) -> np.ndarray:
+    """Return the positions of the bar before, 0 before the first."""
+    return np.concatenate([np.zeros_like(positions[:, :1]), positions[:, :-1]], axis=1)
 
 
 def _error(x: np.ndarray) -> float:

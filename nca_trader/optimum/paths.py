@@ -32,6 +32,7 @@ from nca_trader.optimum.measure import (
     earnings_of,
     flat_episodes,
     optimal_positions,
+    ordered_by,
     rows_of,
 )
 
@@ -131,9 +132,8 @@ def play(paths: Paths, decide: Decide) -> np.ndarray:
     for bar in range(length):
         seen = np.concatenate([paths.features[bar], np.asarray(account)], axis=1)
         action = decide(seen)
-        episodes, account = _step(paths.dynamics, paths.legs, episodes, action, bar)
-        # What was ordered follows what is held in an account's part of the observation.
-        ordered[bar] = np.asarray(account)[:, assets : 2 * assets]
+        episodes, account, now = _step(paths.dynamics, paths.legs, episodes, action, bar)
+        ordered[bar] = np.asarray(now)
     return ordered
 
 
@@ -145,19 +145,20 @@ def follow(paths: Paths, actions: np.ndarray) -> np.ndarray:
 @functools.partial(jax.jit, static_argnums=0)
 def _step(
     dynamics: Dynamics, legs: Legs, episodes: Episode, action: Array, bar: int
-) -> tuple[Episode, Array]:
+) -> tuple[Episode, Array, Array]:
     now, following = (jax.tree.map(lambda leg, at=at: leg[at], legs) for at in (bar, bar + 1))
     move = jax.vmap(functools.partial(transition, dynamics))
+    ordered = jax.vmap(functools.partial(ordered_by, dynamics))(episodes, action)
     episodes, _ = move(episodes, action, now, following)
-    return episodes, _accounts(dynamics, episodes)
+    return episodes, _accounts(dynamics, episodes), ordered
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _follow(dynamics: Dynamics, legs: Legs, actions: Array) -> Array:
     def step(episodes: Episode, given: tuple[Array, Array]) -> tuple[Episode, Array]:
         action, bar = given
-        episodes, _ = _step(dynamics, legs, episodes, action, bar)
-        return episodes, episodes.account.ordered
+        episodes, _, ordered = _step(dynamics, legs, episodes, action, bar)
+        return episodes, ordered
 
     bars = jnp.arange(len(actions))
     return jax.lax.scan(step, flat_episodes(dynamics, actions.shape[1]), (actions, bars))[1]

@@ -33,6 +33,7 @@ import numpy as np
 Act = Callable[[np.ndarray, Any], tuple[Any, Any]]  # (observations, memory) -> (actions, memory)
 Facts = dict[str, Any]
 DIE_WITH_PARENT = 1  # of prctl on Linux
+LONGEST = 4_000  # characters of an error
 # Classes of Stable-Baselines3 and sb3-contrib by the module of their policies.
 OF_POLICIES = {
     "stable_baselines3.common.policies": "stable_baselines3:PPO",
@@ -202,13 +203,15 @@ def as_array(actions: Any, rows: int, entry: dict[str, Any]) -> np.ndarray:
 
 def described(error: BaseException, files: list[str]) -> str:
     """Return an error in one line, with the line of the agent's own file that it is from."""
-    text = " ".join(str(error).split()) or "no message"
+    try:
+        text = " ".join(str(error).split())[:LONGEST] or "no message"
+    except Exception:
+        text = "its message cannot be read"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename in files:
             return f"{type(error).__name__} at line {frame.lineno} (`{frame.line}`): {text}"
-    return (
-        text if isinstance(error, ValueError | LookupError) else f"{type(error).__name__}: {text}"
-    )
+    plain = isinstance(error, ValueError | LookupError) and not isinstance(error, KeyError)
+    return text if plain else f"{type(error).__name__}: {text}"
 
 
 def main(descriptor: int) -> None:
@@ -236,7 +239,7 @@ def main(descriptor: int) -> None:
             actions, memory = act(seen, None if any(message[:4]) else memory)
             answer = b"A" + as_array(actions, len(seen), entry).tobytes()
         except BaseException as error:
-            answer = b"E" + described(error, entry["files"]).encode()
+            answer = b"E" + described(error, entry["files"]).encode(errors="backslashreplace")
         link.send_bytes(answer)
 
 

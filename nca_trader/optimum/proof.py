@@ -103,6 +103,8 @@ class Proof:
                 return f"void: {what} reaches the bar"
         if reached.looks_ahead:
             return "earns more than is possible: it looks ahead"
+        if reached.bankrupt:
+            return "goes bankrupt"
         if not self.earns:
             too_much = reached.turnover >= MOST_TURNOVER
             return f"trades {reached.turnover:.3f} per step" if too_much else ""
@@ -150,7 +152,7 @@ class Proof:
         if self.reason:
             return f"{self.market:<18} {self.complaint}"
         found = f"trades {reached.turnover:.4f} per step, bar {MOST_TURNOVER:g}"
-        if self.earns:
+        if self.earns and not reached.bankrupt:
             found = f"{reached.fraction:z7.1%} +-{reached.error:.1%}, bar {self.bar:.0%}"
         parts = [f"{self.market:<18} seed {self.seed:<7} {found:<30}"]
         if self.trained:
@@ -164,5 +166,5 @@ class Proof:
 
 
 def _number(value: float) -> float | None:
-    """Return a number as JSON has it: NaN as None."""
-    return None if math.isnan(value) else float(value)
+    """Return a number as JSON has it: NaN and infinity as None."""
+    return float(value) if math.isfinite(value) else None

@@ -13,6 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -295,6 +296,11 @@ def prove(
     """
     names = list(BARS) if markets is None else list(markets)
     parse_workers(workers)
+    for seed in [] if seeds is None else [*seeds] or [None]:
+        if not isinstance(seed, Integral) or seed < 0:
+            raise ConfigError(
+                f"{argument('seeds')}: give whole numbers of at least 0, e.g. [1, 2]."
+            )
     if (entry := entry_of(agent, allow_code, python)) is not None:
         if steps is not None:
             raise ConfigError(f"{entry.name} is not trained here; give no {argument('steps')}.")
@@ -366,7 +372,9 @@ def described(agent: AgentConfig) -> dict[str, Any]:
     """Return what a row says of an agent that is trained here."""
     digest = hashlib.sha256(to_toml(agent).encode()).hexdigest()
     kind = agent.policy.kind
-    about = {"library": "nca_trader", "version": __version__, "digest": digest}
+    # The digest is of the steps asked, and a run's last update may pass them.
+    steps = {"steps": agent.learner.steps}
+    about = {"library": "nca_trader", "version": __version__, "digest": digest, **steps}
     return {"kind": "agent", "name": kind} | about
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import types
 
 import numpy as np
 import pytest
@@ -97,14 +98,37 @@ def test_who_was_trained_elsewhere_has_a_level_and_no_curve(tmp_path, capsys):
     assert "\x1b" not in capsys.readouterr().out
 
 
+NAN, END = math.nan, [1000, 4.0, 0.9, 0.01]
+WRONG = [
+    ("steps", "many", "steps = "),
+    ("fraction", True, "fraction = true"),
+    ("fraction", NAN, "not within"),
+    ("fraction", 2**62, "not within"),
+    ("error", math.inf, "not within"),
+    ("error", -0.1, "below 0"),
+    ("seed", None, "without 'seed'"),
+    ("versions", "1", "versions = "),
+    ("versions", {"jax": [NAN]}, "versions.jax = "),
+    ("machine", NAN, "machine = "),
+    ("curve", [END[:3]], "without steps, seconds"),
+    ("curve", [], "without 'seed' or 'curve'"),
+    ("curve", [[0, 0.0, 1e308, 0.01], END], "not within"),
+    ("curve", [[2000, 2.0, 0.99, 0.01], END], "do not ascend"),
+    ("curve", [[-1, 0.0, 0.1, 0.01], END], "do not ascend"),
+    ("curve", [[0, 0.0, 0.1, 0.01], [1000, 4.0, 0.99, 0.01]], "does not end at"),
+]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "no rows"),
         ("{", "line 1"),
         ("[]\n", "line 1: is not a row"),
-        (json.dumps(row(curve=[["now", 1.0, 0.5, 0.1]])) + "\n", "line 1: is not a row"),
-        ('{"market": "ou_mid"}\n', "it lacks one of market, seed, curve, entry"),
+        ("\n" + json.dumps(row()), "line 1: is not a row"),
+        (json.dumps(row(curve=[["now", 1.0, 0.5, 0.1]])) + "\n", r"curve\[0\]"),
+        ('{"market": "ou_mid"}\n', "of `prove`: has no 'seed'"),
+        *((json.dumps(row(**{name: value})), said) for name, value, said in WRONG),
         (2 * (json.dumps(row()) + "\n"), "line 2: seed 1 of a on ou_mid again"),
     ],
 )
@@ -118,6 +142,38 @@ def test_what_is_no_row_is_refused_in_a_line(tmp_path, text, said):
         board.read_rows([tmp_path / "none.jsonl"])
 
 
+def test_bytes_that_are_no_text_and_a_line_break_inside_of_one(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(NcaTraderError, match="line 1: not JSON"):
+        board.read_rows([file])
+    file.write_text(json.dumps(row(machine="a\u2028b"), ensure_ascii=False) + "\n")
+    assert board.read_rows([file])[0]["machine"] == "a\u2028b"
+
+
+def test_a_strangers_words_make_no_cell_link_or_element(tmp_path):
+    words = "evil | 100% | <img src=x> [a](javascript:b) `c`"
+    rows = board.read_rows([written(tmp_path / "a.jsonl", [row(name=words, machine=words)])])
+    text = board.markdown(board.entries_of(rows))
+    assert not re.search(r"(?<!\\)[<>\[\]`]", text)
+    (line,) = [line for line in text.splitlines() if line.startswith("| evil")]
+    assert len(re.split(r"(?<!\\)\|", line)) == len(board.HEADERS) + 3
+
+
+def test_an_even_number_of_seeds_has_a_middle_and_who_did_not_train_may_reach_it(tmp_path):
+    curves = [[[0, 0.0, 0.0, 0.0], [steps, 1.0, 0.96, 0.0]] for steps in (2, 300)]
+    each = [row(seed=k, fraction=0.96, curve=curve) for k, curve in enumerate(curves)]
+    (entry,) = board.entries_of(each)
+    assert entry.summary()["steps_to_95"] == 151.0
+    (entry,) = board.entries_of([row(curve=[[None, None, 0.97, 0.01]], fraction=0.97)])
+    assert entry.summary()["reached_95"] == 1 and entry.summary()["steps_to_95"] is None
+    (entry,) = board.entries_of([row(seed_given=True, passed=True)])
+    assert entry.passed == "1 of 1, seed given"
+    # Nothing that a curve shows: its level alone is drawn.
+    still = [[0, 0.0, 0.1, 0.01], [0, 0.0, 0.9, 0.01]]
+    board.write_board(tmp_path / "a.svg", [row(curve=still)])
+
+
 def test_a_repetition_within_its_error_agrees_and_one_beyond_differs():
     (entry,) = board.entries_of([row(seed=k, fraction=f) for k, f in enumerate((0.90, 0.92, 0.94))])
     assert board.repeated(entry, [row(fraction=0.95)]).agrees
@@ -127,6 +183,21 @@ def test_a_repetition_within_its_error_agrees_and_one_beyond_differs():
     # Two evaluations on draws of their own: their errors are those of a right angle.
     (one,) = board.entries_of([row(error=0.03)])
     assert board.repeated(one, [row(error=0.04)]).error == pytest.approx(0.05)
+    (vague,) = board.entries_of([row(fraction=1.4, error=0.2)])
+    assert not board.repeated(vague, [row(fraction=0.87)]).agrees
+
+
+def test_a_market_of_a_row_loads_no_file_and_is_of_this_version(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "boom.py").write_text("import pathlib\npathlib.Path('ran').touch()\n")
+    (tmp_path / "m.toml").write_text('market = "ou(phi=0.9)"\nfeatures = ["boom.py:f"]\n')
+    (tmp_path / "mine.py").write_text("def f(seen):\n    return [1] * len(seen)\n")
+    verify = ["board", "verify", "rows.jsonl", "--agent", "mine.py:f", "--name", "a"]
+    written(tmp_path / "rows.jsonl", [row(market="./m.toml")])
+    assert main(verify) == 2 and not (tmp_path / "ran").exists()
+    assert "which may name code" in capsys.readouterr().err
+    written(tmp_path / "rows.jsonl", [row()])
+    assert main(verify) == 2 and "another version of ou_mid" in capsys.readouterr().err
 
 
 RULE = """
@@ -152,7 +223,9 @@ def test_a_row_is_repeated_on_new_draws_and_a_made_up_one_is_not(tmp_path, monke
     assert main(["board", "verify", "rows.jsonl", "--agent", "mine.py:revert"]) == 0
     assert "agrees" in capsys.readouterr().out
     line = json.loads((tmp_path / "rows.jsonl").read_text())
-    written(tmp_path / "better.jsonl", [line | {"fraction": line["fraction"] + 0.2}])
+    better = {"fraction": line["fraction"] + 0.2}
+    better["curve"] = [[None, None, better["fraction"], line["error"]]]
+    written(tmp_path / "better.jsonl", [line | better])
     verify = ["board", "verify", "better.jsonl", "--agent", "mine.py:revert"]
     assert main(verify) == 1
     said = capsys.readouterr()
@@ -161,6 +234,24 @@ def test_a_row_is_repeated_on_new_draws_and_a_made_up_one_is_not(tmp_path, monke
     other = ["board", "verify", "rows.jsonl", "--agent", "mine.py:idle"]
     assert main(other) == 2
     assert "has no row of" in capsys.readouterr().err
+
+
+def test_a_preset_is_verified_with_the_steps_that_were_asked(tmp_path, monkeypatch):
+    """A run's last update may pass them, and the digest of its row is of those asked."""
+    trial = prove_runs.prepare("ou_mid", nca.load_agent("mlp"), 10_000)
+    about = prove_runs.described(trial.agent)
+    assert about["steps"] == 10_000
+    asked = []
+
+    def prove(markets, agent, steps, **_):
+        asked.append((markets, agent, steps))
+        return [types.SimpleNamespace(row=lambda: row(entry=about))]
+
+    monkeypatch.setattr(prove_runs, "prove", prove)
+    rows = [row(name="mlp", entry=about, steps=10_240, digest=None)]
+    file = written(tmp_path / "rows.jsonl", rows)
+    assert main(["board", "verify", file, "--agent", "mlp"]) == 0
+    assert asked == [(["ou_mid"], "mlp", 10_000)]
 
 
 def test_the_batch_is_smaller_where_steps_are_few_and_as_it_was_where_not():

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import zipfile
 
 import gymnasium
 import jax
@@ -323,11 +324,122 @@ def test_who_does_not_answer_is_ended_with_all_that_it_started(proven, monkeypat
             time.sleep(1000)
     """
     began = time.monotonic()
-    with pytest.raises(ConfigError, match="no answer in 1 s; it was ended"):
+    with pytest.raises(ConfigError, match="no answer in 1 s"):
         proven(text)
     assert time.monotonic() - began < 30
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert "time.sleep(98765)" not in running.stdout
+
+
+def test_who_leaves_its_process_group_is_not_waited_for(proven, monkeypatch):
+    monkeypatch.setattr(entries, "FIRST", 1.0)
+    text = """
+        import os, time
+
+        def act(seen):
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+            time.sleep(60)
+            os._exit(0)
+    """
+    began = time.monotonic()
+    with pytest.raises(ConfigError, match="no answer in 1 s"):
+        proven(text)
+    assert time.monotonic() - began < 45
+
+
+def test_who_knows_later_states_earns_more_than_is_possible_and_fails(proven):
+    """Its returns are no better than the optimal policy's, but it saves costs."""
+    text = f"""
+        import numpy as np
+        from nca_trader.optimum import paths
+        from nca_trader.optimum.prove import known_market
+
+        paths.CELLS = {2**15}
+        market, config = known_market("ou_mid")
+        drawn, cost = paths.draw_paths(market, config, 5), market.costs.commission
+        length, count = drawn.features.shape[:2]
+        rows = drawn.rows[:: len(drawn.rows) // count, 0][:, None] + np.arange(length)
+        mean = drawn.task.expected_return(drawn.task.states[rows])[..., 0]
+        held = np.array([-1.0, 0.0, 1.0])
+        worth, best = np.zeros((count, 3)), np.empty((length, count, 3), int)
+        for bar in range(length - 1, -1, -1):
+            each = mean[:, bar, None, None] * held - cost * abs(held[:, None] - held)
+            each = each + worth[:, None]
+            best[bar], worth = each.argmax(-1), each.max(-1)
+        bar = -1
+
+        def act(seen):
+            global bar
+            bar += 1
+            return best[bar][np.arange(count), np.rint(seen[:, 3]).astype(int) + 1]
+    """
+    proof = proven(text, seeds=[5], controls=False)
+    assert proof.reached.fraction > 1.01 and proof.reached.excess < 0.0
+    assert proof.complaint == "earns more than is possible: it looks ahead" and not proof.passed
+
+
+@pytest.mark.parametrize("first", [0, 300])
+def test_an_account_that_loses_all_is_bankrupt_and_no_cash(proven, first):
+    """Kelly's coin pays a fifth of the bet: five times equity is lost at its first tails."""
+    text = f"""
+        import numpy as np
+
+        bar = 0
+
+        def act(seen):
+            global bar
+            bar += 1
+            return np.full((len(seen), 1), 1e30 if bar > {first} else 0.0, np.float32)
+    """
+    proof = proven(text, market="kelly", controls=False)
+    row = proof.row()
+    assert row["complaint"] == "goes bankrupt" and row["fraction"] is None and not proof.passed
+    assert "goes bankrupt" in str(proof) and "nan" not in str(proof)
+    assert row["cash"] == pytest.approx(0.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "said", [b"\\xff{", b"3", b"[]", b'{"error": {"a": 1}}', b'{"memory": "no"}', b'{"x": 1}']
+)
+def test_facts_of_another_kind_are_one_line(proven, said):
+    text = f"""
+        import sys
+        from multiprocessing.connection import Connection
+
+        Connection(int(sys.argv[1])).send_bytes({said!r})
+
+        def act(seen):
+            return seen
+    """
+    with pytest.raises(ConfigError, match="its process does not say what"):
+        proven(text)
+
+
+def test_a_function_cannot_say_that_it_is_another_agent(proven):
+    text = """
+        import json, sys
+        from multiprocessing.connection import Connection
+
+        facts = {"memory": False, "digest": "f" * 64, "library": "stable_baselines3", "steps": 9}
+        Connection(int(sys.argv[1])).send_bytes(json.dumps(facts).encode())
+
+        def act(seen):
+            return [1] * len(seen)
+    """
+    # Its second message of facts is taken for an answer.
+    with pytest.raises(ConfigError, match=r"mine\.py:act on ou_mid, step 1") as caught:
+        proven(text, controls=False)
+    assert "stable_baselines3" not in str(caught.value).partition("step 1")[0]
+    honest = proven(TWIN, "honest", controls=False).row()
+    assert honest["entry"]["library"] is None and len(honest["entry"]["digest"]) == 64
+
+
+@pytest.mark.parametrize("seeds", [[], [-1], [1.5], ["x"], [None]])
+def test_seeds_that_are_none_are_refused_in_a_line(proven, seeds):
+    with pytest.raises(ConfigError, match="give whole numbers of at least 0"):
+        proven(TWIN, "honest", seeds=seeds)
 
 
 @pytest.mark.heavy
@@ -387,6 +499,12 @@ def test_pickled_objects_and_other_pythons_need_their_options(tmp_path):
         (tmp_path / name).write_bytes(b"x")
         with pytest.raises(ConfigError, match=r"pickled objects.*allow_code=True"):
             nca.prove(["ou_mid"], tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "odd.zip", "w") as archive:
+        archive.writestr("data", "{}")
+    with pytest.raises(ConfigError, match="KeyError: 'policy_class'"):
+        nca.prove(["ou_mid"], f"{tmp_path}/odd.zip", allow_code=True)
+    with pytest.raises(ConfigError, match=r"name a function of it, .*/mine\.py:NAME"):
+        nca.prove(["ou_mid"], f"{tmp_path}/mine.py")
     with pytest.raises(ConfigError, match=r"no file .*none.pkl; check the path"):
         nca.prove(["ou_mid"], f"{tmp_path}/model.zip,{tmp_path}/none.pkl", allow_code=True)
     (tmp_path / "f.py").write_text("def f(seen): return seen")
