@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from nca_trader.optimum import player
 LOADING, FIRST, EACH = 300.0, 300.0, 60.0  # seconds that an agent has to load, and to answer
 LONGEST = 1 << 16  # bytes of a message that is not actions
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # of prctl on Linux
+BOTH_WAYS = 2  # of shutdown
 PICKLED = {"sb3": (".zip",), "rejax": (".pkl", ".pickle")}
 # What a process says of its entry, which may be anything, and what it is.
 FACTS: dict[str, Any] = {
@@ -253,8 +253,7 @@ class Playing:
             if time.monotonic() > self._deadline:
                 self._kill()
                 # A process that has left its group lives on, and must not be waited for.
-                with socket.socket(fileno=os.dup(self._link.fileno())) as link:
-                    link.shutdown(socket.SHUT_RDWR)
+                ctypes.CDLL(None).shutdown(self._link.fileno(), BOTH_WAYS)
                 return
 
     def _kill(self) -> None:

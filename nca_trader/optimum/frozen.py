@@ -159,8 +159,6 @@ def opened(market: str, digest: str, draw: int, given: Mapping[str, Any]) -> Tra
       ConfigError: a keyword that would change what is frozen, or the spec of another version.
     """
     expect("draw", draw, Integral, "a whole number, the seed of a path")
-    if not 0 <= draw < 2**63:
-        raise ConfigError(f"draw={draw} is no seed of a path; give a number from 0 to 2^63 - 1.")
     found = frozen(market)
     if given:
         raise ConfigError(

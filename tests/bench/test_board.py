@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from scipy import stats
 
 from benchmarks import board
 from nca_trader.agents import load_agent
@@ -62,7 +63,7 @@ def test_the_table_of_the_page_is_that_of_the_rows(root):
             own = [r for r in rows if (r["market"], r["name"]) == (market, name)]
             found = [row["fraction"] for row in own if row["fraction"] is not None]
             counts |= {len(found)} - {0}
-            mean = f"{sum(found) / len(found):.1%}" if found else ""
+            mean = f"{stats.trim_mean(found, 0.25):.1%}" if found else ""
             cells.append(mean or "n/a" * bool(own))
         if counts:
             seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))

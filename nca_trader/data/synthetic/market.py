@@ -407,7 +407,7 @@ def check(given: Mapping[str, Any], ranges: Mapping[str, str | int | tuple[str, 
             if isinstance(allowed, tuple):
                 yield from one_of(values, name, allowed)
             elif isinstance(allowed, int):
-                yield from whole(values, allowed, name)
+                yield from whole(values, allowed, name, most=2**63 - 1)
             else:
                 yield from between(values, allowed, name)
 
