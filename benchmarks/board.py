@@ -29,8 +29,9 @@ from nca_trader.agents import load_agent
 from nca_trader.config.spans import override, parse_space
 from nca_trader.errors import NcaTraderError
 from nca_trader.evaluate.tune import overrides_of, study_of
-from nca_trader.optimum.board import REACHED, about
+from nca_trader.optimum.board import REACHED
 from nca_trader.optimum.frozen import frozen
+from nca_trader.optimum.proof import about
 from nca_trader.optimum.prove import BARS, prepare, prove_markets
 from nca_trader.runs.folder import commit
 

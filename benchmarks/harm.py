@@ -22,7 +22,7 @@ from scipy.special import ndtr
 from scipy.stats import beta
 
 from nca_trader.evaluate.gate import TOLERATED, harm
-from nca_trader.optimum.board import about
+from nca_trader.optimum.proof import about
 from nca_trader.runs.folder import commit
 
 YEAR, ASSETS = 252, 8

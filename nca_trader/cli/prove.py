@@ -69,8 +69,9 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents import load_agent
-    from nca_trader.optimum.board import add_rows, rows_of, write_board
+    from nca_trader.optimum.board import write_board
     from nca_trader.optimum.entry import entry_of
+    from nca_trader.optimum.proof import add_rows, rows_of
     from nca_trader.optimum.prove import NEEDS, prove
 
     outside = entry_of(args.agent, args.allow_code, args.python) is not None

@@ -9,13 +9,11 @@ Source: Agarwal et al., Deep Reinforcement Learning at the Edge of the Statistic
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import io
 import itertools
 import json
 import math
 import os
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,19 +39,14 @@ from nca_trader.evaluate.report.figures import (
 )
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import decimal, percent, whole
-from nca_trader.machine import cores, make_directory
-from nca_trader.optimum.proof import Proof
-from nca_trader.runs.folder import Lines, now
+from nca_trader.optimum.proof import Row
 
 REACHED = 0.95  # of the optimum: the steps and seconds to this part are on the board
 RESAMPLES = 2_000
 HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "seconds to 95%",
            "passed")  # fmt: skip
 PICTURES = ("png", "svg")
-PACKAGES = ("nca_trader", "jax")
 LARGEST = 1e9  # of numbers of a row, in size
-
-Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,19 +190,6 @@ def interquartile(values: np.ndarray) -> tuple[float, float, float]:
     return float(middle(values)), float(low), float(high)
 
 
-def about() -> Row:
-    """Return what a row says of where it was made: the date, the machine and versions."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    processor = next(iter(names), platform.processor() or platform.machine())
-    return {
-        "date": now(),
-        "machine": f"{processor}, {cores()} cores",
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-    }
-
-
 def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
     """Read files of rows.
 
@@ -312,7 +292,7 @@ def write_board(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
 
     Args:
       path: ends in .md (tables), .json (everything), .html (a page with plots) or as a picture.
-      rows: of `read_rows`, or those of `rows_of`.
+      rows: of `read_rows`, or those of `proof.rows_of`.
 
     Raises:
       ConfigError: another ending. StateError: it cannot be written there.
@@ -331,28 +311,6 @@ def write_board(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     else:
         endings = ", ".join(f".{each}" for each in ("md", "json", *PICTURES))
         raise ConfigError(f"{argument('out', str(path))}: give a name in {endings} or .html.")
-
-
-def rows_of(proofs: Sequence[Proof], agent: str, controls: bool = True) -> list[Row]:
-    """Return a row for each proof of an agent of this name, then one for each market's controls."""
-    named = [(agent, proof) for proof in proofs]
-    # The proofs of a market share its controls.
-    for proof in {proof.market: proof for proof in reversed(proofs)}.values() if controls else ():
-        for name, curve in proof.controls.items():
-            named.append((name, dataclasses.replace(proof, curve=curve, controls={})))
-    return [{"name": name} | proof.row() | about() for name, proof in named]
-
-
-def add_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
-    """Add rows to a file in .jsonl, which is made where it is not there.
-
-    Raises:
-      StateError: it cannot be written there.
-    """
-    path = Path(path)
-    make_directory(path.parent)
-    for row in rows:
-        Lines(path).append(json.dumps(row))
 
 
 def page(entries: Sequence[Standing]) -> str:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import json
 import math
-from collections.abc import Mapping
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from nca_trader.machine import cores, make_directory
 from nca_trader.optimum.measure import Earnings
+from nca_trader.runs.folder import Lines, now
 
 MOST_TURNOVER = 0.01  # per step, where nothing can be earned
 # In addition to the fraction: of agents that lack something, and of ones that learn nothing.
 WITHOUT = ("untrained", "no_history", "no_neighbours", "cash", "random", "constant")
 NOTHING = Earnings(*[math.nan] * 7)
+PACKAGES = ("nca_trader", "jax")
+
+Row = dict[str, Any]
 
 
 class Point(NamedTuple):
@@ -168,3 +178,38 @@ class Proof:
 def _number(value: float) -> float | None:
     """Return a number as JSON has it: NaN and infinity as None."""
     return float(value) if math.isfinite(value) else None
+
+
+def about() -> Row:
+    """Return what a row says of where it was made: the date, the machine and versions."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    processor = next(iter(names), platform.processor() or platform.machine())
+    return {
+        "date": now(),
+        "machine": f"{processor}, {cores()} cores",
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def rows_of(proofs: Sequence[Proof], agent: str, controls: bool = True) -> list[Row]:
+    """Return a row for each proof of an agent of this name, then one for each market's controls."""
+    named = [(agent, proof) for proof in proofs]
+    # The proofs of a market share its controls.
+    for proof in {proof.market: proof for proof in reversed(proofs)}.values() if controls else ():
+        for name, curve in proof.controls.items():
+            named.append((name, dataclasses.replace(proof, curve=curve, controls={})))
+    return [{"name": name} | proof.row() | about() for name, proof in named]
+
+
+def add_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+    """Add rows to a file in .jsonl, which is made where it is not there.
+
+    Raises:
+      StateError: it cannot be written there.
+    """
+    path = Path(path)
+    make_directory(path.parent)
+    for row in rows:
+        Lines(path).append(json.dumps(row))
