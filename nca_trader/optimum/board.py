@@ -47,6 +47,7 @@ HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "second
            "passed")  # fmt: skip
 PICTURES = ("png", "svg")
 LARGEST = 1e9  # of numbers of a row, in size
+LEGEND_LINE, LEGEND_LETTER, LEGEND_ROW, NARROW_AXES = 0.7, 0.08, 0.2, 5.5  # inches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -400,7 +401,12 @@ def draw_market(
         axes.set_xlabel(label)
         if place == 0:
             axes.set_ylabel("of the optimum")
-    figure.legend(loc="outside upper left", ncols=2 if narrow else 6, frameon=False)
+    longest = max(len(entry.name) for entry in entries)
+    each = figure.dpi * (LEGEND_LINE + LEGEND_LETTER * longest)
+    columns = max(int(figure.bbox.width / each), 1)
+    if narrow and isinstance(figure, Figure):  # there the legend has many rows
+        figure.set_figheight(NARROW_AXES + LEGEND_ROW * -(-len(entries) // columns))
+    figure.legend(loc="outside upper left", ncols=columns, frameon=False)
 
 
 def known(curve: Sequence[Sequence[Any]], column: int) -> list[Sequence[float]]:

@@ -6,13 +6,16 @@ import math
 import re
 import types
 
+import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, NcaTraderError
+from nca_trader.evaluate.report.figures import PRINTED, settings
 from nca_trader.optimum import board, outside, paths
 from nca_trader.optimum import prove as prove_runs
 
@@ -85,6 +88,25 @@ def test_each_form_tells_the_same(tmp_path, capsys):
     assert "mathdefault" not in page and "25.0%" in text and "25.0% to" not in text
     assert "<b>bold" not in page and "&lt;b&gt;bold" in page and page.count("<svg") == 4
     assert not re.search(r'(src|href)="https?:', page)
+
+
+@pytest.mark.parametrize(("size", "narrow"), [((11.6, 4.2), False), ((4.6, 3.7), True)])
+def test_a_legend_of_ten_agents_leaves_room_and_stays_in_its_picture(size, narrow):
+    names = [
+        "nca_trader nano",
+        "nca_trader mlp",
+        "rejax PPO",
+        "SB3 DQN",
+        "sb3-contrib RecurrentPPO",
+    ]
+    entries = board.entries_of([row(name=name) for n in names for name in (n, f"{n}, tuned")])
+    with matplotlib.rc_context(settings(PRINTED)):
+        figure = Figure(size, layout="constrained")
+        board.draw_market(figure, entries, board._colours(entries), PRINTED, narrow)
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().x1 <= figure.bbox.x1
+    assert all(axes.get_window_extent().height > 1.5 * figure.dpi for axes in figure.axes)
 
 
 def test_who_was_trained_elsewhere_has_a_level_and_no_curve(tmp_path, capsys):
