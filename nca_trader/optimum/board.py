@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure, FigureBase
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nca_trader.config.records import Mismatch, converted, read_json
@@ -361,7 +361,7 @@ def _colours(entries: Sequence[Standing]) -> dict[str, tuple[str, Any]]:
 
 
 def draw_market(
-    figure: FigureBase,
+    figure: Figure | SubFigure,
     entries: Sequence[Standing],
     colours: Mapping[str, tuple[str, Any]],
     printed: Mapping[str, str] = MappingProxyType({}),
