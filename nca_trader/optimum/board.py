@@ -206,10 +206,12 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
         for number, line in enumerate(lines if any(lines) else (), 1):
             where = f"{path}, line {number}"
             row: Any = read_json(line, where) if line else None
-            names = {field.name for field in dataclasses.fields(_Stored)}
             try:
-                known = row if not isinstance(row, dict) else {k: row[k] for k in names & {*row}}
-                converted(known, _Stored)
+                if isinstance(row, dict):  # other keys are not the board's
+                    names = [field.name for field in dataclasses.fields(_Stored)]
+                    converted({k: row[k] for k in names if k in row}, _Stored)
+                else:
+                    converted(row, _Stored)
             except Mismatch as wrong:
                 raise ConfigError(
                     f"{where}: is not a row of `prove`: {printable(wrong.sentence)}."
