@@ -84,13 +84,13 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
         raise ConfigError(f"{files[0]}: has no row of {name!r}; give --name, one of {names}.")
     trained = entry_of(args.agent, args.allow_code, args.python) is None
     for entry in own:
-        digests = {row.get("digest") for row in entry.rows} - {None, FROZEN.get(entry.market)}
-        if entry.market not in FROZEN and not args.allow_code:
+        digest = FROZEN.get(entry.market)
+        if digest is None and not args.allow_code:
             raise ConfigError(
                 f"{files[0]}: {entry.market} is a file of its own, which may name code; where you "
                 f"trust it, give {argument('allow_code')}."
             )
-        if entry.market in FROZEN and digests:
+        if digest and {row.get("digest") for row in entry.rows} - {None, digest}:
             raise ConfigError(
                 f"{files[0]}: a row of {name} is of another version of {entry.market}; verify it "
                 "with the version of nca-trader that made it."

@@ -235,7 +235,7 @@ def entries_of(rows: Sequence[Row]) -> list[Standing]:
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row["market"], row["name"]), []).append(row)
-    markets, names = (dict.fromkeys(each) for each in zip(*found, strict=True))
+    markets, names = (dict.fromkeys(row[key] for row in rows) for key in ("market", "name"))
     every = itertools.product(markets, names)
     return [Standing(*pair, found[pair]) for pair in every if pair in found]
 
@@ -469,8 +469,10 @@ def repeated(entry: Standing, rows: Sequence[Row]) -> Repeat:
     each, as both were played on draws of their own. The row's own error counts up to 3 times the
     new one, as it may be a stranger's.
     """
-    new = np.array([row["fraction"] for row in rows])
-    old = entry.fractions
+    old, found = entry.fractions, [row["fraction"] for row in rows]
+    if None in found:  # it goes bankrupt now
+        return Repeat(entry.market, interquartile(old)[0], -math.inf, 0.0)
+    new = np.array(found)
     # One seed says nothing of how seeds differ: the spread is that of all that there are.
     spread = float(np.std(old, ddof=1)) if len(old) > 1 else 0.0
     spread = max(spread, float(np.std(new, ddof=1)) if len(new) > 1 else 0.0)
@@ -479,5 +481,4 @@ def repeated(entry: Standing, rows: Sequence[Row]) -> Repeat:
     )
     seeds = spread * math.sqrt(1 / len(old) + 1 / len(new))
     error = math.hypot(seeds, min(theirs, 3.0 * ours), ours)
-    reported, found = interquartile(old)[0], interquartile(new)[0]
-    return Repeat(entry.market, reported, found, error)
+    return Repeat(entry.market, interquartile(old)[0], interquartile(new)[0], error)

@@ -27,6 +27,7 @@ import numpy as np
 
 from nca_trader.config.extensions import parse_name, refuse_foreign
 from nca_trader.config.modules import digest_of_files, locate
+from nca_trader.config.records import Mismatch, converted, loads, plain
 from nca_trader.config.toml import preset_names
 from nca_trader.errors import ConfigError, argument, in_a_command
 from nca_trader.optimum import player
@@ -36,11 +37,23 @@ LONGEST = 1 << 16  # bytes of a message that is not actions
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # of prctl on Linux
 BOTH_WAYS = 2  # of shutdown
 PICKLED = {"sb3": (".zip",), "rejax": (".pkl", ".pickle")}
-# What a process says of its entry, which may be anything, and what it is.
-FACTS: dict[str, Any] = {
-    "library": str, "version": str, "name": str, "digest": str, "space": str, "features": list,
-    "observation": int, "steps": int | None, "memory": bool, "greedy": bool, "error": str,
-}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What a process may say of its entry, see `nca_trader.optimum.player`."""
+
+    memory: bool | None = None
+    error: str | None = None
+    digest: str | None = None
+    library: str | None = None
+    version: str | None = None
+    name: str | None = None
+    observation: int | None = None
+    space: str | None = None
+    features: list[str] | None = None
+    greedy: bool | None = None
+    steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,11 +191,12 @@ class Playing:
             self.facts = self._facts(self._ask(json.dumps(asked).encode(), LOADING, LONGEST))
             if "error" in self.facts:
                 raise self._fault(self.facts["error"])
-            # Of other kinds the digest is that of their files; a function is of no library.
-            kept = {"function": {"memory"}, "run": {*FACTS}}.get(
-                entry.kind, FACTS.keys() - {"digest"}
-            )
-            self.facts = {"memory": False} | {k: self.facts[k] for k in kept & self.facts.keys()}
+            # The digest of all but runs is that of their files, and a function is of no library.
+            self.facts = {"memory": False} | self.facts
+            if entry.kind == "function":
+                self.facts = {"memory": self.facts["memory"]}
+            elif entry.kind != "run":
+                self.facts.pop("digest", None)
         except BaseException:
             self.close()
             raise
@@ -228,11 +242,10 @@ class Playing:
         return actions
 
     def _facts(self, answer: bytes) -> dict[str, Any]:
-        with contextlib.suppress(ValueError, TypeError, LookupError):
-            found = {**json.loads(answer)}
-            if all(isinstance(value, FACTS[name]) for name, value in found.items()):
-                return found
-        raise self._fault("its process does not say what it loaded")
+        try:
+            return plain(converted(loads(answer), _Facts))
+        except (Mismatch, ValueError):
+            raise self._fault("its process does not say what it loaded") from None
 
     def _ask(self, message: bytes, limit: float, longest: int) -> bytes:
         """Send a message and return the answer, at most `longest` bytes."""

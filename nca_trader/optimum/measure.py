@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -195,6 +195,7 @@ def optimal_positions(task: Task, rows: np.ndarray) -> np.ndarray:
     return np.stack(held, axis=1)
 
 
+@np.errstate(divide="ignore", invalid="ignore")  # of a bankrupt account
 def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings:
     """Compare positions with the optimal ones on the same path.
 
@@ -210,13 +211,8 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
     """
     if task.expected_return is None:
         raise ConfigError(f"{task.name}: no expected return is known.")
-    with np.errstate(divide="ignore", invalid="ignore"):  # of a bankrupt account
-        return _earnings_of(task, task.expected_return, rows, positions)
-
-
-def _earnings_of(task: Task, expected: Any, rows: np.ndarray, positions: np.ndarray) -> Earnings:
     counted = rows[:, WARM:]
-    noise = task.returns[counted + 1] - expected(task.states[counted])
+    noise = task.returns[counted + 1] - task.expected_return(task.states[counted])
     paid, noises = [], []
     for weights in map(task.held, (positions, optimal_positions(task, rows))):
         pay = np.asarray(task.pay(_shifted(weights), weights, task.returns[rows + 1]))

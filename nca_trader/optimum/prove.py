@@ -371,11 +371,14 @@ def prove_markets(
 def described(agent: AgentConfig) -> dict[str, Any]:
     """Return what a row says of an agent that is trained here."""
     digest = hashlib.sha256(to_toml(agent).encode()).hexdigest()
-    kind = agent.policy.kind
-    # The digest is of the steps asked, and a run's last update may pass them.
-    steps = {"steps": agent.learner.steps}
-    about = {"library": "nca_trader", "version": __version__, "digest": digest, **steps}
-    return {"kind": "agent", "name": kind} | about
+    return {
+        "kind": "agent",
+        "name": agent.policy.kind,
+        "library": "nca_trader",
+        "version": __version__,
+        "digest": digest,
+        "steps": agent.learner.steps,  # asked: the digest is of these, a last update may pass them
+    }
 
 
 def _train_and_evaluate(

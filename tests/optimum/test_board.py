@@ -205,6 +205,8 @@ def test_a_repetition_within_its_error_agrees_and_one_beyond_differs():
     # Two evaluations on draws of their own: their errors are those of a right angle.
     (one,) = board.entries_of([row(error=0.03)])
     assert board.repeated(one, [row(error=0.04)]).error == pytest.approx(0.05)
+    assert not board.repeated(one, [row(fraction=None)]).agrees  # it goes bankrupt now
+    assert board.entries_of([]) == []
     (vague,) = board.entries_of([row(fraction=1.4, error=0.2)])
     assert not board.repeated(vague, [row(fraction=0.87)]).agrees
 

@@ -421,19 +421,18 @@ def test_a_function_cannot_say_that_it_is_another_agent(proven):
     text = """
         import json, sys
         from multiprocessing.connection import Connection
+        import numpy as np
 
         facts = {"memory": False, "digest": "f" * 64, "library": "stable_baselines3", "steps": 9}
-        Connection(int(sys.argv[1])).send_bytes(json.dumps(facts).encode())
-
-        def act(seen):
-            return [1] * len(seen)
+        link = Connection(int(sys.argv[1]))
+        link.send_bytes(json.dumps(facts).encode())
+        while True:  # as the program that loads it would
+            message = link.recv_bytes()
+            link.send_bytes(b"A" + np.ones(32, np.int32).tobytes())
     """
-    # Its second message of facts is taken for an answer.
-    with pytest.raises(ConfigError, match=r"mine\.py:act on ou_mid, step 1") as caught:
-        proven(text, controls=False)
-    assert "stable_baselines3" not in str(caught.value).partition("step 1")[0]
-    honest = proven(TWIN, "honest", controls=False).row()
-    assert honest["entry"]["library"] is None and len(honest["entry"]["digest"]) == 64
+    row = proven(text, controls=False).row()
+    assert row["entry"]["library"] is None and row["steps"] is None
+    assert len(row["entry"]["digest"]) == 64 and row["entry"]["digest"] != "f" * 64
 
 
 @pytest.mark.parametrize("seeds", [[], [-1], [1.5], ["x"], [None]])
