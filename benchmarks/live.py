@@ -23,7 +23,6 @@ WARM, BARS = 300, 1000
 def measured(num_seeds, agent="nano", env="index_daily"):
     """Return the row of one number of agents."""
     import nca_trader as nca
-    from nca_trader.envs.account.state import rules_of
     from nca_trader.paper.agents import run_agent
     from nca_trader.paper.exchange import Exchange
     from nca_trader.paper.feed import parse_feed
@@ -38,8 +37,7 @@ def measured(num_seeds, agent="nano", env="index_daily"):
     with tempfile.TemporaryDirectory() as folder:
         trading = nca.TradingEnv(bars.between(None, "2005-01-01"), env)
         run = nca.train(trading, config, f"{folder}/run", steps=steps)
-        costs, rules = run.env_config.costs, rules_of(run.env_config)
-        acting = run_agent(run, costs, rules)
+        acting = run_agent(run, run.account)
         decided = []
 
         def act(*given):
@@ -51,7 +49,7 @@ def measured(num_seeds, agent="nano", env="index_daily"):
         nca.write_bars(bars[: acting.first_decision + WARM + BARS], f"{folder}/bars.parquet")
         source = parse_feed(f"replay:{folder}/bars.parquet", acting.symbols)
         journal = Journal(pathlib.Path(folder) / "paper.db", clock=source.now)
-        exchange = Exchange(None, 1e6, costs, acting.symbols, rules)
+        exchange = Exchange(None, 1e6, acting.symbols, run.account)
         session = Session(acting._replace(act=act), source, exchange, journal, 1e6)
         spent, clock = [], []
         for bar in source:

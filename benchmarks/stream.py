@@ -40,7 +40,6 @@ import numpy as np
 from nca_trader.agents import load_agent
 from nca_trader.data.bars import sample_bars
 from nca_trader.envs import load_env
-from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner.programs import Compilations
 from nca_trader.paper import journal as journals
@@ -150,7 +149,7 @@ def agent_of(name, folder):
     with Checkpoints(run.path / "checkpoints") as checkpoints:
         checkpoints.save(1, State(params))
     run = Run(run.path)
-    return run_agent(run, run.env_config.costs, rules_of(run.env_config))
+    return run_agent(run, run.account)
 
 
 def quiet(agent):
@@ -181,7 +180,7 @@ def session(agent, bars, path, batch, each=lambda row: None, split=None):
 
     `split` gets a list of the seconds of each order by part, under the key of the part.
     """
-    venue, feed = Venue(None, 1e5, agent.costs, agent.symbols, agent.rules), ReplayFeed(bars)
+    venue, feed = Venue(None, 1e5, agent.symbols, agent.rules), ReplayFeed(bars)
     sent, all_bars, parts = [], [], Split()
     with Journal(path, feed.now, batch) as journal, contextlib.ExitStack() as stack:
         trading = Session(agent, feed, venue, journal, 1e5)
@@ -263,9 +262,7 @@ class Timed:
 def live(agent, bars, folder):
     """Trades the bars live; returns seconds from bar to order, and from bar to the answer."""
     feed, path = Closing(bars, WARM), pathlib.Path(folder) / "live.db"
-    venue: Any = Timed(
-        Exchange(f"{path}.books", 1e5, agent.costs, agent.symbols, agent.rules), feed
-    )
+    venue: Any = Timed(Exchange(f"{path}.books", 1e5, agent.symbols, agent.rules), feed)
     with contextlib.closing(venue), Journal(path, feed.now) as journal:
         Session(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
     # The first orders wait for what is compiled.

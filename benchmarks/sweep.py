@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import resource
 import statistics
 import subprocess
@@ -19,7 +20,7 @@ from nca_trader.agents import rolling
 from nca_trader.agents.rules import sma_cross
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import scan_decisions, strategy_targets
-from nca_trader.envs.account.state import Rules
+from nca_trader.config.account import PLAIN
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.simulate import legs_between, scan_targets
 from nca_trader.evaluate.sweep import sweep
@@ -141,13 +142,14 @@ def _floor(bars: Bars, rule: Strategy) -> float:
     Nothing of a bar is kept but the equity that it leaves, so there are no trades and no metrics.
     """
     with float64_on_cpu():
-        targets, rules = strategy_targets(bars, rule), Rules()
+        targets = strategy_targets(bars, rule)
+        rules = dataclasses.replace(PLAIN, costs=COSTS)
         bar = jax.tree.map(jnp.asarray, bars.as_bar())
-        legs = jax.tree.map(jnp.asarray, legs_between(bars, COSTS, rules, 0, len(bars)))
+        legs = jax.tree.map(jnp.asarray, legs_between(bars, rules, 0, len(bars)))
 
         @jax.jit
         def last_equity(legs: Any, targets: Any) -> Any:
-            return scan_targets(legs, targets, COSTS, rules).log_equity[-1]
+            return scan_targets(legs, targets, rules).log_equity[-1]
 
         seconds = []
         for _ in range(CALLS + 1):

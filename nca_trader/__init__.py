@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from nca_trader.agents.check import check_policy
     from nca_trader.agents.policy import make_policy
     from nca_trader.agents.strategy import Strategy
-    from nca_trader.config import AgentConfig, EnvConfig
-    from nca_trader.config.env import Limits
+    from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+    from nca_trader.config.account import Limits
     from nca_trader.config.spans import Spans, Training
     from nca_trader.data.bars import read_bars, sample_bars, write_bars
     from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.sweep import sweep
     from nca_trader.evaluate.tune import tune
     from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
-    from nca_trader.evaluate.with_baseline import WithBaseline
     from nca_trader.learner.learner import make_learner
     from nca_trader.learner.train import train
     from nca_trader.optimum import synthetic
@@ -65,6 +64,7 @@ shorten_tracebacks()
 __version__ = "0.2.0"
 
 __all__ = [
+    "AccountConfig",
     "AgentConfig",
     "AgentStream",
     "Bar",
@@ -93,7 +93,6 @@ __all__ = [
     "TradingEnv",
     "Training",
     "WalkForward",
-    "WithBaseline",
     "align",
     "backtest",
     "blend",
@@ -136,6 +135,7 @@ __all__ = [
 
 # Imported when first asked for: jax and pandas take seconds, which `nca-trader --help` need not.
 _HOME = {
+    "AccountConfig": "types",
     "AgentConfig": "config",
     "AgentStream": "paper.loaded",
     "Bar": "types",
@@ -148,7 +148,7 @@ _HOME = {
     "EnvConfig": "config",
     "EnvSpec": "types",
     "HaltError": "errors",
-    "Limits": "config.env",
+    "Limits": "config.account",
     "LoadedAgent": "paper.loaded",
     "NcaTraderError": "errors",
     "Order": "envs.account.exits",
@@ -164,7 +164,6 @@ _HOME = {
     "TradingEnv": "envs.trading",
     "Training": "config.spans",
     "WalkForward": "evaluate.walkforward.walk",
-    "WithBaseline": "evaluate.with_baseline",
     "check_broker": "paper.check",
     "check_env": "envs.check",
     "check_feed": "paper.check",

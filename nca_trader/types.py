@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from jax import Array
 
-from nca_trader.config.env import Costs
+from nca_trader.config.account import AccountConfig, Costs
 from nca_trader.config.ranges import moment
 from nca_trader.errors import BarError
 
@@ -327,6 +327,12 @@ jax.tree_util.register_dataclass(
     Costs,
     data_fields=[field.name for field in dataclasses.fields(Costs) if field.name != "own"],
     meta_fields=["own"],  # names decide what is compiled
+)
+# Another cost compiles nothing, and another rule does.
+jax.tree_util.register_dataclass(
+    AccountConfig,
+    data_fields=["costs"],
+    meta_fields=[f.name for f in dataclasses.fields(AccountConfig) if f.name != "costs"],
 )
 
 

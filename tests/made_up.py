@@ -1,11 +1,18 @@
-"""Results of backtests that never ran, from weights and returns chosen by a test."""
+"""Results of backtests that never ran, from weights and returns chosen by a test; accounts."""
+
+import dataclasses
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.envs.account.state import Rules
+from nca_trader.config.account import PLAIN
 from nca_trader.evaluate.result import Result
 from nca_trader.types import Costs
+
+
+def rules_of(costs=Costs(), **given):
+    """Return a complete account that orders on change, with these costs and fields."""
+    return dataclasses.replace(PLAIN, costs=costs, **given)
 
 
 def made_up_result(name, targets, market, costs=None, fill="next_open", rate=7e-4, symbols=None):
@@ -28,8 +35,7 @@ def made_up_result(name, targets, market, costs=None, fill="next_open", rate=7e-
         cost=pd.Series(traded * rate, time),
         flows=flows.assign(impact=0.0),
         logits=None,
-        charged=costs or Costs(commission=5e-4, slippage=2e-4),
-        rules=Rules(fill=fill, order="on_change"),
+        rules=rules_of(costs or Costs(commission=5e-4, slippage=2e-4), fill=fill),
         bars_per_year=252.0,
         in_sample=0,
     )

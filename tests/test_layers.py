@@ -9,7 +9,7 @@ import pytest
 from sources import parsed
 
 from nca_trader.config import EnvConfig, LearnerConfig, PolicyConfig
-from nca_trader.config.env import Costs
+from nca_trader.config.account import Costs
 
 PACKAGE = "nca_trader"
 FOUNDATION = {"errors", "types", "cloud", "machine", "numerics", "progress", "config"}

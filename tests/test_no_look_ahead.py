@@ -32,7 +32,6 @@ from nca_trader.config.toml import preset_names
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.data.features import FEATURES
 from nca_trader.data.synthetic import Task, task_of
-from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.simulate import encode
@@ -370,12 +369,11 @@ class Witness:
         shape = (rows_of(self.config)[1], env.bars.num_assets)
         drawn = np.random.default_rng(5).choice([-0.5, 0.0, 0.4, np.nan], shape)
         targets["drawn"] = drawn[: len(env)]
-        limits = rules_of(self.config)._asdict()
         if self.stopped:
             traded = (*traded, "stopped")
             targets["stopped"] = STOPPED
         for name in traded:
-            result = backtest(env.bars, targets[name], self.config.costs, **limits)
+            result = backtest(env.bars, targets[name], account=self.config.account)
             for part in ("equity", "log_equity", "weights", "turnover", "cost", "flows"):
                 facts[f"{part} {name}"] = np.asarray(getattr(result, part))
         return facts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 from unittest import mock
 
-from nca_trader.config import agent, env
+from nca_trader.config import account, agent
 
 # A value that switches on the checks of a field whose default is None.
 EXAMPLES = {"int": 1, "float": 0.5, "tuple[float, float]": (0.5, 0.5)}
@@ -30,7 +31,7 @@ def sentence(text: str | None) -> str:
 
 def described(cls: Any) -> dict[str, str]:
     """Return what a config's docstring says of each field, by name."""
-    whole = inspect.cleandoc(cls.__doc__).partition("\nExample:")[0]
+    whole = re.split(r"\n(?:Example|Raises):", inspect.cleandoc(cls.__doc__))[0]
     summary, _, text = whole.partition("Attributes:")
     names = [field.name for field in dataclasses.fields(cls)]
     word = "|".join(sorted(names, key=len, reverse=True))
@@ -48,11 +49,11 @@ def described(cls: Any) -> dict[str, str]:
 def ranges_of(cls: Any) -> dict[str, str]:
     """Return the range of each field, as the checks of the config's constructor state it."""
     found: dict[str, str] = {}
-    if cls is env.Costs:
-        found = dict.fromkeys(env.AMOUNTS, "[0, inf)")
+    if cls is account.Costs:
+        found = dict.fromkeys(account.AMOUNTS, "[0, inf)")
         for name in described(cls).keys() - found.keys():
-            share = name in env.FRACTIONS
-            most = env.IMPLAUSIBLE.get(name, 1.0 if share else 10.0)
+            share = name in account.FRACTIONS
+            most = account.IMPLAUSIBLE.get(name, 1.0 if share else 10.0)
             found[name] = f"[0, {most:g})" if share else f"(-{most:g}, {most:g})"
         return found
 
@@ -66,10 +67,12 @@ def ranges_of(cls: Any) -> dict[str, str]:
     def one_of(config: Any, name: str, allowed: Iterable[str]) -> tuple[()]:
         return between(config, ", ".join(allowed), name)
 
-    module, record = sys.modules[cls.__module__], {"between": between, "whole": whole}
-    record |= {"one_of": one_of, "refuse": lambda *_: None}
+    record = {"between": between, "whole": whole, "one_of": one_of, "refuse": lambda *_: None}
     kinds = {f.name: f.type.removesuffix(" | None") for f in dataclasses.fields(cls)}
     given = [f.name for f in dataclasses.fields(cls) if f.default is None]  # else not checked
-    with mock.patch.multiple(module, **{n: f for n, f in record.items() if hasattr(module, n)}):
+    with contextlib.ExitStack() as patches:
+        for module in (sys.modules[cls.__module__], account):  # whose limits an environment shares
+            own = {n: f for n, f in record.items() if hasattr(module, n)}
+            patches.enter_context(mock.patch.multiple(module, **own))
         cls(**{name: EXAMPLES[kinds[name]] for name in given if kinds[name] in EXAMPLES})
     return found | OTHERS

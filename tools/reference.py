@@ -11,7 +11,7 @@ from typing import Any
 from configs import described, ranges_of, sentence
 
 from nca_trader import cli
-from nca_trader.config import AgentConfig, EnvConfig, env, toml
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig, account, toml
 from nca_trader.config.reading import REPAIRS
 from nca_trader.config.records import plain
 from nca_trader.data import features
@@ -38,6 +38,17 @@ def keys(cls: Any) -> str:
             default = f"`{toml.literal(plain(f.default, toml.NONE))}`"
             rows.append((f.name, kind, default, limit and f"`{limit}`", about[f.name]))
     return table("key, type, default, range, description", rows)
+
+
+def given() -> str:
+    """Return the table of what an account is given, and what is taken where it is not."""
+    about, own = described(AccountConfig), EnvConfig().account
+    rows = (
+        (name, usual, getattr(own, name) if name not in ("delay", "risk") else "-", about[name])
+        for name, usual in account.DEFAULTS.items()
+        if name != "costs"
+    )
+    return table("field, of targets and strategies, of an environment, description", rows)
 
 
 def feature(name: str) -> tuple[object, ...]:
@@ -80,7 +91,8 @@ def page() -> str:
     exits = re.findall(r"(\d+) ([^;]+?)[;.]", (cli.__doc__ or "").partition("Exit codes:")[2])
     parts = {"# Features": table("name, warm-up bars, value", map(feature, features.BUILT_IN))}
     parts |= {"# Actions": table("kind, what an action does", actions)}
-    parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(env.Costs)}
+    parts |= {"# Rewards": table("name, reward of a step", paid), "# Costs": keys(account.Costs)}
+    parts |= {"# Account": given()}
     parts |= {"# Keys of an environment": keys(EnvConfig), "# Keys of an agent": keys(AgentConfig)}
     parts |= {
         f"## [{name}]": keys(cls) for name, cls in tables.items() if dataclasses.is_dataclass(cls)

@@ -8,6 +8,7 @@ part's rules, and opens when the blend's account does.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ from jax import Array
 
 from nca_trader.agents.strategy import BlendPart, Strategy
 from nca_trader.agents.targets import strategy_faults
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.ranges import described, expect
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book, Order
@@ -28,10 +31,8 @@ from nca_trader.envs.account.risk import VolatilityState, before_bars, size
 from nca_trader.envs.account.state import (
     Account,
     Legs,
-    Rules,
     next_legs,
     open_account,
-    with_limits,
 )
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import float64_on_cpu
@@ -42,17 +43,13 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 
 @runtime_checkable
 class TradedRun(Protocol):
-    """What a run has, as a part. `env_config.costs` are the costs that it trained with."""
-
-    env_config: Any
+    """What a run has, as a part."""
 
     def refuse(self, bars: Bars) -> None:
         """Raise BarError where the bars are of symbols that it does not trade."""
         ...
 
-    def as_strategy(
-        self, costs: Costs | None, fill: str | None, limits: dict[str, Any]
-    ) -> Strategy:
+    def as_strategy(self, given: AccountConfig) -> Strategy:
         """Return the strategy that decides as the agent does, on an account of its own."""
         ...
 
@@ -63,7 +60,9 @@ def blend(
     fill: str | None = None,
     order: str | None = None,
     name: str | None = None,
-    **limits: Any,
+    *,
+    account: AccountConfig | None = None,
+    **settings: Any,
 ) -> Strategy:
     """Return the strategy whose target is `sum_k share_k target_k` over its parts.
 
@@ -78,7 +77,8 @@ def blend(
       fill: of these accounts, as in `nca.backtest`.
       order: when the blend trades; None is that of its parts.
       name: for reports.
-      **limits: of these accounts, as in `nca.backtest`.
+      account: of these accounts, in one record; they are not delayed.
+      **settings: other fields of `nca.AccountConfig` by name, in the place of the record.
 
     Returns:
       A `Strategy`, for backtests, sweeps, walk-forwards and paper trading.
@@ -97,12 +97,16 @@ def blend(
       ['cross', 'trend']
     """
     expect("parts", parts, Mapping, "a dict of (strategy or run, share) by name")
-    expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
+    given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
+    if given.delay:
+        raise ConfigError("blend: delay is of the whole; give it to nca.backtest.")
     if not parts:
         raise ConfigError("blend: there are no parts; give (strategy or run, share) by name.")
-    # Checked also where no part has an account that uses them.
-    with_limits(Rules(), fill, order, costs or Costs(), limits)
-    found = tuple(_part(key, given, costs, fill, dict(limits)) for key, given in parts.items())
+    # Checked also where no part has an account that uses it. Each part has its own order.
+    order = given.order
+    given = dataclasses.replace(given, order=None)
+    complete_account(given)
+    found = tuple(_part(key, part, given) for key, part in parts.items())
     orders = {part.name: part.strategy.order for part in found}
     if order is None and len(set(orders.values())) > 1:
         different = ", ".join(f"{name} {own}" for name, own in orders.items())
@@ -137,16 +141,14 @@ def blend(
     return Strategy(init, taken, named, order or next(iter(orders.values())), found)
 
 
-def _part(
-    name: Any, given: Any, costs: Costs | None, fill: str | None, limits: dict[str, Any]
-) -> BlendPart:
+def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
     """Return one part, checked."""
     where = f"blend: part {name!r}"
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ConfigError(f"{where}: a name is of a-z, 0-9, . _ and -; give another.")
-    if not (isinstance(given, tuple | list) and len(given) == 2):
-        raise ConfigError(f"{where} is {described(given)}; give (strategy or run, share).")
-    subject, share = given
+    if not (isinstance(part, tuple | list) and len(part) == 2):
+        raise ConfigError(f"{where} is {described(part)}; give (strategy or run, share).")
+    subject, share = part
     number = isinstance(share, Real) and not isinstance(share, bool) and np.isfinite(float(share))
     # In a sweep a share is traced and has no value yet.
     if not (number or isinstance(share, Array)):
@@ -154,12 +156,11 @@ def _part(
     if isinstance(subject, Strategy):
         strategy = subject
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
-            rules = with_limits(Rules(), fill, subject.order, costs or Costs(), limits)
-            strategy = alone(subject, costs or Costs(), rules)
+            strategy = alone(subject, complete_account(given, subject))
         return BlendPart(name, share, strategy, subject)
     if isinstance(subject, TradedRun):
         try:
-            strategy = subject.as_strategy(costs, fill, limits)
+            strategy = subject.as_strategy(given)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from None
         return BlendPart(name, share, strategy, subject, subject)
@@ -213,7 +214,7 @@ class Own(NamedTuple):
     trading: Array
 
 
-def own_account(num_assets: int, rules: Rules) -> Own:
+def own_account(num_assets: int, rules: AccountConfig) -> Own:
     """Return the flat account of a part, before any bar."""
     zeros = jnp.zeros(num_assets, jnp.float64)
     return Own(
@@ -227,7 +228,7 @@ def own_account(num_assets: int, rules: Rules) -> Own:
     )
 
 
-def moved(own: Own, bar: Bar, trading: Array, costs: Costs, rules: Rules) -> tuple[Own, Legs]:
+def moved(own: Own, bar: Bar, trading: Array, rules: AccountConfig) -> tuple[Own, Legs]:
     """Move a part's account through a bar, where it trades; the account opens at the first close.
 
     Returns:
@@ -240,24 +241,22 @@ def moved(own: Own, bar: Bar, trading: Array, costs: Costs, rules: Rules) -> tup
     missing = jnp.where(gone, own.missing + 1, 0)
     # Time before the first close earns no interest.
     seconds = jnp.where(own.trading, bar.time[0] - own.time, 0)
-    legs = next_legs(own.close, bar, seconds, missing, costs, rules, factor)
-    account, book, *_ = exits.on_bar(own.account, own.book, bar, legs, costs, rules)
+    legs = next_legs(own.close, bar, seconds, missing, rules, factor)
+    account, book, *_ = exits.on_bar(own.account, own.book, bar, legs, rules)
     account, book = _where(trading, (account, book), (own.account, own.book))
     close = jnp.where(bar.present, bar.close, own.close)
     return Own(account, book, close, missing, bar.time[0], sizes, trading), legs
 
 
 def ordered(
-    own: Own, order: Order, bar: Bar, legs: Legs, costs: Costs, rules: Rules
+    own: Own, order: Order, bar: Bar, legs: Legs, rules: AccountConfig
 ) -> tuple[Own, Array]:
     """Order on a part's account, where it trades.
 
     Returns:
       The account, and `[A]` the weights that are in force by this order; NaN for none.
     """
-    account, book, _, weights = exits.place_order(
-        own.account, own.book, order, bar, legs, costs, rules
-    )
+    account, book, _, weights = exits.place_order(own.account, own.book, order, bar, legs, rules)
     # Taken from the account's orders, because a dead band may have held the target back.
     asked = jnp.where(jnp.isnan(weights) & ~account.ruined, jnp.nan, account.ordered)
     # Targets without an account yet: the order in force before the first bar is repeated there.
@@ -269,10 +268,10 @@ def ordered(
     return own._replace(account=account, book=book), asked
 
 
-def alone(strategy: Strategy, costs: Costs, rules: Rules) -> Strategy:
+def alone(strategy: Strategy, rules: AccountConfig) -> Strategy:
     """Return a strategy that sees an account of its own in the place of the one that it is given.
 
-    It decides as in a backtest with these costs and rules that begins to trade at the same bar.
+    It decides as in a backtest with these rules that begins to trade at the same bar.
     """
 
     def init(num_assets: int) -> Any:
@@ -282,13 +281,13 @@ def alone(strategy: Strategy, costs: Costs, rules: Rules) -> Strategy:
     def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         inner, own, last = state
         opens = portfolio.trading & ~own.trading
-        own, legs = moved(own, bar, portfolio.trading, costs, rules)
+        own, legs = moved(own, bar, portfolio.trading, rules)
         seen = exits.portfolio(own.account, own.book, portfolio.trading)
         inner, order = strategy.decide(inner, bar, seen)
         none = jnp.isnan(order.target)
         target = jnp.where(none & opens, last, order.target)
         last = jnp.where(none, last, order.target)
-        own, asked = ordered(own, order._replace(target=target), bar, legs, costs, rules)
+        own, asked = ordered(own, order._replace(target=target), bar, legs, rules)
         return (inner, own, last), Order(asked)
 
     return Strategy(init, act, strategy.name, strategy.order)
@@ -335,19 +334,3 @@ def _scan_parts(bars: Bar, trading: Array, strategy: Strategy) -> Array:
 
     state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
     return jax.lax.scan(step, state, (bars, trading))[1]
-
-
-def own_costs(subject: Any) -> Costs | None:
-    """Return the costs that the runs of a blend trained with; None of anything else.
-
-    Raises:
-      ConfigError: they differ.
-    """
-    runs = subject.runs if isinstance(subject, Strategy) else ()
-    found: list[Any] = [run.env_config.costs for run in runs]
-    if any(costs != found[0] for costs in found[1:]):
-        raise ConfigError(
-            f"{subject.name}: its runs were trained with other costs; an account has one set, so "
-            "give costs."
-        )
-    return found[0] if found else None

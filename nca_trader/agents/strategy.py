@@ -12,7 +12,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Container, Mapping
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,10 +20,12 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import Sizing, refuse_delay
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.risk import Sizing, before_bars, size
-from nca_trader.errors import ConfigError, argument
+from nca_trader.envs.account.risk import before_bars, size
+from nca_trader.errors import ConfigError
 from nca_trader.types import Bar, Bars
 
 
@@ -110,6 +112,11 @@ class Strategy:
     def sees_portfolio(self) -> bool:
         """Whether `act` takes the portfolio as well."""
         return arguments_needed(self.act) == 3
+
+    @property
+    def account(self) -> AccountConfig:
+        """What an account is given that this strategy trades: its own order."""
+        return AccountConfig(order=self.order)
 
     @property
     def runs(self) -> tuple[Any, ...]:
@@ -308,13 +315,3 @@ def _refuse_fraction(name: str, value: Any) -> None:
         raise ConfigError(
             f"{name}({value!r}): give a fraction above 0, e.g. 0.05 for five percent."
         )
-
-
-def refuse_delay(bars: Any) -> None:
-    """Refuse a delay that is not a whole number of at least 0.
-
-    Raises:
-      ConfigError: it is something else.
-    """
-    if isinstance(bars, bool) or not isinstance(bars, Integral) or bars < 0:
-        raise ConfigError(f"{argument('delay', bars)}: give a whole number of bars, 0 or more.")

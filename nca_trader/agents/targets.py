@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -17,9 +18,10 @@ from jax import Array
 
 from nca_trader.agents import rules
 from nca_trader.agents.strategy import Strategy, arguments_needed
+from nca_trader.config import AccountConfig
 from nca_trader.config.ranges import described
 from nca_trader.envs.account.exits import open_book, portfolio
-from nca_trader.envs.account.state import Rules, open_account
+from nca_trader.envs.account.state import open_account
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
 from nca_trader.numerics import (
     LEAST_BARS,
@@ -300,13 +302,19 @@ class Cut(NamedTuple):
 NO_CUT = Cut(0, 0.0)
 
 
-def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
+def largest_weight(rules: AccountConfig) -> float:
+    """Return the largest weight that is accepted, long or short."""
+    # A cap above it means that so much leverage is wanted.
+    return max(LARGEST, rules.max_gross) if rules.max_gross < math.inf else LARGEST
+
+
+def cut_of(targets: np.ndarray, rules: AccountConfig) -> Cut:
     """Count the rows of `targets` `[N, A]` that order more than `rules` let an account hold.
 
     The limits are `max_gross` on the sum of absolute weights, `max_net` on the sum of weights, and
     a sum of weights of 1 where nothing may be borrowed.
     """
-    if rules.borrow and rules.max_gross is None and rules.max_net is None:
+    if rules.borrow and min(rules.max_gross, rules.max_net) == math.inf:
         return NO_CUT
     asked = np.where(np.isnan(targets), 0.0, targets)  # NaN orders nothing
     gross, net = row_sums(np.abs(asked)), row_sums(asked)
@@ -314,10 +322,9 @@ def cut_of(targets: np.ndarray, rules: Rules) -> Cut:
     for size, limit in (
         (gross, rules.max_gross),
         (np.abs(net), rules.max_net),
-        (net, None if rules.borrow else 1.0),
+        (net, math.inf if rules.borrow else 1.0),
     ):
-        if limit is not None:
-            above |= size > limit + ROUNDING
+        above |= size > limit + ROUNDING
     return Cut(int(above.sum()), float(gross[above].max(initial=0.0)))
 
 

@@ -51,13 +51,12 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
         "--start", metavar="DATE", help="trade from this date; with --run, after the bars it saw"
     )
     parser.add_argument("--stop", "--until", metavar="DATE", help="trade before this date")
-    parser.add_argument("--delay", type=int, metavar="BARS", help="every order is late by so many")
     parser.add_argument(
         "--stress",
         action="store_true",
         help="run it again at 2 and 3 times the costs, with late orders, and with more capital",
     )
-    add_options(parser, *ACCOUNT)
+    add_options(parser, *ACCOUNT, "delay")
     parser.add_argument(
         "--trials",
         metavar="DIR",
@@ -73,7 +72,6 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
 
 def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     """Run the backtest; return the metrics."""
-    from nca_trader.config import EnvConfig
     from nca_trader.data.synthetic import seed_of, task_of
     from nca_trader.envs import load_env
     from nca_trader.errors import ConfigError
@@ -92,29 +90,25 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         if run is None or not run.path.is_dir():
             raise ConfigError("--track is of a run folder; give --run, or leave it out.")
         tracker_of(args.track)  # refused before the backtest
-    if run is not None:
-        env = run.env_config
-    else:  # a rule: without --env nothing costs, and nothing limits its weights
-        env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
+    # A rule: without --env nothing costs, and nothing limits its weights.
+    env = None if args.env is None else load_env(args.env)
+    trained = None if run is None else run.env_config
     # A run of a synthetic market has no bar file to fall back on.
-    if run is not None and env.market and not args.data:
+    if run is not None and trained is not None and trained.market and not args.data:
         # Another draw of the market that the run was trained in: its own would be in sample.
-        source: Any = task_of(env, seed=seed_of(run.manifest.data.source) + 1)
+        source: Any = task_of(trained, seed=seed_of(run.manifest.data.source) + 1)
     else:
         source = load_bars(args)
-    # A run brings its own limits: `check` refuses --env with --run.
-    costs, rules = account_of(args, env, bool(args.env))
     # The number of bars is known only after the span is found, so this line counts none.
     with Progress(None, "backtest"):
         result = backtest(
             source,
             run or subject_of(args.strategy, params_of(args)),
-            costs,
+            # A run brings its own limits: `check` refuses --env with --run.
+            account=account_of(args, env, trained),
             start=args.start,
             stop=args.stop,
-            delay=args.delay or 0,
             trials=args.trials or "runs",
-            **rules,
         )
     if run is not None and args.track is not None:
         track_results(args.track, run, "test", result.metrics)
@@ -143,22 +137,14 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
             name: table.reset_index().to_dict("records") for name, table in tables.items()
         } | {"break_even": stress.break_even}
     if result.looks is not None:
-        print(f"  Evaluations on these data after training so far: {looks_at(result)}")
+        print(
+            f"  Evaluations on these data after training so far: {result.looks}, by the trial log."
+        )
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
     shown["symbols"] = list(result.weights.columns)
     shown["trained_symbols"] = run and trained_symbols(run)
     return shown | {"seed": run and run.selected, "looks": result.looks, "out": out and str(out)}
-
-
-def looks_at(result: Any) -> str:
-    """State how often these years were evaluated, also before there was a trial log."""
-    from nca_trader.runs.trials import earlier_looks
-
-    first, last = (str(result.equity.index[end])[:19] for end in (0, -1))
-    earlier = earlier_looks(result.targets.columns, first, last)
-    shipped = f", at least {earlier} of them before this trial log" if earlier else ""
-    return f"{result.looks}, by the trial log{shipped}."
 
 
 def show(result: Any) -> dict[str, Any]:

@@ -12,25 +12,8 @@ import pathlib
 from typing import Any
 
 from nca_trader.cli.options import READING, agent_of, limits_of, overrides, params_of
+from nca_trader.config.agent import RULES
 from nca_trader.errors import BarError, ConfigError, RunError, argument
-
-# The rules of `nca_trader.agents.rules`, named here because its import takes jax.
-STRATEGIES = (
-    "always_flat",
-    "breakout",
-    "buy_and_hold",
-    "cross_sectional_momentum",
-    "equal_weight",
-    "forecaster",
-    "half_and_half",
-    "mean_reversion",
-    "momentum",
-    "random",
-    "sma_cross",
-    "time_series_momentum",
-    "tuned_sma",
-    "volatility_hold",
-)
 
 
 def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True) -> None:
@@ -41,7 +24,7 @@ def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True
         "--strategy",
         metavar="NAME|FILE.py:NAME",
         help="your own strategy or function of bars in a file, which is run, or a rule: "
-        + ", ".join(STRATEGIES),
+        + ", ".join(RULES),
     )
 
 
@@ -63,7 +46,7 @@ def check(args: argparse.Namespace) -> None:
       ConfigError, BarError, RunError: for the first fault.
     """
     from nca_trader.config import EnvConfig
-    from nca_trader.config.env import Costs
+    from nca_trader.config.account import Costs
     from nca_trader.config.toml import read_preset
     from nca_trader.optimum.entry import entry_of
 
@@ -277,7 +260,7 @@ def check_strategy(name: str, features: bool = False) -> None:
     if file.endswith(".py"):
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file}: no such file; check the path.")
-    elif name not in STRATEGIES:
+    elif name not in RULES:
         from nca_trader.config.extensions import origin_of
 
         if origin_of("strategies", name) is not None:
@@ -285,6 +268,6 @@ def check_strategy(name: str, features: bool = False) -> None:
         more = "feature:NAME names a feature, cost:NAME a cost, " if features else ""
         raise ConfigError(
             f"{name if features else argument('strategy', name)}: no such rule; "
-            f"{nearest(name, STRATEGIES)}There are {', '.join(STRATEGIES)}; {more}FILE.py:NAME "
+            f"{nearest(name, RULES)}There are {', '.join(RULES)}; {more}FILE.py:NAME "
             "or module:name your own."
         )

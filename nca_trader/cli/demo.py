@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from nca_trader.cli import stop_on_signal, stopped
-from nca_trader.cli.backtest import looks_at
 from nca_trader.cli.demo_bars import DemoJob, job_of
 from nca_trader.cli.options import COUNT, add_options, typed
 from nca_trader.cli.train import selection_line
@@ -352,30 +351,19 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     """Return what else a reader should know of the mean agent: name and finding."""
     from nca_trader.agents.baselines import MATCHED
     from nca_trader.agents.policy import num_parameters
-    from nca_trader.evaluate.stress import break_even_cost, timing_test
     from nca_trader.evaluate.wording import decimal
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
-    # The cost per trade at which the gross return is spent exactly.
-    even, paid = break_even_cost(agent), agent.charged.commission + agent.charged.slippage
-    costs = (
-        f"It earns nothing where trades cost {1e4 * even:.1f} bp; {1e4 * paid:g} bp are charged."
-    )
-    # Written with `not`, so that a NaN counts as no break-even.
-    if not even > 0.0:
-        costs = "It loses before costs, so that no cost is low enough."
     parameters = num_parameters(run.each)
     # Seeds see the same bars: they count once.
     ratio = run.manifest.data.rows / parameters
     warning = "" if ratio >= 1.0 else " WARNING: below 1, it can memorise the noise."
     return [
-        ("Evaluations on the test span", looks_at(agent)),
+        ("Evaluations on the test span", f"{agent.looks}, by the trial log."),
         (
             "The same exposure without its timing",
             f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",
         ),
-        ("Timing, by permutation", timing_test(agent).sentence),
-        ("Break-even costs", costs),
         (
             "Independent bars per parameter",
             f"{ratio:.2g} ({run.manifest.data.rows:,} bars, {parameters:,} parameters).{warning}",

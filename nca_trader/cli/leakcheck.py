@@ -6,12 +6,12 @@ import argparse
 from typing import Any
 
 from nca_trader.cli import fail_check
-from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import COUNT, READING, add_options, params_of, reading_options, real
+from nca_trader.config.agent import RULES
 
 NOTE = (
     "STRATEGY is a rule ("
-    + ", ".join(STRATEGIES)
+    + ", ".join(RULES)
     + "), feature:NAME, cost:NAME, or FILE.py:NAME, your own "
     "code, which is run: a function of nca.Bars that returns one row per bar, a Strategy, a "
     "Feature, or a function of --param alone that returns a Strategy or a Feature. Exit code 0: "

@@ -109,6 +109,7 @@ SHARED: dict[str, dict[str, Any]] = {
         "max_orders_per_minute, price_collar, max_daily_loss or max_drawdown, e.g. "
         "max_drawdown=0.2",
     },
+    "delay": {"type": int, "metavar": "BARS", "help": "every order is late by so many"},
     "symbol": {"help": "of a file that holds several"},
     "timezone": {"help": "of times without an offset, e.g. America/New_York"},
     "repair": {
@@ -172,27 +173,27 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def account_of(args: argparse.Namespace, env: Any, limits: bool) -> tuple[Any, dict[str, Any]]:
-    """Return the costs and the rules of an account: an environment's, with what was given.
+def account_of(args: argparse.Namespace, env: Any = None, usual: Any = None) -> Any:
+    """Return the `AccountConfig` of a command: what its options give, over an environment's.
 
     Args:
       args: with the options `ACCOUNT`.
-      env: the `EnvConfig` whose costs they are.
-      limits: whether its rules are meant too; otherwise only `--fill` and `--order` are returned.
+      env: the `EnvConfig` of `--env`, whose account is meant whole; None without.
+      usual: the `EnvConfig` of a run, whose costs stay where an option gives another one.
     """
-    from nca_trader.envs.account.state import rules_of
-    from nca_trader.types import Costs
+    from nca_trader.config.account import AccountConfig, Costs
 
     # Only what was given replaces the environment's. 0 is a cost, too.
-    given = {name: getattr(args, name) for name in ACCOUNT if getattr(args, name) is not None}
+    names = (*ACCOUNT, "delay")
+    given = {name: x for name in names if (x := getattr(args, name, None)) is not None}
     costs = {name: given.pop(name) for name in ("commission", "slippage") if name in given}
     # An option is repeated for each limit; the account takes one `Limits`.
     if given.pop("limit", None):
         given["risk"] = limits_of(args)
-    rules = rules_of(env)._asdict() if limits else {}
-    # None, unless a cost was given: a blend then takes the costs of its runs.
-    named = limits or costs or env.costs != Costs()
-    return dataclasses.replace(env.costs, **costs) if named else None, rules | given
+    if costs:
+        config = env or usual
+        given["costs"] = dataclasses.replace(config.costs if config else Costs(), **costs)
+    return dataclasses.replace(env.account if env else AccountConfig(), **given)
 
 
 def limits_of(args: argparse.Namespace) -> Any:
@@ -201,7 +202,7 @@ def limits_of(args: argparse.Namespace) -> Any:
     Raises:
       ConfigError: all that is wrong with them.
     """
-    from nca_trader.config.env import Limits
+    from nca_trader.config.account import Limits
 
     given = _named(args.limit, "limit", "max_drawdown=0.2")
     return Limits(**given) if given else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import time
 from collections import Counter
@@ -68,7 +69,6 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
             args.journal,
             broker=args.broker,
             start=args.start,
-            capital=args.capital,
             stop=_paced(stop, args.speed),
             reading=reading_options(args),
             warmup=args.warmup,
@@ -153,20 +153,20 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
     # Before jax is imported, which reads it: a step's programs are so small that handing them to
     # another thread takes longer than they do. The results are the same.
     os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")
-    from nca_trader.config import EnvConfig
     from nca_trader.envs import load_env
     from nca_trader.evaluate.subjects import subject_of
     from nca_trader.runs.exported import read_run
 
     if args.run_dir:
         # Allowed here, it is signed, or remembered by this process.
-        env = read_run(args.run_dir, seed=args.seed, allow_code=args.allow_code).env_config
+        run = read_run(args.run_dir, seed=args.seed, allow_code=args.allow_code)
+        what: Any = args.run_dir
+        account = account_of(args, usual=run.env_config)
     else:  # without --env nothing costs, and nothing limits its weights
-        env = EnvConfig(max_gross=None) if args.env is None else load_env(args.env)
-    costs, rules = account_of(args, env, bool(args.env))
-    rules.pop("capital", None)  # the account has --capital
-    what = args.run_dir or subject_of(args.strategy, params_of(args))
-    return what, {"seed": args.seed, "force_agent": args.force_agent, "costs": costs, **rules}
+        what = subject_of(args.strategy, params_of(args))
+        account = account_of(args, args.env and load_env(args.env))
+    account = dataclasses.replace(account, capital=getattr(args, "capital", None))
+    return what, {"seed": args.seed, "force_agent": args.force_agent, "account": account}
 
 
 def add_halt_options(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,6 @@ import argparse
 import pathlib
 from typing import Any
 
-from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import (
     ACCOUNT,
     COUNT,
@@ -17,6 +16,7 @@ from nca_trader.cli.options import (
     load_experiment,
     typed,
 )
+from nca_trader.config.agent import RULES
 from nca_trader.progress import say
 
 NOTE = (
@@ -40,7 +40,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="NAME|FILE.py:NAME",
         help="a function of parameters that returns a strategy, or of bars and parameters, in a "
-        "file, which is run; or a rule: " + ", ".join(STRATEGIES),
+        "file, which is run; or a rule: " + ", ".join(RULES),
     )
     parser.add_argument(
         "--grid",
@@ -54,7 +54,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", type=COUNT, metavar="N", help="draw N combinations")
     parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))
     parser.add_argument("--precision", choices=("f32", "f64"), default="f32")
-    add_options(parser, *ACCOUNT)
+    add_options(parser, *ACCOUNT, "delay")
     parser.add_argument(
         "--tails", action="store_true", help="add value at risk, shortfall, tail ratio and omega"
     )
@@ -71,7 +71,6 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 
 def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     """Run the sweep; return its rows and the verdict."""
-    from nca_trader.config import EnvConfig
     from nca_trader.config.spans import parse_grid
     from nca_trader.evaluate.combinations import combinations_of
     from nca_trader.evaluate.subjects import member_of
@@ -82,14 +81,13 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     rule = member_of(args.strategy)
     # Refused before the bars are read.
     combinations_of(rule, grid, args.sample, method or "sobol", seed)
-    # A sweep has no environment; this one's costs are zero.
-    costs, rules = account_of(args, EnvConfig(), False)
+    account = account_of(args)
     bars = load_bars(args)
     table = sweep(
         bars,
         rule,
         grid,
-        costs,
+        account=account,
         precision=args.precision,
         sample=args.sample,
         method=method or "sobol",
@@ -98,7 +96,6 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
         resume=args.resume,
         trials=args.trials,
         workers=args.workers,
-        **rules,
     )
     # NaN sorts last: a combination that never trades is not the best.
     best = table.sort_values("sharpe", ascending=False)[:BEST]
@@ -109,9 +106,9 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
         out = pathlib.Path(args.out)
         if out.suffix == ".html":
             names = ("strategy", "grid", "data", *READING, "sample", "method", "seed", "tails")
-            names += ("precision", *ACCOUNT, "trials", "out")
+            names += ("precision", *ACCOUNT, "delay", "trials", "out")
             command = typed("sweep", **{name: getattr(args, name) for name in names})
-            write_best(bars, rule, table, out, command, {"costs": costs, **rules})
+            write_best(bars, rule, table, out, command, account)
         elif out.suffix == ".parquet":
             table.to_parquet(out, index=False)
         else:
@@ -122,7 +119,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_best(
-    bars: Any, rule: Any, table: Any, out: pathlib.Path, command: str, account: dict[str, Any]
+    bars: Any, rule: Any, table: Any, out: pathlib.Path, command: str, account: Any
 ) -> None:
     """Write the page of the best combination with the table of all, or of the table alone.
 
@@ -132,7 +129,7 @@ def write_best(
       table: of the sweep.
       out: path of the page.
       command: that makes it again.
-      account: costs and limits of `nca.backtest`.
+      account: an `AccountConfig`.
     """
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.report.page import report
@@ -143,7 +140,7 @@ def write_best(
         report_sweep(table, out, command=command)
         return
     best = table[table.attrs["parameters"]].to_dict("records")[table["sharpe"].argmax()]
-    result = backtest(bars, candidate(rule, best), **account)
+    result = backtest(bars, candidate(rule, best), account=account)
     report(bars, result, out, sweep=table, command=command)
 
 

@@ -9,7 +9,6 @@ import pathlib
 import re
 from typing import Any
 
-from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import (
     ACCOUNT,
     COUNT,
@@ -21,6 +20,7 @@ from nca_trader.cli.options import (
     params_of,
     typed,
 )
+from nca_trader.config.agent import RULES
 from nca_trader.errors import ConfigError
 
 NOTE = (
@@ -34,7 +34,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
     """Add what is refitted, the spans of the folds, and where results go."""
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
-    names = ", ".join(STRATEGIES)
+    names = ", ".join(RULES)
     what.add_argument("--strategy", help=f"a rule: {names}; or FILE.py:NAME, your own")
     what.add_argument("--agent", help="an agent to train in each fold: preset name or TOML file")
     add_options(
@@ -43,6 +43,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         *READING,
         "param",
         *ACCOUNT,
+        "delay",
         env={"help": "with --agent: the environment; with --strategy: its costs and limits"},
         set={"help": "with --agent: change a field of it, or env.KEY; repeatable"},
         seed={"default": 0, "help": "of all random numbers (default 0)"},
@@ -98,7 +99,6 @@ def _starts(text: str) -> int | tuple[str, ...]:
 def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     """Walk forward; return the folds, the metrics and the verdict."""
     from nca_trader.agents import load_agent
-    from nca_trader.config import EnvConfig
     from nca_trader.config.spans import parse_grid
     from nca_trader.data.synthetic import task_of
     from nca_trader.envs import load_env
@@ -110,23 +110,26 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.types import Bars
 
     # As in `backtest`: without --env a rule's weights are not limited.
-    env = EnvConfig(max_gross=None)
-    if args.env is not None:
-        env = load_env(args.env, overrides(args, "env."))
+    env = None if args.env is None else load_env(args.env, overrides(args, "env."))
     # A synthetic market brings its own bars, and its optimum.
-    source: Any = load_bars(args) if args.data or not env.market else task_of(env, args.seed)
+    if env is not None and env.market and not args.data:
+        source: Any = task_of(env, args.seed)
+    else:
+        source = load_bars(args)
     if args.until is not None:
         if not isinstance(source, Bars):
             raise ConfigError("--until is of bars with dates; give them with --data.")
         source = source.between(None, args.until)
     deployed = None
     if args.deploy is not None:
-        if not args.agent:
+        if not args.agent or env is None:
             raise ConfigError("--deploy is of an agent; give --agent and --env of the run.")
         # Opened before the folds are trained: a wrong path should cost no hours.
         agent = load_agent(args.agent, overrides(args, ""))
         deployed = Run(args.deploy, force_agent=True, allow_code=own_names(env, agent))
-    costs, more = account_of(args, env, bool(args.env and args.strategy))
+    # An agent's folds have the environment's account by themselves.
+    account = account_of(args, env if args.strategy else None, env)
+    more: dict[str, Any] = {}
     if args.agent:
         subject: Any = load_agent(args.agent, overrides(args, ""))
         more |= {"env": env, "seeds": args.seeds, "steps": args.steps, "seed": args.seed}
@@ -140,7 +143,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     names = ("train", "test", "purge", "embargo", "scheme", "metric")
     more |= {name: getattr(args, name) for name in (*names, "folder", "workers", "track")}
     more["trials"] = args.trials or (None if args.folder else "runs")
-    walk = walk_forward(source, subject, costs, grid=parse_grid(args.grid), **more)
+    walk = walk_forward(source, subject, account=account, grid=parse_grid(args.grid), **more)
     print(walk)
     if deployed is not None:
         walk.deploy(deployed)
@@ -152,7 +155,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     print(folds.to_string(float_format="{:.3f}".format))
     if args.out is not None and args.out.endswith(".html"):
         first = "strategy param agent env set grid seeds seed steps warm_start until deploy".split()
-        own = (*first, *names, "data", *READING, *ACCOUNT, "folder", "trials")
+        own = (*first, *names, "data", *READING, *ACCOUNT, "delay", "folder", "trials")
         command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})
         bars = getattr(source, "bars", source)
         report(bars, walk.result, args.out, command=command, folds=folds)

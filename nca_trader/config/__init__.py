@@ -6,6 +6,7 @@ them. `nca_trader.envs.load_env` and `nca_trader.agents.load_agent` load them by
 name.
 """
 
+from nca_trader.config.account import AccountConfig
 from nca_trader.config.agent import (
     MAX_NEIGHBOURS,
     AgentConfig,
@@ -16,17 +17,13 @@ from nca_trader.config.agent import (
     PrecisionConfig,
     SelectionConfig,
 )
-from nca_trader.config.env import (
-    DEFAULT_FEATURES,
-    EnvConfig,
-    capital_problems,
-    limit_problems,
-)
+from nca_trader.config.env import DEFAULT_FEATURES, EnvConfig
 from nca_trader.config.learning import CurriculumConfig, LearnerConfig, OptimizerConfig
 
 __all__ = [
     "DEFAULT_FEATURES",
     "MAX_NEIGHBOURS",
+    "AccountConfig",
     "AgentConfig",
     "CheckpointConfig",
     "CurriculumConfig",
@@ -38,6 +35,4 @@ __all__ = [
     "PopulationConfig",
     "PrecisionConfig",
     "SelectionConfig",
-    "capital_problems",
-    "limit_problems",
 ]

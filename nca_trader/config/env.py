@@ -4,129 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from numbers import Real
 from typing import Any, ClassVar
 
+from nca_trader.config.account import (
+    OFF,
+    AccountConfig,
+    Costs,
+    capital_problems,
+    limit_problems,
+)
 from nca_trader.config.extensions import known, split_frame
-from nca_trader.config.ranges import between, one_of, refuse, whole, without_effect
+from nca_trader.config.ranges import (
+    between,
+    one_of,
+    refuse,
+    switched,
+    whole,
+    without_effect,
+)
 from nca_trader.config.strict import strict
 
-# At and above these it is percent that was written for a fraction: no venue charges a tenth.
-IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "interest_borrow": 2.0}
-# Fractions of a price or of notional; amounts without an upper end. Other costs are rates per year.
-FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
-AMOUNTS = ("impact", "fixed_fee")
 MOST_DRAWN = 10_000_000  # bars of a synthetic market, under 2 GiB
-OWN_FIELDS = ("own", "own_scale")  # the last fields of `Costs`
-
-
-@strict
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Costs:
-    """What trading and holding cost; a pytree, so that a compiled backtest takes any costs.
-
-    >>> Costs(commission=5e-4).scaled(2.0).commission
-    0.001
-
-    A fill's price is worse than the bar's by slippage + half_spread + the bars' own half_spread +
-    impact. Rates per year are charged for the time that positions were held, before they change: at
-    each open where orders fill at the next open, at each close where they fill at the close.
-
-    Attributes:
-      commission: fraction of traded notional, e.g. 5e-4 for 5 bp.
-      slippage: fraction of price by which a fill is worse than the bar's price, e.g. 2e-4.
-      half_spread: half the bid-ask spread as a fraction of price, in addition to
-        what the bars quote.
-      impact: square-root impact: the price worsens by `impact * sqrt(units / volume of the bar)`,
-        a fraction of price; needs `capital`.
-      fixed_fee: money per fill, whatever its size; needs `capital`.
-      borrow_fee: per year, fraction of the value that is sold short.
-      interest_lend, interest_borrow: per year, on cash that is held, and on cash that is owed.
-      funding: per year, fraction of the position's value that a long pays and a short receives.
-      liquidation_fee: fraction of notional that a forced liquidation pays on top.
-      own: costs of your own, as "module:name" or as functions; each worsens the price by the
-        fraction that it returns, see docs/guides/extend.md. own_scale: the factor on them that
-        `scaled` sets; None is 1.
-    """
-
-    OWN: ClassVar = {"own": "costs"}  # may name your own code
-
-    commission: float = 0.0
-    slippage: float = 0.0
-    half_spread: float = 0.0
-    impact: float = 0.0
-    fixed_fee: float = 0.0
-    borrow_fee: float = 0.0
-    interest_lend: float = 0.0
-    interest_borrow: float = 0.0
-    funding: float = 0.0
-    liquidation_fee: float = 0.0
-    # None is left out of a record, so records without own costs are as they always were.
-    own: tuple[str, ...] | None = None
-    own_scale: float | None = None
-
-    def __post_init__(self):
-        problems = self._own_problems()
-        for field in dataclasses.fields(self)[: -len(OWN_FIELDS)]:
-            name, given = f"costs.{field.name}", getattr(self, field.name)
-            # Types that a file or a caller may hold by mistake; a traced array must pass.
-            if given is None or isinstance(given, str | list | tuple | dict):
-                problems.append(f"{name} = {given!r} is not a number; give one, e.g. 5e-4.")
-            if not isinstance(given, Real):
-                continue  # under a trace the fields are arrays, of values that were checked before
-            value = float(given)
-            if field.name in FRACTIONS and not 0.0 <= value < 1.0:
-                problems.append(f"{name} = {value} is not a fraction in [0, 1); 5 bp is 5e-4.")
-            elif field.name in FRACTIONS and value >= IMPLAUSIBLE.get(field.name, 1.0):
-                problems.append(
-                    f"{name} = {value} is {value:.0%} of what is traded; give a fraction and not "
-                    f"percent: {value}% is {value / 100:g}."
-                )
-            elif field.name in AMOUNTS and not 0.0 <= value < float("inf"):
-                problems.append(f"{name} = {value} is not a number in [0, inf).")
-            elif field.name not in FRACTIONS + AMOUNTS:
-                # Rates may be below 0: interest on cash has been, and funding changes its sign.
-                most = IMPLAUSIBLE.get(field.name, 10.0)
-                if not abs(value) < most:
-                    problems.append(
-                        f"{name} = {value} is not a rate per year within {most:g}; give a fraction "
-                        "and not percent: 3% per year is 0.03."
-                    )
-        refuse(problems)
-        if self.own is not None:  # a list, as JSON has it, cannot decide what is compiled
-            object.__setattr__(self, "own", tuple(self.own))
-
-    def _own_problems(self) -> list[str]:
-        own, scale = self.own, self.own_scale
-        if own is None:
-            return [] if scale is None else ["costs.own_scale has no effect without costs.own."]
-        if isinstance(own, str) or not own:
-            what = "isn't a list of names; leave it out, or give ['mine:fee']"
-            return [f"costs.own = {own!r} {what}."]
-        problems = [f"costs.{problem}" for problem in known(self, "own", "costs", ())]
-        if len(set(own)) < len(own):
-            problems.append(f"costs.own = {list(own)} names a cost twice; name each once.")
-        if isinstance(scale, Real) and not 0.0 <= float(scale) < float("inf"):
-            problems.append(f"costs.own_scale = {scale} is not a number in [0, inf).")
-        return problems
-
-    @property
-    def carries(self) -> bool:
-        """Whether holding costs or earns anything at a rate per year."""
-        # An account without them compiles a step that knows no time, which is shorter.
-        rates = (self.borrow_fee, self.interest_lend, self.interest_borrow, self.funding)
-        return any(rate != 0.0 for rate in rates)
-
-    def scaled(self, factor: Any) -> Costs:
-        """Return the costs of trading and borrowing times `factor`; income and funding stay."""
-        kept = ("interest_lend", "funding", *OWN_FIELDS)
-        # In the order of the fields, so that every process compiles the same program.
-        names = [field.name for field in dataclasses.fields(self) if field.name not in kept]
-        changed = {name: factor * getattr(self, name) for name in names}
-        if self.own:
-            changed["own_scale"] = factor * (1.0 if self.own_scale is None else self.own_scale)
-        return dataclasses.replace(self, **changed)
-
 
 # No calendar: on daily bars an agent would memorise single days by it.
 DEFAULT_FEATURES = (
@@ -143,7 +41,6 @@ DEFAULT_FEATURES = (
     "range",
     "drawdown",
 )
-SIZES = ("volatility_target", "volatility_span", "volatility_floor", "size_cap")
 ACTIONS = ("direction", "orders", "weights")
 SESSIONS = ("every_day", "fx_week", "new_york")
 REWARDS = ("log_return", "pnl", "differential_sharpe", "drawdown", "mean_variance", "crra")
@@ -155,29 +52,6 @@ REWARDS_WITH = {
     "drawdown_penalty": ("drawdown",),
     "sharpe_decay": ("differential_sharpe",),
 }
-
-
-def limit_problems(rules: Any) -> Iterator[str]:
-    """Yield the problems of the trading limits of an `EnvConfig`, or of an account's rules."""
-    yield from between(rules, "(0, inf)", "max_gross", "max_net", "capital")
-    yield from between(rules, "(0, 1]", "maintenance_margin", "max_participation")
-    yield from between(rules, "[0, inf)", "lot", "tick", "min_notional", "dead_band")
-    yield from between(rules, "(0, inf)", "volatility_target", "volatility_floor", "size_cap")
-    yield from between(rules, "[0, 1]", "delist_haircut")
-    yield from whole(rules, 1, "delist_after")
-    yield from whole(rules, 2, "volatility_span")
-
-
-def capital_problems(rules: Any, costs: Costs) -> Iterator[str]:
-    """Yield one problem if `capital` is None and a limit or cost is an amount of money."""
-    if rules.capital is not None:
-        return
-    # Units and prices in money: without a capital an account has neither.
-    names = [name for name in ("lot", "tick", "min_notional") if getattr(rules, name)]
-    names += ["max_participation"] * (rules.max_participation is not None)
-    names += [f"costs.{name}" for name in ("fixed_fee", "impact") if getattr(costs, name)]
-    if names:
-        yield f"capital=None, but {', '.join(names)} need money; give capital, e.g. 100000."
 
 
 @strict
@@ -311,7 +185,7 @@ class EnvConfig:
             # As for files: a run from elsewhere must not fill the memory.
             *whole(self, 2, "market_bars", most=MOST_DRAWN),
             *limit_problems(self),
-            *capital_problems(self, self.costs),
+            *capital_problems(self),
         ]
         # Refused and not ignored: such an agent would be trained on costs other than those it pays.
         if self.reward == "pnl":  # a sum of returns and trading costs: no equity, no margin
@@ -358,64 +232,40 @@ class EnvConfig:
         if self.size is not None and self.max_gross is not None and self.size > self.max_gross:
             refuse(f"size={self.size} is above max_gross={self.max_gross}; raise max_gross.")
 
+    @property
+    def account(self) -> AccountConfig:
+        """What an account is given in this environment, complete; see `complete_account`."""
+        names = {field.name for field in dataclasses.fields(AccountConfig)} & vars(self).keys()
+        # None sets no limit here, and is "not given" there.
+        given: dict[str, Any] = {n: getattr(self, n) for n in names}
+        given = {n: OFF.get(n) if x is None else x for n, x in given.items()}
+        return AccountConfig(floor=self.ruin_floor, delay=0, **given)
+
+    def with_account(self, given: AccountConfig) -> EnvConfig:
+        """Return this environment with what an account is given in the place of its own.
+
+        Raises:
+          ConfigError: a delay or limits of risk, which environments do not have; another field that
+            does not fit the environment.
+        """
+        values = {name: None if OFF.get(name) == x else x for name, x in given.given.items()}
+        refuse(
+            f"{name} is of backtests and paper trading, and no environment has it; leave it out."
+            for name in ("delay", "risk")
+            if values.pop(name, None)
+        )
+        if "floor" in values:
+            values["ruin_floor"] = values.pop("floor")
+        return switched(self, **values)
+
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
         """Yield each field without effect given the values `given`, and what it needs."""
         for name, rewards in REWARDS_WITH.items():
             if given.reward in REWARDS and given.reward not in rewards:
                 yield name, f"reward={' or '.join(map(repr, rewards))}"
-        if given.delist_after is None:
-            yield "delist_haircut", "delist_after"
-        if given.sizing == "fixed":
-            for name in SIZES:
-                yield name, "sizing='volatility'"
+        yield from AccountConfig.idle(given)
         if not given.market:
             yield "market_bars", "a market"
         if not any(split_frame(name)[0] for name in given.features):
             yield "sessions", 'a feature of a slower time frame, e.g. "1h:rsi"'
-
-
-MOST_ORDERS = 10_000  # per minute: each is remembered
-
-
-@strict
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What trading may never exceed, the same in a backtest and on paper; None sets no limit.
-
-    Limits are on what is ordered: a position that the market moved above its limit is not cut. A
-    target that is too large is cut. An order that is denied is not tried again by itself. A loss
-    halts: orders are withdrawn and nothing is ordered any more; positions stay as they are.
-
-    >>> Limits(max_drawdown=0.2).max_order is None
-    True
-
-    Attributes:
-      max_position: of |weight| in one asset, as a fraction of equity.
-      max_gross: of the sum of |weight|.
-      max_order: of |target - weight held| of one order. It wins over `max_position` and
-        `max_gross`: a position above them comes down in several orders.
-      max_orders_per_minute: new orders in 60 s of bars' time. Those that make a position smaller
-        come first.
-      price_collar: no order in an asset whose close is further from the close before, as a
-        fraction of it.
-      max_daily_loss: halts where equity is lower, by more than this fraction, than at the last
-        close of the day before, UTC.
-      max_drawdown: halts where equity is lower, by more than this fraction, than its highest close.
-    """
-
-    max_position: float | None = None
-    max_gross: float | None = None
-    max_order: float | None = None
-    max_orders_per_minute: int | None = None
-    price_collar: float | None = None
-    max_daily_loss: float | None = None
-    max_drawdown: float | None = None
-
-    def __post_init__(self):
-        sizes = ("max_position", "max_gross", "max_order", "price_collar")
-        refuse(
-            between(self, "(0, inf)", *sizes),
-            between(self, "(0, 1)", "max_daily_loss", "max_drawdown"),
-            whole(self, 1, "max_orders_per_minute", most=MOST_ORDERS),
-        )

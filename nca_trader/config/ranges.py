@@ -11,10 +11,10 @@ import dataclasses
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from nca_trader.errors import ConfigError, argument
 
@@ -43,7 +43,7 @@ def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iter
     """Check that the fields are whole numbers from `least` to `most`; None where declared."""
     for name in names:
         value = getattr(config, name)
-        if value is None and _optional(config, name):
+        if _is_unset(config, name, value):
             continue
         # Python's True is an Integral too. Numpy's integers pass.
         if isinstance(value, bool) or not isinstance(value, Integral):
@@ -62,7 +62,7 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
     low, high = (float(end) for end in interval[1:-1].split(","))
     for name in names:
         value = getattr(config, name)
-        if value is None and _optional(config, name):
+        if _is_unset(config, name, value):
             continue
         # NaN fails both comparisons.
         number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
@@ -72,10 +72,13 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
             yield f"{name}={value!r} is outside its range; give a number in {interval}."
 
 
-def _optional(config: Any, name: str) -> bool:
-    """Return whether a field of a dataclass or a named tuple is declared as `... | None`."""
+def _is_unset(config: Any, name: str, value: Any) -> bool:
+    """Whether a value sets nothing: None where declared, or what the config names in `OFF`."""
+    off = getattr(config, "OFF", {})
     # Annotations are text here, since the modules of configs postpone them.
-    return "None" in str(type(config).__annotations__[name])
+    may = getattr(type(config), name, 0) is None  # its default
+    unset = value is None and (may or "None" in str(type(config).__annotations__[name]))
+    return unset or (name in off and value == off[name])
 
 
 def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:
@@ -104,16 +107,21 @@ def divides(name: str, value: int, of_name: str, of: int) -> Iterator[str]:
         yield f"{name}={value} does not divide {of_name}={of}; the nearest that does is {near}."
 
 
-def without_effect(config: Any) -> Iterator[str]:
+def without_effect(
+    config: Any, given: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None
+) -> Iterator[str]:
     """Check that fields without effect are at their defaults.
 
     Args:
       config: a dataclass with `idle(given)`, which yields the name of each field that changes
         nothing given the values `given`, and the setting that it needs.
+      given: the values that are checked, by name; None are all.
+      defaults: None are those of the class.
     """
-    defaults = defaults_of(type(config))
+    values = vars(config) if given is None else given
+    defaults = defaults_of(type(config)) if defaults is None else defaults
     for name, needs in config.idle(config):
-        if (value := getattr(config, name)) != defaults[name]:
+        if (value := values.get(name, defaults[name])) != defaults[name]:
             yield (
                 f"{name}={value!r} has no effect without {needs}; leave it out (its default is "
                 f"{defaults[name]!r}), or give {needs}."
@@ -174,6 +182,30 @@ def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> N
     ]
     hint = f"; {name} and {swapped[0]} look swapped" if swapped else ""
     raise ConfigError(f"{argument(name)} is {described(value)}{hint}; give {accepted}.")
+
+
+def taken(name: str, cls: type[T], whole: T | None, given: dict[str, Any]) -> T:
+    """Return settings that a caller gives as one object, or by the names of its fields.
+
+    Args:
+      name: of the argument that takes the object.
+      cls: a dataclass.
+      whole: the object; None where it is not given.
+      given: keyword arguments; the fields of `cls` are taken out.
+
+    Raises:
+      ConfigError: `whole` is another object, or both are given.
+    """
+    fields = dataclasses.fields(cast(Any, cls))
+    own = {f.name: given.pop(f.name) for f in fields if f.name in given}
+    if whole is None:
+        return cls(**own)
+    expect(name, whole, cls, f"nca.{cls.__name__}(...)")
+    if own:
+        raise ConfigError(
+            f"{argument(name)} is given, and {', '.join(own)} as well; give one of the two."
+        )
+    return whole
 
 
 def moment(date: Any, name: str = "date") -> Any:

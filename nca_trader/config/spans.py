@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from nca_trader.config.agent import AgentConfig
 from nca_trader.config.ranges import expect, moment, nearest
@@ -18,7 +18,6 @@ from nca_trader.config.records import loads
 from nca_trader.config.toml import read_preset
 from nca_trader.errors import ConfigError, argument
 
-T = TypeVar("T")
 SCHEMES = ("rolling", "expanding")
 # By which a train span may choose: a larger value is better.
 METRICS = ("sharpe", "sortino", "calmar", "cagr", "total_return", "hit_rate", "max_drawdown")
@@ -99,30 +98,6 @@ class Training:
         for name in names:
             if getattr(self, name) not in (None, False, 0):
                 raise ConfigError(f"{argument(name)}: {why}; leave it out.")
-
-
-def taken(name: str, cls: type[T], whole: T | None, given: dict[str, Any]) -> T:
-    """Return settings that a caller gives as one object, or by the names of its fields.
-
-    Args:
-      name: of the argument that takes the object.
-      cls: a dataclass.
-      whole: the object; None where it is not given.
-      given: keyword arguments; the fields of `cls` are taken out.
-
-    Raises:
-      ConfigError: `whole` is another object, or both are given.
-    """
-    fields = dataclasses.fields(cast(Any, cls))
-    own = {f.name: given.pop(f.name) for f in fields if f.name in given}
-    if whole is None:
-        return cls(**own)
-    expect(name, whole, cls, f"nca.{cls.__name__}(...)")
-    if own:
-        raise ConfigError(
-            f"{argument(name)} is given, and {', '.join(own)} as well; give one of the two."
-        )
-    return whole
 
 
 def check_spans(spans: Spans) -> None:

@@ -50,9 +50,8 @@ def strict(cls: type[T]) -> type[T]:
         for key in getattr(cls, "OWN", {}):
             values = _by_name(values, key)
         # Numbers are checked by their ranges; a Python caller may give anything else as well.
-        refuse(
-            filter(None, (_of_type(key, value, types_of()[key]) for key, value in values.items()))
-        )
+        given = {k: x for k, x in values.items() if x is not None or fields[k] is not None}
+        refuse(filter(None, (_of_type(key, x, types_of()[key]) for key, x in given.items())))
         build(self, **values)
 
     cls.__init__ = init

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config import MAX_NEIGHBOURS, EnvConfig
+from nca_trader.config import MAX_NEIGHBOURS, AccountConfig, EnvConfig
 from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import rewards
-from nca_trader.envs.account.state import Legs, Rules, legs_of
+from nca_trader.envs.account.state import Legs, legs_of
 from nca_trader.envs.actions import SCHEMES
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
@@ -33,12 +33,12 @@ MOST_LEAD = 5  # bars, by which an asset is seen to lead another
 class Dynamics(NamedTuple):
     """The static part of an environment: actions, rewards and rules of an account.
 
-    config: as given. spec: what a policy needs to know. rules: how orders fill.
+    config: as given. spec: what a policy needs to know. rules: what an account is given.
     """
 
     config: EnvConfig
     spec: EnvSpec
-    rules: Rules
+    rules: AccountConfig
 
 
 @jax.tree_util.register_dataclass
@@ -88,7 +88,7 @@ def market_of(
     # Returns are computed in float64, where the digits of a price are, and cast last.
     legs = jax.tree.map(
         lambda leg: leg if leg.dtype == bool else leg.astype(np.float32),
-        legs_of(bars, dynamics.config.costs, dynamics.rules),
+        legs_of(bars, dynamics.rules),
     )
     volatility = volatility_of(legs)
     if shards is None:

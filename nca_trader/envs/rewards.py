@@ -16,11 +16,11 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from nca_trader.config import EnvConfig
+from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.config.ranges import described
 from nca_trader.config.registry import Registry
 from nca_trader.envs.account.costs import examined
-from nca_trader.envs.account.state import Account, Legs, Rules, open_account
+from nca_trader.envs.account.state import Account, Legs, open_account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 
@@ -334,7 +334,7 @@ def own_reward(value: Any, name: str) -> Reward:
     return value
 
 
-def check_own(config: EnvConfig, spec: EnvSpec, rules: Rules, num_bars: int) -> None:
+def check_own(config: EnvConfig, spec: EnvSpec, rules: AccountConfig, num_bars: int) -> None:
     """Compute your own reward of one step, in shapes alone.
 
     Raises:
@@ -347,7 +347,7 @@ def check_own(config: EnvConfig, spec: EnvSpec, rules: Rules, num_bars: int) -> 
         account = begun(spec, open_account(weight, rules))
         legs = Legs(weight, weight, jnp.ones(weight.shape, bool))
         kept = account.memory.kept if spec.memory else None
-        step = Step(weight.sum(), weight, weight, legs, config.costs, 1.0, kept)
+        step = Step(weight.sum(), weight, weight, legs, rules.costs, 1.0, kept)
         remembered(spec, account)
         return reward_of(config, spec, step)
 

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config import EnvConfig
+from nca_trader.config import AccountConfig, EnvConfig
+from nca_trader.config.account import PLAIN
 from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Shards
 from nca_trader.data.synthetic import Task, task_of
@@ -28,10 +29,8 @@ from nca_trader.envs.account.fills import capped
 from nca_trader.envs.account.state import (
     Account,
     Legs,
-    Rules,
     log_return,
     open_account,
-    rules_of,
 )
 from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.account.step import place as place_order
@@ -143,20 +142,21 @@ def transition(
       The episode at the close of bar t + 1, and the step's reward `[]`.
     """
     config, spec, rules = dynamics
-    before, costs, scale = episode.account, config.costs, 1.0
+    before, scale = episode.account, 1.0
     if episode.cost_scale is not None:
         scale = episode.cost_scale
-        costs, now, following = costs.scaled(scale), now.at_cost(scale), following.at_cost(scale)
+        now, following = now.at_cost(scale), following.at_cost(scale)
+        rules = dataclasses.replace(rules, costs=rules.costs.scaled(scale))
     # From the weights last ordered and not from those held, which drift with prices.
     target = actions.to_target(spec, action, before.ordered, before.base)
-    placed, _ = place_order(before, target, now.at_close, costs, rules)
-    after, _ = on_bar(placed, following, costs, rules)
+    placed, _ = place_order(before, target, now.at_close, rules)
+    after, _ = on_bar(placed, following, rules)
     step = rewards.Step(
         log_return(before, after),
         capped(before.ordered, rules),
         capped(placed.ordered, rules),
         following,
-        costs,
+        rules.costs,
         scale,
         before.memory.kept if spec.memory else None,
     )
@@ -200,10 +200,10 @@ def begin(dynamics: Dynamics, key: Array, first: Legs | None = None) -> Episode:
             ]
         # Filled by the account's own rules, at no cost: the targets of several assets may together
         # exceed `max_gross` or cash, and no account could then hold them.
-        free = Rules(fill="close", max_gross=config.max_gross, max_net=config.max_net)
-        free = free._replace(borrow=config.borrow)
+        caps = {name: getattr(rules, name) for name in ("max_gross", "max_net", "borrow")}
+        free = dataclasses.replace(PLAIN, fill="close", **caps)
         there = Legs(target, target, jnp.ones(shape, bool), size=size).at_close
-        account = place_order(account, target, there, Costs(), free)[0]
+        account = place_order(account, target, there, free)[0]
     account = begun(spec, account)
     if first is not None and first.base is not None:
         account = account._replace(base=jnp.asarray(first.base, account.weight.dtype))
@@ -368,10 +368,10 @@ class TradingEnv:
             )
         # Before the features, which take the longest.
         rewards.check_paid(config, bars, spec.size)
-        rewards.check_own(config, spec, rules_of(config), len(bars))
+        rewards.check_own(config, spec, config.account, len(bars))
         actions.check_own(spec, len(bars))
         self.features = features_of(bars, config, states[1], spec.bar_seconds)
-        dynamics = Dynamics(config, spec, rules_of(config))
+        dynamics = Dynamics(config, spec, config.account)
         self.market = market_of(bars, self.features, dynamics, self.shards)
         # The market of shards stays on the host: training puts one after the other on the devices.
         if self.shards is None:
@@ -447,8 +447,8 @@ class TradingEnv:
         return self.dynamics.config.costs
 
     @property
-    def rules(self) -> Rules:
-        """The rules of the account."""
+    def rules(self) -> AccountConfig:
+        """What an account is given."""
         return self.dynamics.rules
 
     def begin(self, key: Array) -> Episode:

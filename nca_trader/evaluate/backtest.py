@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.blend import own_costs, parts_of
-from nca_trader.agents.strategy import (
-    Strategy,
-    refuse_delay,
-    sized_once,
-    weights_until_sized,
-)
+from nca_trader.agents.blend import parts_of
+from nca_trader.agents.strategy import Strategy, sized_once, weights_until_sized
 from nca_trader.agents.targets import (
-    LARGEST,
     as_targets,
     cut_of,
     in_force,
+    largest_weight,
     late,
     needs_account,
     refuse_no_targets,
     strategy_targets,
 )
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.ranges import expect
 from nca_trader.data.synthetic import Task
 from nca_trader.data.time_frames import refuse_other_length
-from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import BarError, argument, in_a_command, logger
 from nca_trader.evaluate import metrics, trades
 from nca_trader.evaluate.attribution import earned
@@ -60,14 +55,14 @@ def backtest(
     fill: str | None = None,
     order: str | None = None,
     *,
+    account: AccountConfig | None = None,
     start: str | None = None,
     stop: str | None = None,
     name: str | None = None,
-    delay: int = 0,
     look: bool = True,
     check: bool = True,
     trials: str | os.PathLike[str] | None = None,
-    **limits: Any,
+    **settings: Any,
 ) -> Result:
     """Run `targets` over `bars` and account for every bar in float64.
 
@@ -77,18 +72,18 @@ def backtest(
         function of bars that returns such weights, row t decided with bars up to t; or a `Run`,
         whose agents take their most probable actions; the mean of their orders is traded, or the
         baseline that its deployment.json names.
-      costs: None is what the run trained with, or those of a blend, or no costs.
+      costs: None is what the run trained with, or those of a blend's runs, or no costs.
       fill: "next_open" fills at the open after the decision, so the last target never fills;
         "close" fills at the close that the decision saw, which is idealised. None is the run's,
         or "next_open".
       order: "on_change" trades when the target changes, "rebalance" at each number. None is the
         run's or the strategy's own, and "rebalance" for weights and functions of bars.
+      account: all that the account is given, with costs, fill and order, in one record.
       start: trade from the first bar at or after this date. Bars before it are history for
         warm-up, and the account begins flat with equity 1. Without it a run trades from the first
         bar after those that trained or selected it, if there is one, and a log line says so.
       stop: trade before this date.
       name: for reports.
-      delay: bars by which every order is late. A run decides as if it were not.
       look: whether a run on bars that it has not seen counts as an evaluation on them, in the
         trial log next to its run folder. False is for bars that select among agents.
       check: whether a function of bars runs again on three truncated histories, and is refused
@@ -96,9 +91,11 @@ def backtest(
       trials: project folder whose trial log counts a strategy on these bars, as a sweep does; the
         same targets on the same bars count once. None does not count. Runs are counted where they
         are trained, and at each look.
-      limits: fields of `nca_trader.envs.account.state.Rules` by name, e.g. `max_gross=1.0`, or
-        `capital=1e5, lot=1.0, min_notional=10.0, max_participation=0.1`. A limit that is not
-        given is the run's, or no limit.
+      settings: other fields of `nca.AccountConfig` by name, in the place of the record: max_gross,
+        max_net, borrow, floor, maintenance_margin, capital, lot, tick, min_notional,
+        max_participation, delist_after, delist_haircut, sizing, volatility_target,
+        volatility_span, volatility_floor, size_cap, dead_band, risk, delay. What is not given is
+        the run's, or no limit.
 
     Returns:
       The `Result` over the traded bars.
@@ -108,8 +105,8 @@ def backtest(
         start and stop; bars of symbols that the run does not trade, or too
         few for it to decide.
       ConfigError: an argument of another type, or swapped with another; a strategy that raises; an
-        unknown `fill`, `order` or limit, one outside its range, or one that needs `capital`; an
-        invalid date.
+        unknown field of an account, one outside its range, without effect, or that needs `capital`;
+        an invalid date.
       RunError: the run has no parameters yet, see `Run.params`.
       StateError: the run's parameters are damaged, see `Run.params`.
 
@@ -124,8 +121,7 @@ def backtest(
     accepted = "Bars, e.g. of nca.read_bars, or a synthetic Task"
     expect("bars", bars, Bars | Task, accepted, targets=targets)
     expect("name", name, str | None, "a text")
-    expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
-    refuse_delay(delay)
+    given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
     keep_freed_memory()
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     run = targets if isinstance(targets, Run) else None
@@ -134,27 +130,37 @@ def backtest(
     seen = max((seen_rows(bars, each) for each in runs), default=0) if len(bars) else 0
     if start is None and 0 < seen < len(bars):
         start = _unseen(bars, seen, targets.name)
-    if run is not None and run.replacement is not None:
-        when = {"start": start, "stop": stop, "delay": delay}
-        return _of_replacement(bars, run, costs, fill, order, name, seen, when, limits)
-    span = first, last = _rows(bars, start, stop)
-    costs = costs or (run.env_config.costs if run else own_costs(targets)) or Costs()
     if run is None:
         refuse_no_targets(targets)
-        order = order or (targets.order if isinstance(targets, Strategy) else "rebalance")
-    # Targets alone have no limits, which is parity with vectorbt; a run keeps its environment's.
-    rules = with_limits(rules_of(run.env_config) if run else Rules(), fill, order, costs, limits)
-    done = _simulated(task, targets, _Terms(bars, costs, rules, first, last, delay), check)
+    rules = complete_account(given, targets)
+    if run is not None and run.replacement is not None:
+        return _of_replacement(bars, run, rules, name, seen, start, stop)
+    span = first, last = _rows(bars, start, stop)
+    done = _simulated(task, targets, bars, rules, span, check)
     # Counted here, because a run that was refused above is not an evaluation.
     in_sample, looks = _looked(runs, bars, span, seen, look) if runs else (None, None)
     trace, name = done.trace, name or done.name
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
-    columns = columns_of(trace, index, symbols, costs)
+
+    def again(baseline: Strategy | None = None, **changes: Any) -> Result:
+        known, subject, length = task if run else done.known, done.again, len(done.known)
+        if baseline is not None:
+            known, subject, length = bars, baseline, len(bars)
+        return backtest(
+            known,
+            subject,
+            # Complete, so that a rerun of a strategy's targets trades as the strategy does.
+            account=dataclasses.replace(rules, **changes),
+            start=start,
+            stop=stop if last < length else None,
+            name=name if baseline is None else None,
+            look=False,
+        )
+
     result = Result(
         name=name,
-        **columns,
+        **columns_of(trace, index, symbols, rules.costs),
         logits=done.logits,
-        charged=costs,
         rules=rules,
         bars_per_year=bars.bars_per_year,
         note=bars.note,
@@ -166,18 +172,7 @@ def backtest(
         unchecked=done.unchecked,
         parts=done.parts,
         indicators=targets.indicators if isinstance(targets, Strategy) else None,
-        again=functools.partial(
-            backtest,
-            bars=task if run else done.known,
-            targets=done.again,
-            order=rules.order,
-            start=start,
-            stop=stop if last < len(done.known) else None,
-            name=name,
-            look=False,
-            fill=rules.fill,
-            **limits,
-        ),
+        again=again,
     )
     if trials is not None and run is None:
         result, _ = counted(result, bars, first, trials, "backtest")
@@ -186,17 +181,6 @@ def backtest(
         for caution in result.cautions:
             log.warning("%s: %s", result.name, caution)
     return result
-
-
-class _Terms(NamedTuple):
-    """What every subject is simulated on and with: rows first .. last - 1 of the bars."""
-
-    bars: Bars
-    costs: Costs
-    rules: Rules
-    first: int
-    last: int
-    delay: int
 
 
 class _Simulated(NamedTuple):
@@ -242,52 +226,56 @@ def _rows(bars: Bars, start: str | None, stop: str | None) -> tuple[int, int]:
 def _of_replacement(
     bars: Bars,
     run: Run,
-    costs: Costs | None,
-    fill: str | None,
-    order: str | None,
+    rules: AccountConfig,
     name: str | None,
     seen: int,
-    when: dict[str, Any],
-    limits: dict[str, Any],
+    start: str | None,
+    stop: str | None,
 ) -> Result:
     """Backtest the baseline that is deployed in the place of a run's agent.
 
-    seen: rows of `bars` up to which the run was trained or selected. when: start, stop and delay.
+    seen: rows of `bars` up to which the run was trained or selected.
     """
     rule = run.replacement
     assert rule is not None
-    costs = costs or run.env_config.costs
-    given = with_limits(rules_of(run.env_config), fill, order, costs, limits)._asdict()
     run_on(run, bars)  # refuses bars that its agent could not trade
     # The page must not show a baseline's result under the agent's name.
     named = name or f"{rule.name}, in the place of {run.name}"
-    result = backtest(bars, rule, costs, name=named, **when, **given)
+    result = backtest(bars, rule, account=rules, name=named, start=start, stop=stop)
     # The gate chose it on the bars that selected the agent, so these are in sample for it too.
-    first = 0 if when["start"] is None else bars.row(when["start"], "start")
+    first = 0 if start is None else bars.row(start, "start")
     over = max(min(seen - first, len(result.equity)), 0)
     standing = in_sample_sentence(over, len(result.equity)) if over else "Out of sample."
     notes = [result.note, run.deployment.sentence if run.deployment else ""]
     return dataclasses.replace(result, standing=standing, note=" ".join(filter(None, notes)))
 
 
-def _simulated(task: Bars | Task, targets: Any, terms: _Terms, check: bool) -> _Simulated:
-    """Simulate a run, a blend, or what gives target weights."""
+def _simulated(
+    task: Bars | Task,
+    targets: Any,
+    bars: Bars,
+    rules: AccountConfig,
+    span: tuple[int, int],
+    check: bool,
+) -> _Simulated:
+    """Simulate a run, a blend, or what gives target weights, over rows `span` of `bars`."""
     if isinstance(targets, Run):
-        return _of_run(task, targets, terms)
+        return _of_run(task, targets, bars, rules, *span)
     if isinstance(targets, Strategy) and targets.parts:
-        return _of_blend(targets, terms)
-    return _of_targets(targets, terms, check)
+        return _of_blend(targets, bars, rules, *span)
+    return _of_targets(targets, bars, rules, *span, check)
 
 
-def _of_run(task: Bars | Task, run: Run, terms: _Terms) -> _Simulated:
+def _of_run(
+    task: Bars | Task, run: Run, bars: Bars, rules: AccountConfig, first: int, last: int
+) -> _Simulated:
     """Simulate a run's agents."""
-    bars, costs, rules, first, last, delay = terms
-    trace, (logits,) = simulate_agent(task, run, (run.params(),), costs, rules, first, last)
-    if delay:
+    trace, (logits,) = simulate_agent(task, run, (run.params(),), rules, first, last)
+    if rules.delay:
         # The agent decided on the account it would have had; only its orders come late.
         decided = np.full(bars.close.shape, np.nan)
         decided[first:last] = trace.target
-        trace = simulate_targets(bars, late(decided, delay), costs, rules, first, last)
+        trace = simulate_targets(bars, late(decided, rules.delay), rules, first, last)
     return _Simulated(trace, run.name, bars, run, logits)
 
 
@@ -303,15 +291,14 @@ def _looked(
     return in_sample, max(count_look(run, bars[first + in_sample : last]) for run in runs)
 
 
-def _of_blend(mix: Strategy, terms: _Terms) -> _Simulated:
+def _of_blend(mix: Strategy, bars: Bars, rules: AccountConfig, first: int, last: int) -> _Simulated:
     """Simulate a blend, and divide what it earned among its parts."""
-    bars, _, rules, first, last, delay = terms
     for run in mix.runs:
         refuse_other_length(bars, run.spec.bar_seconds)
     # Before the simulation, so that an error names the part that it is of.
     asked = parts_of(bars[:last], mix, first)
-    done = _of_targets(mix, terms, check=False)
-    flat = late(asked.reshape(len(asked), -1), delay + mix.lag)
+    done = _of_targets(mix, bars, rules, first, last, check=False)
+    flat = late(asked.reshape(len(asked), -1), rules.delay + mix.lag)
     asked = in_force(flat, first)[first:].reshape(asked[first:].shape)
     traded, equity = bars[first:last], np.exp(done.trace.log_equity)
     units = trades.units_held(traded, equity, np.asarray(done.trace.weight))
@@ -319,18 +306,17 @@ def _of_blend(mix: Strategy, terms: _Terms) -> _Simulated:
     return done._replace(parts=earned(traded, mix.parts, asked, fills, units, equity, at_open))
 
 
-def _of_targets(targets: Any, terms: _Terms, check: bool) -> _Simulated:
+def _of_targets(
+    targets: Any, bars: Bars, rules: AccountConfig, first: int, last: int, check: bool
+) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
-    bars, costs, rules, first, last, delay = terms
-    # A `max_gross` above the largest weight means that so much leverage is wanted.
-    most = max(LARGEST, rules.max_gross or 0.0)
+    most = largest_weight(rules)
     if isinstance(targets, Strategy) and rules.scale is not None:
         targets = sized_once(targets, rules.scale.span)
     if isinstance(targets, Strategy) and needs_account(bars, targets):
         # The delay is inside the strategy, because what it decides depends on fills that are late
         # as well.
-        slow = targets.with_delay(delay) if delay else targets
-        trace = simulate_strategy(bars, slow, costs, rules, first, last)
+        trace = simulate_strategy(bars, targets.with_delay(rules.delay), rules, first, last)
         as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
         return _Simulated(trace, targets.name, bars, targets)
     known, name, unchecked = bars, "targets", False
@@ -343,8 +329,8 @@ def _of_targets(targets: Any, terms: _Terms, check: bool) -> _Simulated:
     again = as_targets(targets, known, most)
     if rules.scale is not None:
         again = weights_until_sized(again, known.present, rules.scale.span)
-    asked = in_force(late(again, delay), first)
-    trace = simulate_targets(bars, asked, costs, rules, first, last)
+    asked = in_force(late(again, rules.delay), first)
+    trace = simulate_targets(bars, asked, rules, first, last)
     return _Simulated(trace, name, known, again, unchecked=unchecked)
 
 

@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike
 
 from nca_trader.agents.rules import buy_and_hold
 from nca_trader.agents.strategy import sized_once
-from nca_trader.agents.targets import in_force, strategy_targets
-from nca_trader.envs.account.state import Rules
+from nca_trader.agents.targets import in_force, late, strategy_targets
+from nca_trader.config import AccountConfig
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.metrics import NO_VOLATILITY
 from nca_trader.evaluate.simulate import Trace, simulate_targets
-from nca_trader.types import Bars, Costs
+from nca_trader.types import Bars
 
 HOLD = buy_and_hold()  # one object, so that its program is compiled once
 
@@ -131,12 +131,12 @@ def _long_run_error(terms: np.ndarray) -> float:
     return math.sqrt(max(variance, 0.0))
 
 
-def hold(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Trace:
+def hold(bars: Bars, rules: AccountConfig, first: int, last: int) -> Trace:
     """Run `rules.buy_and_hold()` in an account over rows first .. last - 1.
 
-    It trades, pays and earns as every account with these costs and rules does, so that a strategy
-    which does the same has an alpha of 0.
+    It trades, pays and earns as every account with these rules does, and as late, so that a
+    strategy which does the same has an alpha of 0.
     """
     rule = HOLD if rules.scale is None else sized_once(HOLD, rules.scale.span)
-    targets = in_force(strategy_targets(bars, rule), first)
-    return simulate_targets(bars, targets, costs, rules, first, last)
+    targets = in_force(late(strategy_targets(bars, rule), rules.delay), first)
+    return simulate_targets(bars, targets, rules, first, last)

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
-from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.envs.account.risk import sizes
-from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.gate import GateResult, gate, harm
@@ -25,7 +24,7 @@ from nca_trader.types import Bars
 RECIPE = ("policy", "optimizer", "curriculum", "population", "precision", "ensemble")
 
 
-def mean_exposure(result: Result, rules: Rules | None = None) -> tuple[float, ...]:
+def mean_exposure(result: Result, rules: AccountConfig | None = None) -> tuple[float, ...]:
     """Return the target of each asset that a result had on average, 0 where it ordered nothing.
 
     Where the account sizes positions by volatility it is the target before it was sized, so that a
@@ -57,7 +56,6 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     Returns:
       Results by name; the control is last, the exposure-matched hold, which knows the span.
     """
-    rules = result.rules._asdict()
     # At most as long as the history: with less history than that, the trend rules never decide.
     year = year_of(bars.bars_per_year, bars.row(start, "start"))
     known = baseline_rules(year, result.rules.sizing == "volatility")
@@ -65,8 +63,8 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     if result.run is not None and (base := result.run.base) is not None:
         known[base.name] = base
     known[MATCHED] = constant_exposure(mean_exposure(result))
-    common: dict[str, Any] = {"start": start, "stop": stop} | rules
-    return {name: backtest(bars, rule, result.charged, **common) for name, rule in known.items()}
+    common: dict[str, Any] = {"start": start, "stop": stop, "account": result.rules}
+    return {name: backtest(bars, rule, **common) for name, rule in known.items()}
 
 
 def refuse_other(

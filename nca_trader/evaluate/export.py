@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import time
@@ -16,7 +17,7 @@ from nca_trader.agents.policy import Params, Policy, decide, read_out
 from nca_trader.config.extensions import is_source
 from nca_trader.data.bars import read_bars, sample_bars
 from nca_trader.data.synthetic import Task, seed_of, task_of
-from nca_trader.envs.account.state import open_account, rules_of
+from nca_trader.envs.account.state import open_account
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun
 from nca_trader.errors import BarError, ConfigError, argument
@@ -112,8 +113,8 @@ def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
     run = run_on(run, bars)
     made = portable(run, [name for name in bars.fields if name.startswith((*EXTRAS, COLUMN))])
     # Filled at the next open, an account is held at a close as it was before the decision there.
-    rules = rules_of(run.env_config)._replace(fill="next_open")
-    with_weights = (run.params(),), run.env_config.costs, rules, 0, len(bars)
+    rules = dataclasses.replace(run.account, fill="next_open")
+    with_weights = (run.params(),), rules, 0, len(bars)
     trace, _ = simulate.simulate_agent(source, run, *with_weights)
     ready = np.arange(len(bars)) >= run.policy.first_decision
     ordered = pd.DataFrame(trace.target).ffill().shift().fillna(0.0).to_numpy()

@@ -19,18 +19,19 @@ import pandas as pd
 
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import needs_account, strategy_targets
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import complete_account
 from nca_trader.config.ranges import expect
 from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.features import Feature
 from nca_trader.data.indicators import Windows
 from nca_trader.data.time_frames import seconds_of_bars
-from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.futures import Case, Cases, arrays_of, equal, holed
 from nca_trader.evaluate.outputs import Found, compare, described, refuse_chance, rows_of
 from nca_trader.evaluate.simulate import simulate_strategy
 from nca_trader.progress import tracked
-from nca_trader.types import Bars, Costs, split_columns
+from nca_trader.types import Bars, split_columns
 
 LEAST_BARS = 20
 # Listed like a column where the number of bars, or the times of later bars, changed the past.
@@ -227,8 +228,8 @@ def as_subject(subject: Any, bar_seconds: int = 0) -> BarFunction:
             if not needs_account(bars, subject):
                 return strategy_targets(bars, subject)
             # Weights held show what stops close as well.
-            rules = Rules(order=subject.order)
-            return np.asarray(simulate_strategy(bars, subject, Costs(), rules, 0, len(bars)).weight)
+            rules = complete_account(AccountConfig(), subject)
+            return np.asarray(simulate_strategy(bars, subject, rules, 0, len(bars)).weight)
 
         return BarFunction(subject.name, decisions, True)
     if callable(subject):

@@ -15,9 +15,9 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from nca_trader.agents.targets import NO_CUT, Cut
+from nca_trader.config import AccountConfig
 from nca_trader.config.ranges import expect
 from nca_trader.envs.account.risk import CODES
-from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.report.summary import summary_html, summary_lines
@@ -50,8 +50,7 @@ class Result:
       flows: `[N]` where equity went in each bar, a column per item of `account.Flows`, in units of
         the capital; a row sums to the change of equity.
       logits: `[N, A, n]` float32 of an agent, NaN where it did not decide; None of a strategy.
-      charged: the costs.
-      rules: of the account, with `fill` and `order`.
+      rules: what the account was given, complete: costs, `fill`, `order`, limits, delay.
       bars_per_year: of the bars.
       note: what a report must say of the data.
       in_sample: number of these bars at or before the last that trained or selected the
@@ -71,8 +70,8 @@ class Result:
       parts: `[N, P]` of a blend, what the market gave to each part in each bar, in units of the
         capital; see `evaluate.attribution`. None elsewhere.
       indicators: of the strategy, drawn on the price chart, see `Strategy`; None elsewhere.
-      again: `nca.backtest` with the arguments of this one, but for the costs; what it is given
-        takes their place.
+      again: runs this backtest again; fields of the account by name take the place of its own.
+        Given a strategy, runs that over the same bars in the same account.
 
     Printed, a result is a summary of 20 lines; in a notebook, a table with a plot.
 
@@ -94,8 +93,7 @@ class Result:
     turnover: pd.Series
     cost: pd.Series
     flows: pd.DataFrame
-    charged: Costs
-    rules: Rules
+    rules: AccountConfig
     bars_per_year: float
     logits: np.ndarray | None = None
     note: str = ""
@@ -221,12 +219,11 @@ class Result:
             return None
         first = self.bars.row(self.equity.index[0])
         last = first + len(self.equity)
-        trace = benchmark.hold(self.bars, self.charged, self.rules, first, last)
+        trace = benchmark.hold(self.bars, self.rules, first, last)
         columns = columns_of(trace, self.equity.index, self.weights.columns, self.charged)
         return Result(
             name="buy and hold",
             **columns,
-            charged=self.charged,
             rules=self.rules,
             bars_per_year=self.bars_per_year,
             bars=self.bars,
@@ -277,6 +274,11 @@ class Result:
         long, short = np.maximum(weights, 0.0).sum(axis=1), np.minimum(weights, 0.0).sum(axis=1)
         columns = {"long": long, "short": short, "gross": long - short, "net": long + short}
         return pd.DataFrame(columns, self.equity.index)
+
+    @property
+    def charged(self) -> Costs:
+        """The costs."""
+        return self.rules.costs
 
     @property
     def fill(self) -> str:

@@ -6,6 +6,7 @@ trained it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,11 +21,12 @@ from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import strategy_faults
+from nca_trader.config import AccountConfig
 from nca_trader.data.synthetic import Task
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.effects import Effects, Flows
 from nca_trader.envs.account.exits import Book, Order
-from nca_trader.envs.account.state import Account, Legs, Rules, legs_of, open_account, rules_of
+from nca_trader.envs.account.state import Account, Legs, legs_of, open_account
 from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
@@ -33,7 +35,7 @@ from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_
 from nca_trader.progress import tracked
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on
-from nca_trader.types import Bar, Bars, Costs, Tensor
+from nca_trader.types import Bar, Bars, Tensor
 
 CHUNK = 2048  # bars encoded at once: bounds memory for a history of any length
 NEAR = 0.01  # of the range of weights: continuous orders that are at most this far apart agree
@@ -91,9 +93,9 @@ class Trace(NamedTuple):
         return None if self.effects.inside is None else self.effects.inside.reason
 
 
-def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) -> Legs:
+def legs_between(bars: Bars, rules: AccountConfig, first: int, last: int) -> Legs:
     """Return the parts of bars first .. last - 1; the account opens at the first close."""
-    legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, costs, rules))
+    legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, rules))
     if legs.years is not None:
         # Time before the first close earns no interest. The overnight return before it has no
         # effect, because the account is flat.
@@ -104,7 +106,7 @@ def legs_between(bars: Bars, costs: Costs, rules: Rules, first: int, last: int) 
 
 
 def step_of(
-    account: Account, legs: Legs, decide: Callable, costs: Costs, rules: Rules
+    account: Account, legs: Legs, decide: Callable, rules: AccountConfig
 ) -> tuple[Account, Trace, Any]:
     """Run one bar of a backtest: the bar moves the account, which then orders at its close.
 
@@ -112,15 +114,14 @@ def step_of(
       account: at the close of the bar before.
       legs: of the bar.
       decide: `(account) -> (account, target [A], seen)` at the close.
-      costs: of the account.
       rules: of the account.
 
     Returns:
       The account at the close, the bar's entry, and what `decide` has seen.
     """
-    account, effects = on_bar(account, legs, costs, rules)
+    account, effects = on_bar(account, legs, rules)
     moved, target, seen = decide(account)
-    account, fill = place(moved, target, legs.at_close, costs, rules)
+    account, fill = place(moved, target, legs.at_close, rules)
     return account, _row(account, target, effects.closed(moved, account, fill), legs), seen
 
 
@@ -137,13 +138,13 @@ def _row(account: Account, target: Array, effects: Effects, legs: Legs) -> Trace
     )
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trace:
+@jax.jit
+def scan_targets(legs: Legs, targets: Array, rules: AccountConfig) -> Trace:
     """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`."""
 
     def step(account, xs):
         legs_t, target = xs
-        account, row, _ = step_of(account, legs_t, lambda a: (a, target, ()), costs, rules)
+        account, row, _ = step_of(account, legs_t, lambda a: (a, target, ()), rules)
         return account, row.kept
 
     def scan(account, xs):
@@ -154,17 +155,16 @@ def scan_targets(legs: Legs, targets: Array, costs: Costs, rules: Rules) -> Trac
     return run(account, (legs, targets))
 
 
-def _is_tested(legs: Legs, rules: Rules) -> bool:
+def _is_tested(legs: Legs, rules: AccountConfig) -> bool:
     """Whether an account is one of those that are tested as one kernel.
 
     XLA aborts the process on some programs of a single kernel, e.g. of one bar, and an abort cannot
     be caught. So only these few are compiled so: without limits and holding charges.
     """
     fields = {name for name, x in legs._asdict().items() if x is not None}
-    plain = rules == Rules(fill=rules.fill, order=rules.order)
     num_bars, num_assets = legs.overnight.shape
     return (
-        plain
+        rules.plain
         and fields == {"overnight", "intraday", "present"}
         and num_bars >= LEAST_BARS
         and num_assets <= MOST_ASSETS
@@ -172,12 +172,13 @@ def _is_tested(legs: Legs, rules: Rules) -> bool:
 
 
 def simulate_targets(
-    bars: Bars, targets: np.ndarray, costs: Costs, rules: Rules, first: int, last: int
+    bars: Bars, targets: np.ndarray, rules: AccountConfig, first: int, last: int
 ) -> Trace:
     """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
     with float64_on_cpu():
-        legs = legs_between(bars, costs, rules, first, last)
-        trace = scan_targets(legs, targets[first:last], costs, rules)
+        legs = legs_between(bars, rules, first, last)
+        # The targets are late already; another delay would compile another program.
+        trace = scan_targets(legs, targets[first:last], dataclasses.replace(rules, delay=0))
         return jax.tree.map(np.asarray, trace)
 
 
@@ -186,8 +187,7 @@ def strategy_step(
     legs: Legs,
     bar: Bar,
     strategy: Strategy,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     held_over: Array | None = None,
     order: Order | None = None,
 ) -> tuple[tuple[Account, Book, Any], Trace]:
@@ -198,7 +198,6 @@ def strategy_step(
       legs: of the bar.
       bar: `[A]` fields.
       strategy: decides at the bar's close.
-      costs: of the account.
       rules: of the account.
       held_over: `[A]` targets that are ordered where the strategy gives none; NaN for none.
       order: that was decided before; None decides here.
@@ -207,20 +206,20 @@ def strategy_step(
       The next carry, and the bar's entry.
     """
     account, book, state = carry
-    moved, book, effects = exits.on_bar(account, book, bar, legs, costs, rules)
+    moved, book, effects = exits.on_bar(account, book, bar, legs, rules)
     if order is None:
         state, order = strategy.decide(state, bar, exits.portfolio(moved, book))
     if held_over is not None:
         target = jnp.where(jnp.isnan(order.target), held_over, order.target)
         order = order._replace(target=target)
-    account, book, fill, weights = exits.place_order(moved, book, order, bar, legs, costs, rules)
+    account, book, fill, weights = exits.place_order(moved, book, order, bar, legs, rules)
     row = _row(account, weights, effects.closed(moved, account, fill), legs)
     return (account, book, state), row
 
 
-@functools.partial(jax.jit, static_argnums=(3, 5))
+@functools.partial(jax.jit, static_argnums=3)
 def _scan_strategy(
-    legs: Legs, bars: Bar, before: Bar, strategy: Strategy, costs: Costs, rules: Rules
+    legs: Legs, bars: Bar, before: Bar, strategy: Strategy, rules: AccountConfig
 ) -> Trace:
     """Scan a strategy: bars `before` the account opens warm it up, then it trades `bars`."""
     num_assets = bars.close.shape[1]
@@ -238,7 +237,7 @@ def _scan_strategy(
 
     def step(carry, xs):
         trading, held_over = carry
-        after, row = strategy_step(trading, xs[0], xs[1], strategy, costs, rules, held_over)
+        after, row = strategy_step(trading, xs[0], xs[1], strategy, rules, held_over)
         # The order in force before the first bar is repeated there, and nowhere else.
         return (after, never), row.kept
 
@@ -247,7 +246,7 @@ def _scan_strategy(
 
 
 def simulate_strategy(
-    bars: Bars, strategy: Strategy, costs: Costs, rules: Rules, first: int, last: int
+    bars: Bars, strategy: Strategy, rules: AccountConfig, first: int, last: int
 ) -> Trace:
     """Run an account over rows first .. last - 1 that a strategy orders, which may see it.
 
@@ -255,14 +254,14 @@ def simulate_strategy(
       ConfigError: the strategy raises, or branches on a traced value; see `strategy_targets`.
     """
     with float64_on_cpu():
-        legs = legs_between(bars, costs, rules, first, last)
+        legs = legs_between(bars, rules, first, last)
         bar = bars.as_bar()
         before, during = (
             jax.tree.map(lambda x, rows=rows: jnp.asarray(x[rows]), bar)
             for rows in (slice(0, first), slice(first, last))
         )
         with strategy_faults(bars[:last], strategy):
-            trace = _scan_strategy(legs, during, before, strategy, costs, rules)
+            trace = _scan_strategy(legs, during, before, strategy, rules)
             return jax.tree.map(np.asarray, trace)
 
 
@@ -293,8 +292,7 @@ def simulate_agent(
     source: Bars | Task,
     run: Run,
     params: tuple[Params, ...],
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     first: int,
     last: int,
 ) -> tuple[Trace, tuple[np.ndarray, ...]]:
@@ -304,7 +302,6 @@ def simulate_agent(
       source: bars, or the synthetic task that they come from.
       run: gives the policy and the environment.
       params: the first set decides. The others see the same account, and give logits only.
-      costs: of the account.
       rules: of the account.
       first: the first row to trade; bars before it are history.
       last: the row after the last.
@@ -327,10 +324,11 @@ def simulate_agent(
     # Before its features and receptive field are full the agent holds what it has.
     ready = np.arange(first, last) >= policy.first_decision
     with float64_on_cpu():
-        legs = legs_between(bars, costs, rules, first, last)
+        legs = legs_between(bars, rules, first, last)
         if (base := base_of(policy.spec)) is not None:
             legs = legs._replace(base=base.column(bars[:last])[first:])
-        found = _scan_agent(params, legs, cells, ready, policy, costs, rules)
+        prompt = dataclasses.replace(rules, delay=0)
+        found = _scan_agent(params, legs, cells, ready, policy, prompt)
         return jax.tree.map(np.asarray, found)
 
 
@@ -379,9 +377,9 @@ def decide_last(
     states = observed_states(bars, run.env_config)[1]
     features = features_of(bars, run.env_config, states, policy.spec.bar_seconds)
     cells = encode(policy, params, features, bars.present, start=last - 1)
-    costs, rules = run.env_config.costs, rules_of(run.env_config)
+    rules = run.account
     with float64_on_cpu():
-        legs = legs_between(bars, costs, rules, last - 1, last)
+        legs = legs_between(bars, rules, last - 1, last)
         if (base := base_of(policy.spec)) is not None:
             legs = legs._replace(base=base.column(bars)[last - 1 :])
         # The account is as it stands at the close: this bar must not move it again.
@@ -390,19 +388,18 @@ def decide_last(
         # Twice, since a loop of one turn is compiled as no loop, which may round otherwise.
         both = jax.tree.map(lambda x: np.repeat(x, 2, axis=0), (legs._replace(**still), (cells,)))
         ready, held = np.ones(2, bool), (weight, ordered)
-        found = _scan_agent((params,), *both, ready, policy, costs, rules, held)
+        found = _scan_agent((params,), *both, ready, policy, rules, held)
         return np.asarray(found[0].target[0])
 
 
-@functools.partial(jax.jit, static_argnums=(4, 5, 6))
+@functools.partial(jax.jit, static_argnums=4)
 def _scan_agent(
     params: tuple[Params, ...],
     legs: Legs,
     cells: tuple[Array, ...],
     ready: Array,
     policy: Policy,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     held: tuple[Array, Array] | None = None,
 ) -> tuple[Trace, tuple[Array, ...]]:
     """Decide greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account.
@@ -422,7 +419,7 @@ def _scan_agent(
             target = jnp.where(ready_t, target, jnp.nan)
             return account, target, tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
 
-        account, row, logits = step_of(account, legs_t, decide, costs, rules)
+        account, row, logits = step_of(account, legs_t, decide, rules)
         return account, (row.kept, logits)
 
     flat = jnp.zeros(spec.num_assets, jnp.float64)
@@ -461,7 +458,7 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
     bars = source.bars if isinstance(source, Task) else source
     run = run_on(run, bars)
     policy, spec, num_bars = run.policy, run.policy.spec, len(bars)
-    common = (run.env_config.costs, rules_of(run.env_config), 0, num_bars)
+    common = (run.account, 0, num_bars)
     # Both decide on the account of the first. With separate accounts, one decision that differs
     # would make all later ones differ.
     trace, logits = simulate_agent(source, run, (params, other), *common)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.strategy import refuse_delay
+from nca_trader.config.account import refuse_delay
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.wording import decimal, money, percent
-from nca_trader.progress import tracked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +35,7 @@ class Stress:
     Attributes:
       name: of the strategy.
       costs: by factor of the costs of trading and borrowing.
-      delays: by the number of bars that every order is late.
+      delays: by the number of bars that every order is late; the first is the backtest's own.
       capacity: by capital, in the currency of the prices, where an order takes at most
         `participation` of its bar's volume and the rest waits; no rows where no volume is known.
       participation: see `capacity`.
@@ -97,7 +96,7 @@ def stress(
     result: Result,
     *,
     factors: Sequence[float] = FACTORS,
-    delays: Sequence[int] = DELAYS,
+    delays: Sequence[int] | None = None,
     capitals: Sequence[float] | None = None,
     participation: float = PARTICIPATION,
 ) -> Stress:
@@ -109,7 +108,7 @@ def stress(
     Args:
       result: of `nca.backtest`.
       factors: of the costs of trading and borrowing.
-      delays: bars.
+      delays: bars that every order is late; None are the backtest's own, and 1, 2 and 5 more.
       capitals: in the currency of the prices; None are 0.1, 1, 10 and 100 times the capital whose
         fills take 1% of a bar's volume.
       participation: largest share of a bar's volume that an order takes with these capitals.
@@ -125,18 +124,18 @@ def stress(
         for value in values:
             if isinstance(value, bool) or not 0.0 < value < math.inf:
                 raise ConfigError(f"{argument(name, value)}: give numbers above 0.")
+    given, own = result.charged, result.rules.delay
+    delays = [own + more for more in DELAYS] if delays is None else delays
     for delay in delays:
         refuse_delay(delay)
-    given = result.charged
     if capitals is None:
         # NaN, without a known volume, is not above 0 and leaves the table empty.
         known = result.metrics["capacity"]
         capitals = [float(f"{known * step:.2g}") for step in STEPS] if known > 0.0 else ()
     by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in factors}
-    by_delay = {int(n): _row(again(costs=given, delay=n)) for n in delays}
+    by_delay = {int(n): _row(again(delay=int(n))) for n in delays}
     by_capital = {
-        float(c): _row(again(costs=given, **{"capital": c, "max_participation": participation}))
-        for c in capitals
+        float(c): _row(again(capital=float(c), max_participation=participation)) for c in capitals
     }
     return Stress(
         name=result.name,
@@ -182,101 +181,3 @@ def _break_even_factor(result: Result) -> float:
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if gained(middle) else (low, middle)
     return high
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """What shifts of the positions earned.
-
-    Attributes:
-      earned: mean return per year of the true positions, before costs.
-      shifted: mean and highest of the shifts.
-      p_value: share of all shifts, the true one included, that earned at least as much.
-      shifts: how many.
-    """
-
-    earned: float
-    shifted: tuple[float, float]
-    p_value: float
-    shifts: int
-
-    @property
-    def sentence(self) -> str:
-        """The finding in words."""
-        found = "not distinguishable from chance" if self.p_value > 0.05 else "not chance alone"
-        return (
-            f"Before costs the positions earned {self.earned:+.1%} a year; the same positions at "
-            f"{self.shifts:,} other times earned {self.shifted[0]:+.1%} on average. Its timing is "
-            f"{found} (p = {self.p_value:.2f})."
-        )
-
-
-def timing_test(result: Result, seed: int = 0) -> Timing:
-    """Compare what an account's positions earned with all their circular shifts in time.
-
-    A shift keeps exposure, turnover and the order of the positions, and loses their timing alone.
-    Where timing is worth nothing and returns are stationary, each shift is as likely as the true
-    one, so the rank of the true one is a p-value. The positions of all assets shift together, so
-    that what they share stays.
-
-    Source: Lehmann and Romano, Testing Statistical Hypotheses (2005), section 15.2, for tests over
-    a group of transformations; Aronson, Evidence-Based Technical Analysis (2006), chapter 5.
-
-    Args:
-      result: of `nca.backtest`.
-      seed: of the shifts that are drawn where there are more than 5,000.
-
-    Example:
-      >>> import nca_trader as nca
-      >>> bars = nca.sample_bars("sp500")[-500:]
-      >>> timing_test(nca.backtest(bars, nca.rules.buy_and_hold())).p_value > 0.05
-      True
-    """
-    bars = result.traded_bars
-    with np.errstate(invalid="ignore"):
-        # A missing bar has a return of 0, also for a shifted position.
-        moved = np.nan_to_num(bars.close[1:] / bars.close[:-1] - 1.0)
-    # What is held at one close earns the return to the next.
-    held = result.weights.to_numpy()[:-1]
-    return shifted(held, moved, result.bars_per_year, seed)
-
-
-def shifted(held: np.ndarray, moved: np.ndarray, bars_per_year: float, seed: int = 0) -> Timing:
-    """Run the test on weights `[T, A]` and the returns `[T, A]` that they earned."""
-    length = len(held)
-    # The shift by 0 is the true one, which is counted in the p-value below.
-    shifts = np.arange(1, length)
-    if length > MOST:
-        shifts = np.sort(np.random.default_rng(seed).choice(shifts, MOST, replace=False))
-
-    def mean(shift: int) -> float:
-        return float((np.roll(held, shift, axis=0) * moved).sum()) / length * bars_per_year
-
-    true, others = mean(0), np.array([mean(k) for k in tracked(shifts.tolist(), "shift", "times")])
-    # A constant position earns the same after every shift; the margin is for rounding.
-    least = true - 1e-9 * max(1.0, abs(true))
-    return Timing(
-        earned=true,
-        shifted=(float(others.mean()), float(others.max())),
-        p_value=float(1 + (others >= least).sum()) / (1 + len(others)),
-        shifts=len(others),
-    )
-
-
-def break_even_cost(result: Result) -> float:
-    """Return the cost per traded notional at which a result's mean return is 0.
-
-    It is what the account earned before costs, divided by what it traded; negative where it lost
-    before costs, and NaN where it never traded. Decisions are those at the costs that were charged.
-
-    Example:
-      >>> import nca_trader as nca
-      >>> bars = nca.sample_bars("sp500")[-500:]
-      >>> result = nca.backtest(bars, nca.rules.momentum(20), nca.Costs(commission=5e-4))
-      >>> bool(break_even_cost(result) < 5e-4) == bool(result.excess_returns.mean() < 0)
-      True
-    """
-    traded = float(result.turnover.sum())
-    if traded == 0.0:
-        return float("nan")
-    return float(np.nansum(result.excess_returns) + result.cost.sum()) / traded

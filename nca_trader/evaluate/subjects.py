@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping
@@ -13,11 +14,12 @@ import numpy as np
 
 from nca_trader.agents.base import RULES
 from nca_trader.agents.strategy import Strategy, arguments_needed
+from nca_trader.config.account import PLAIN
 from nca_trader.config.extensions import load, module_of, origin_of
 from nca_trader.config.ranges import nearest
 from nca_trader.data.features import Feature, refuse_unknown
 from nca_trader.envs.account.costs import SIZES, Trade, own_rates
-from nca_trader.envs.account.state import Rules, legs_of
+from nca_trader.envs.account.state import legs_of
 from nca_trader.errors import ConfigError, user_line
 from nca_trader.evaluate.combinations import check_parameters
 from nca_trader.numerics import float64_on_cpu
@@ -51,17 +53,16 @@ def subject_of(name: str, params: Mapping[str, Any] | None = None) -> Any:
 
 def cost_rates(name: str, bars: Bars) -> np.ndarray:
     """Return `[N, S, A]` the rates of your own cost for trades of S sizes at each bar's open."""
-    costs, account = Costs(own=(name,)), Rules(capital=1e6)
-    legs = legs_of(bars, costs, account)  # refuses what is not a cost
+    costs, money = Costs(own=(name,)), 1e6
+    rules = dataclasses.replace(PLAIN, costs=costs, capital=money)
+    legs = legs_of(bars, rules)  # refuses what is not a cost
     sizes = np.array([*SIZES, *(-size for size in SIZES)])
     quoted = np.zeros(legs.overnight.shape) if legs.half_spread is None else legs.half_spread
     price, volume = jnp.asarray(legs.open), jnp.asarray(legs.volume)
 
     def rates(size: Any, price: Any, volume: Any, quoted: Any) -> Any:
         traded = jnp.full(price.shape, size)
-        return own_rates(Trade(traded, price, volume, quoted, jnp.asarray(account.capital)), costs)[
-            0
-        ]
+        return own_rates(Trade(traded, price, volume, quoted, jnp.asarray(money)), costs)[0]
 
     with float64_on_cpu():
         of_sizes = jax.vmap(rates, in_axes=(0, None, None, None))

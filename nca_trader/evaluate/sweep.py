@@ -7,15 +7,15 @@ import math
 import os
 import time as clock
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.agents.targets import TRACED
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.ranges import expect
-from nca_trader.envs.account.state import Rules, with_limits
 from nca_trader.errors import BarError, ConfigError, NcaTraderError, argument, logger
 from nca_trader.evaluate.backtest import backtest, digest_of_trace
 from nca_trader.evaluate.benchmark import HOLD
@@ -31,7 +31,7 @@ from nca_trader.evaluate.inference import block_returns
 from nca_trader.evaluate.sweep_parts import (
     TAILS,
     Done,
-    Setting,
+    GridRun,
     run_as_one_program,
     tail_metrics,
 )
@@ -62,6 +62,7 @@ def sweep(
     grid: Mapping[str, Iterable[Any]],
     costs: Costs | None = None,
     *,
+    account: AccountConfig | None = None,
     precision: str = "f32",
     sample: int | None = None,
     method: str = "sobol",
@@ -70,7 +71,7 @@ def sweep(
     resume: str | os.PathLike[str] | None = None,
     trials: str | os.PathLike[str] | None = "runs",
     workers: int | str | None = None,
-    **limits: Any,
+    **settings: Any,
 ) -> pd.DataFrame:
     """Run a rule with every combination of its parameters over bars.
 
@@ -85,6 +86,7 @@ def sweep(
         numbers; a combination that the rule refuses (fast >= slow) is left out.
       grid: values by parameter, e.g. `{"fast": range(5, 35), "slow": range(40, 190, 5)}`.
       costs: None charges nothing.
+      account: all that the accounts are given, with the costs, in one record.
       precision: of the accounts: "f32" is within 1e-6 of the equity of `backtest`, "f64" 1e-9.
       sample: draws so many combinations in place of the whole grid; an entry may then be a range
         `(low, high)`.
@@ -98,8 +100,8 @@ def sweep(
       workers: threads of the one program, or processes of a function of bars, which may also be
         those of a cluster, see `nca_trader.parallel.jobs`; None is one for each core, where it
         pays. The numbers do not depend on it.
-      limits: `fill`, `order` (None is the rule's own) and limits as in `backtest`, e.g.
-        `fill="close", max_gross=1.0`.
+      settings: other fields of `nca.AccountConfig` by name, in the place of the record, as in
+        `backtest`, e.g. `fill="close", max_gross=1.0`; `order` None is the rule's own.
 
     Returns:
       One row per combination: its parameters, and `equity` (final), `total_return`, `cagr`,
@@ -128,28 +130,26 @@ def sweep(
       True
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", rule=rule)
-    expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
+    given = gather_account(account, {"costs": costs} | settings)
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r}: there are 'f32' and 'f64'.")
     combinations = combinations_of(rule, grid, sample, method, seed)
     if isinstance(chosen := parse_workers(workers), int) and workers is not None:
         workers = chosen
-    swept = run_combinations(
-        bars, rule, combinations, costs, precision, tails, resume, limits, workers
-    )
-    setting, table = swept.setting, swept.table
-    if not takes_bars(rule, setting.combinations[0]):
+    swept = run_combinations(bars, rule, combinations, given, precision, tails, resume, workers)
+    grid_run, table = swept.run, swept.table
+    if not takes_bars(rule, grid_run.combinations[0]):
         remedy = 'sweep bars.between("{date}", None)'
-        refuse_seen(bars, built(rule, setting.combinations[0]), 0, remedy)
+        refuse_seen(bars, built(rule, grid_run.combinations[0]), 0, remedy)
     if swept.refused:
         log.warning("%s", swept.refused)
-    # Buy and hold at the same costs and limits, which the best has to beat.
-    filled = setting.account.fill
-    hold = backtest(bars, HOLD, setting.costs, filled, "on_change", look=False, **setting.limits)
-    held = block_returns(hold.excess_returns, setting.most_blocks)
+    # Buy and hold in the same account, which the best has to beat.
+    same = dataclasses.replace(grid_run.rules, order="on_change")
+    hold = backtest(bars, HOLD, account=same, look=False)
+    held = block_returns(hold.excess_returns, grid_run.most_blocks)
     ratios = table["sharpe"].to_numpy(np.float64) * math.sqrt(len(bars) / bars.bars_per_year)
     tried = count_rules(trials, f"sweep {swept.name}", bars, swept.digests, ratios)
-    table.attrs["about"] = _about(setting)
+    table.attrs["about"] = _about(grid_run)
     table.attrs |= sweep_verdict(table, swept.blocks, held, hold.metrics["sharpe"], bars, tried)
     return table
 
@@ -162,7 +162,7 @@ class Swept(NamedTuple):
       blocks: `[blocks, M]` returns in excess of interest, summed over blocks of bars.
       digests: `[M]` of what each ordered, see `trials.digest_of_targets`.
       name: of the rule.
-      setting: with the combinations that were not refused.
+      run: with the combinations that were not refused.
       refused: how many were, and why; "" for none.
     """
 
@@ -170,7 +170,7 @@ class Swept(NamedTuple):
     blocks: np.ndarray
     digests: np.ndarray
     name: str
-    setting: Setting
+    run: GridRun
     refused: str
 
 
@@ -178,11 +178,10 @@ def run_combinations(
     bars: Bars,
     rule: Callable[..., Any],
     combinations: list[Combination],
-    costs: Costs | None = None,
+    given: AccountConfig = AccountConfig(),
     precision: str = "f32",
     tails: bool = False,
     resume: str | os.PathLike[str] | None = None,
-    limits: Mapping[str, Any] = MappingProxyType({}),
     workers: int | str | None = None,
 ) -> Swept:
     """Run the combinations of a sweep, without its verdict.
@@ -191,11 +190,10 @@ def run_combinations(
       bars: as in `sweep`.
       rule: as in `sweep`.
       combinations: of parameters; those that the rule refuses are left out.
-      costs: as in `sweep`.
+      given: what the accounts are given.
       precision: as in `sweep`.
       tails: as in `sweep`.
       resume: as in `sweep`.
-      limits: `fill`, `order` and limits of the account, as in `backtest`.
       workers: as in `sweep`.
 
     Raises:
@@ -204,30 +202,18 @@ def run_combinations(
     """
     if len(bars) < 2:
         raise BarError(f"{bars.source or 'bars'}: {len(bars)} bars; a sweep needs at least two.")
-    costs, parameters = costs or Costs(), list(combinations[0])
+    parameters = list(combinations[0])
     most = max(50, min(BLOCKS, BLOCK_NUMBERS // len(combinations)))
     name = getattr(rule, "__name__", "rule")
-    limits = dict(limits)
-    fill, order = limits.pop("fill", None), limits.pop("order", None)
     loop = takes_bars(rule, combinations[0])
-    left_out, why = 0, ""
+    left_out, why, first = 0, "", rule
     if not loop:
         combinations, left_out, why = valid(rule, combinations)
         first = built(rule, combinations[0])
-        name, order = first.name if len(combinations) == 1 else name, order or first.order
-    account = with_limits(Rules(), fill, order or "rebalance", costs, limits)
-    setting = Setting(
-        bars,
-        rule,
-        combinations,
-        costs,
-        account,
-        PRECISIONS[precision],
-        most,
-        tails,
-        limits,
-        workers,
-    )
+        name = first.name if len(combinations) == 1 else name
+    rules = complete_account(given, first)
+    dtype = PRECISIONS[precision]
+    run = GridRun(bars, rule, combinations, rules, dtype, most, tails, workers)
     if isinstance(workers, str) and not loop:
         raise ConfigError(
             f"{argument('workers', workers)}: {name} runs as one program on this machine; give a "
@@ -235,17 +221,17 @@ def run_combinations(
         )
     if loop:
         log.warning("%s takes bars, so it runs once per combination and not as one program", name)
-        done = _looped(setting, resume)
+        done = _looped(run, resume)
     else:
         try:
-            done = run_as_one_program(setting, resume)
+            done = run_as_one_program(run, resume)
             if tails:
-                done.metrics.update(tail_metrics(setting, done.metrics["turnover"]))
+                done.metrics.update(tail_metrics(run, done.metrics["turnover"]))
         except ConfigError as error:
             if not isinstance(error.__cause__, TRACED):
                 raise
             log.warning("not as one program: %s", error)
-            done = _looped(setting, resume)
+            done = _looped(run, resume)
     # A parameter may be None, which a column of floats would turn into NaN.
     mixed = {p: object for p in parameters if any(one[p] is None for one in combinations)}
     table = pd.DataFrame(combinations, columns=parameters).astype(mixed)
@@ -256,12 +242,12 @@ def run_combinations(
     refused = ""
     if left_out:
         refused = f"{left_out} combinations are left out, which {name} refuses: {why}"
-    return Swept(table, done.blocks, done.digests, name, setting, refused)
+    return Swept(table, done.blocks, done.digests, name, run, refused)
 
 
-def _about(setting: Setting) -> str:
+def _about(run: GridRun) -> str:
     """Return what the metrics are of: bars, span, costs, and that nothing was held back."""
-    bars, charged = setting.bars, dataclasses.asdict(setting.costs)
+    bars, charged = run.bars, dataclasses.asdict(run.rules.costs)
     own = charged.pop("own") or ()
     paid = [f"{key.replace('_', ' ')} {value:g}" for key, value in charged.items() if value]
     paid += own
@@ -272,18 +258,18 @@ def _about(setting: Setting) -> str:
     )
 
 
-def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
+def _looped(run: GridRun, resume: str | os.PathLike[str] | None) -> Done:
     """Backtest the combinations one by one, in processes where that takes long."""
     began = clock.perf_counter()
-    first, rest = _several(setting, setting.combinations[:1]), setting.combinations[1:]
-    seconds = (clock.perf_counter() - began) * len(setting.combinations)
-    workers = setting.workers
-    if workers is None and seconds > LOOP_SECONDS and sendable(setting.rule):
+    first, rest = _several(run, run.combinations[:1]), run.combinations[1:]
+    seconds = (clock.perf_counter() - began) * len(run.combinations)
+    workers = run.workers
+    if workers is None and seconds > LOOP_SECONDS and sendable(run.rule):
         workers = cores()
     where = f"by {workers} workers" if workers not in (None, 1) else "in this process"
     log.warning("%d combinations are backtested one by one %s", len(rest) + 1, where)
     each = workers if isinstance(workers, int) else cores()
-    store = setting.parts(resume, max(1, len(rest) // (8 * each)))
+    store = run.parts(resume, max(1, len(rest) // (8 * each)))
     width = int(store.settings["width"])
     parts = [rest[i : i + width] for i in range(0, len(rest), width)]
     found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
@@ -297,32 +283,28 @@ def _looped(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
             store.write(missing[job], part)
             bar.update(len(parts[missing[job]]))
 
-        run_jobs(_several, jobs, setting, workers=workers, done=advance)
+        run_jobs(_several, jobs, run, workers=workers, done=advance)
     every = [first, *(found[k] for k in range(len(parts)))]
     joined = {name: np.concatenate([part[name] for part in every], axis=-1) for name in first}
     return Done(joined, joined.pop(BLOCK_SUMS), joined.pop(DIGESTS))
 
 
-def _several(setting: Setting, combinations: list[Combination]) -> dict[str, np.ndarray]:
+def _several(run: GridRun, combinations: list[Combination]) -> dict[str, np.ndarray]:
     """Return the metrics of combinations by name, `[M]`, and the other fields of `Done`."""
-    rows = [_one(setting, one) for one in combinations]
+    rows = [_one(run, one) for one in combinations]
     return {name: np.stack([one[name] for one in rows], axis=-1) for name in rows[0]}
 
 
-def _one(setting: Setting, one: Combination) -> dict[str, Any]:
+def _one(run: GridRun, one: Combination) -> dict[str, Any]:
     """Backtest one combination; return its metrics, block returns and digest."""
-    account = setting.account
     try:
-        result = backtest(
-            setting.bars, built(setting.rule, one), setting.costs, account.fill, account.order,
-            **setting.limits,
-        )  # fmt: skip
+        result = backtest(run.bars, built(run.rule, one), account=run.rules)
     except NcaTraderError as error:
         raise type(error)(f"combination {one}: {error}") from None
-    names = (*METRICS, *TAILS) if setting.tails else METRICS
+    names = (*METRICS, *TAILS) if run.tails else METRICS
     found = {"equity": float(result.equity.iloc[-1])}
     found |= {name: result.metrics[name] for name in names if name in result.metrics}
-    blocks = block_returns(result.excess_returns, setting.most_blocks)
+    blocks = block_returns(result.excess_returns, run.most_blocks)
     return {name: np.float64(x) for name, x in found.items()} | {
         BLOCK_SUMS: blocks.astype(np.float32),
         DIGESTS: np.uint64(digest_of_trace(result.trace, 0)),

@@ -17,9 +17,9 @@ from nca_trader import __version__
 from nca_trader.agents.identity import identity
 from nca_trader.agents.rolling import periods_up_to
 from nca_trader.agents.strategy import Strategy
-from nca_trader.agents.targets import LARGEST, needs_account, strategy_faults
+from nca_trader.agents.targets import largest_weight, needs_account, strategy_faults
+from nca_trader.config import AccountConfig
 from nca_trader.config.records import plain
-from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.account_sums import AccountSums, summaries
@@ -38,7 +38,7 @@ from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.progress import Progress
 from nca_trader.runs.consent import codes_of
 from nca_trader.runs.parts import WorkFolder
-from nca_trader.types import Bars, Costs
+from nca_trader.types import Bars
 
 STATE_BYTES = 200_000_000  # of one program
 RETURNS_BYTES = 400_000_000  # of the returns of one program, of every bar
@@ -59,18 +59,16 @@ class Done(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """What all combinations of a sweep share; the fields are those of `sweep`."""
+class GridRun:
+    """Every combination of a grid over the same bars, in accounts that are given the same."""
 
     bars: Bars
     rule: Callable[..., Any]
     combinations: list[Combination]
-    costs: Costs
-    account: Rules
+    rules: AccountConfig
     dtype: str
     most_blocks: int
     tails: bool
-    limits: dict[str, Any]
     workers: int | str | None = None
 
     def parts(self, folder: str | os.PathLike[str] | None, width: int) -> WorkFolder:
@@ -91,9 +89,9 @@ class Setting:
             "bars": self.bars.digest(),
             "rule": identity(self.rule),
             "grid": hashlib.sha256(repr(self.combinations).encode()).hexdigest(),
-            "costs": plain(self.costs),
-            "code": plain(codes_of(dict.fromkeys(self.costs.own or (), "costs")) or {}),
-            "account": plain(self.account._asdict()),
+            "costs": plain(self.rules.costs),
+            "code": plain(codes_of(dict.fromkeys(self.rules.costs.own or (), "costs")) or {}),
+            "account": plain({**self.rules.stored, "risk": self.rules.risk}),
             "precision": self.dtype,
             "blocks": self.most_blocks,
             "tails": self.tails,
@@ -102,25 +100,25 @@ class Setting:
         return WorkFolder(folder, "sweep.json", "sweep", settings, adopted="width")
 
 
-def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) -> Done:
+def run_as_one_program(grid: GridRun, resume: str | os.PathLike[str] | None) -> Done:
     """Run the combinations in programs of equal width, a thread for each core."""
-    bars, combinations = setting.bars, setting.combinations
-    first = setting.rule(**combinations[0])
+    bars, combinations = grid.bars, grid.combinations
+    first = grid.rule(**combinations[0])
     traced = traced_parameters(combinations)
     groups = _groups(combinations, traced)
-    workers = setting.workers if isinstance(setting.workers, int) else max(cores(), 1)
-    width = _width(setting, first, max(len(group) for group, _ in groups), workers)
-    store = setting.parts(resume, width)
+    workers = grid.workers if isinstance(grid.workers, int) else max(cores(), 1)
+    width = _width(grid, first, max(len(group) for group, _ in groups), workers)
+    store = grid.parts(resume, width)
     width = int(store.settings["width"])
     parts = _parts(groups, width)
-    blocks = _blocks(setting)
+    blocks = _blocks(grid)
     found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
     missing = [number for number in range(len(parts)) if number not in found]
     programs: dict[str, Any] = {}
     for number in missing:
         fixed = repr(parts[number][1])
         if fixed not in programs:
-            given = _given(setting, traced, *parts[number])
+            given = _given(grid, traced, *parts[number])
             # Compiled in this thread: the others only run it.
             with float64_on_cpu(), strategy_faults(bars, first):
                 values = _values(combinations, [0], traced, width)
@@ -152,17 +150,17 @@ def run_as_one_program(setting: Setting, resume: str | os.PathLike[str] | None) 
     names = (*AccountSums._fields, "log_equity")
     joined = {name: np.concatenate([part[name] for part in every])[order] for name in names}
     log_equity, sums = joined.pop("log_equity"), AccountSums(**joined)
-    _refuse_no_weights(setting, sums, log_equity)
+    _refuse_no_weights(grid, sums, log_equity)
     digests = sums.high.astype(np.uint64) << np.uint64(32) | sums.low
     summary = summaries(sums, log_equity, len(bars), bars.bars_per_year)
     return Done(summary, block_sums, digests)
 
 
-def _blocks(setting: Setting) -> Blocks:
+def _blocks(grid: GridRun) -> Blocks:
     """Return the bars of a sweep as its programs take them."""
-    account = (setting.costs, setting.account, setting.dtype)
     with float64_on_cpu():
-        return jax.device_put(in_blocks(setting.bars, *account, setting.most_blocks), cpu())
+        blocks = in_blocks(grid.bars, grid.rules, grid.dtype, grid.most_blocks)
+        return jax.device_put(blocks, cpu())
 
 
 Group = tuple[list[int], dict[str, Any]]  # numbers of combinations, and what they share
@@ -184,41 +182,40 @@ def _parts(groups: list[Group], width: int) -> list[Group]:
     ]
 
 
-def _given(setting: Setting, traced: list[str], rows: list[int], fixed: dict[str, Any]) -> Given:
-    combinations = setting.combinations
+def _given(grid: GridRun, traced: list[str], rows: list[int], fixed: dict[str, Any]) -> Given:
+    combinations = grid.combinations
     whole = [int(one[p]) for one in combinations for p in traced if isinstance(one[p], int)]
     # A stop of None has no exits, and another value has.
-    sees = needs_account(setting.bars, setting.rule(**combinations[rows[0]]))
+    sees = needs_account(grid.bars, grid.rule(**combinations[rows[0]]))
     return Given(
-        setting.rule,
+        grid.rule,
         tuple(traced),
         tuple(fixed.items()),
         sees,
-        setting.costs,
-        setting.account,
-        setting.dtype,
+        grid.rules,
+        grid.dtype,
         max([*whole, 1]),
     )
 
 
-def tail_metrics(setting: Setting, turnover: np.ndarray) -> dict[str, np.ndarray]:
+def tail_metrics(grid: GridRun, turnover: np.ndarray) -> dict[str, np.ndarray]:
     """Compute `TAILS` of every combination, `[M]` each, in programs that return every return.
 
     Args:
-      setting: of the sweep.
+      grid: of the sweep.
       turnover: `[M]` of the combinations; one that never traded has no ratios.
     """
-    bars, combinations = setting.bars, setting.combinations
+    bars, combinations = grid.bars, grid.combinations
     traced = traced_parameters(combinations)
     # 16 bytes: two returns of float64 for each bar.
     width = max(1, min(WIDEST, RETURNS_BYTES // (16 * len(bars)), len(combinations)))
-    blocks = _blocks(setting)
+    blocks = _blocks(grid)
     found = {name: np.full(len(combinations), np.nan) for name in TAILS}
     with Progress(len(combinations), "tails", "combinations") as shown:
         for rows, fixed in _parts(_groups(combinations, traced), width):
             with float64_on_cpu():
                 values = _values(combinations, rows, traced, width)
-                given = _given(setting, traced, rows, fixed)
+                given = _given(grid, traced, rows, fixed)
                 every = compiled(program_of_returns, given, values, blocks)(values, blocks)
             plain, excess = np.asarray(every, np.float64)[..., : len(bars)]
             for place, k in enumerate(rows):
@@ -244,9 +241,9 @@ def _in_any_order(
             future.cancel()
 
 
-def _width(setting: Setting, strategy: Strategy, count: int, workers: int) -> int:
+def _width(grid: GridRun, strategy: Strategy, count: int, workers: int) -> int:
     """Return how many combinations one program runs: equally many for each core, within memory."""
-    num_assets = setting.bars.num_assets
+    num_assets = grid.bars.num_assets
     # Windows of closes are not counted, because all combinations share one, see `agents.rolling`.
     with float64_on_cpu(), periods_up_to(1):
         state = jax.eval_shape(lambda: strategy.init(num_assets))
@@ -270,14 +267,14 @@ def _values(
     }
 
 
-def _refuse_no_weights(setting: Setting, sums: AccountSums, log_equity: np.ndarray) -> None:
+def _refuse_no_weights(grid: GridRun, sums: AccountSums, log_equity: np.ndarray) -> None:
     """Refuse infinite targets and percent, as `as_targets` does for one backtest."""
-    largest = max(LARGEST, setting.account.max_gross or 0.0)
+    largest = largest_weight(grid.rules)
     wrong = ~np.isfinite(log_equity) | ~(np.asarray(sums.largest) <= largest)
     if wrong.any():
         k = int(np.argmax(wrong))
         raise BarError(
-            f"combination {setting.combinations[k]} orders a weight of {sums.largest[k]:g}; a "
+            f"combination {grid.combinations[k]} orders a weight of {sums.largest[k]:g}; a "
             "weight is a fraction of equity, neither percent nor units. Divide it, or give "
             "max_gross of at least that where so much leverage is meant."
         )

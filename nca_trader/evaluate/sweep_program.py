@@ -19,8 +19,9 @@ from jax import Array
 from nca_trader.agents import rolling
 from nca_trader.agents import rules as rule_module
 from nca_trader.agents.strategy import Strategy, until_sized
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.state import Account, Legs, Rules, log_return, open_account
+from nca_trader.envs.account.state import Account, Legs, log_return, open_account
 from nca_trader.evaluate.account_sums import (
     AccountSums,
     add_fill,
@@ -34,7 +35,7 @@ from nca_trader.evaluate.inference import block_length
 from nca_trader.evaluate.simulate import legs_between, step_of, strategy_step
 from nca_trader.numerics import as_one_kernel
 from nca_trader.runs.trials import ordered_terms, places
-from nca_trader.types import Bar, Bars, Costs
+from nca_trader.types import Bar, Bars
 
 WIDEST = 1024  # combinations of one program: their state stays in a core's cache
 
@@ -64,7 +65,7 @@ class SweepOutput(NamedTuple):
     blocks: Any
 
 
-def in_blocks(bars: Bars, costs: Costs, rules: Rules, dtype: Any, most: int) -> Blocks:
+def in_blocks(bars: Bars, rules: AccountConfig, dtype: Any, most: int) -> Blocks:
     """Cut bars into at most `most` blocks of equal length; returns are cast to `dtype`."""
     length = block_length(len(bars), most)
     # How many bars the last block lacks.
@@ -80,7 +81,7 @@ def in_blocks(bars: Bars, costs: Costs, rules: Rules, dtype: Any, most: int) -> 
     bar = bars.as_bar()
     fields = {k: jax.tree.map(cut, x) for k, x in bar._asdict().items() if x is not None}
     fields["present"] = cut(bar.present, False)
-    legs = legs_between(bars, costs, rules, 0, len(bars))
+    legs = legs_between(bars, rules, 0, len(bars))
     narrow = jax.tree.map(lambda x: x.astype(dtype) if x.dtype == np.float64 else x, legs)
     # A price of 1 and returns of 0 in the bars that fill up; none of them is used.
     padded = {
@@ -97,7 +98,7 @@ class Given(NamedTuple):
 
     rule: returns the strategy of a combination. traced: names of the parameters that are values of
     the program. fixed: names and values of the others. sees_account: the strategy sees its
-    portfolio, or orders exits. costs, rules: of the account. dtype: of the account, "float32" or
+    portfolio, or orders exits. rules: of the account. dtype: of the account, "float32" or
     "float64". longest: the largest whole number among the values, see `rolling.longest`.
     """
 
@@ -105,8 +106,7 @@ class Given(NamedTuple):
     traced: tuple[str, ...]
     fixed: tuple[tuple[str, Any], ...]
     sees_account: bool
-    costs: Costs
-    rules: Rules
+    rules: AccountConfig
     dtype: str
     longest: int
 
@@ -153,8 +153,7 @@ def _scan_of(given: Given, strategy: Strategy, step: Callable) -> Callable:
     def by_orders(carry: Any, xs: tuple[Blocks, exits.Order]) -> Any:
         return jax.lax.scan(step, carry, xs)[0]
 
-    plain = given.rules == Rules(fill=given.rules.fill, order=given.rules.order)
-    if not plain or given.costs.carries:
+    if not given.rules.plain or given.rules.costs.carries:
         return whole
     if getattr(given.rule, "__module__", "") == rule_module.__name__:
         return as_one_kernel(whole)
@@ -169,12 +168,13 @@ def _begun(
     strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
     if given.rules.scale is not None:
         strategy = until_sized(strategy, given.rules.scale.span)
+    strategy = strategy.with_delay(given.rules.delay)
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
     account = open_account(jnp.zeros(num_assets, dtype), given.rules)
     # Without a book of entries, prices and ages need no memory.
     book = exits.open_book(num_assets, blocks.bar.close.dtype) if given.sees_account else ()
     state = jax.tree.map(jnp.asarray, strategy.init(num_assets))
-    step = functools.partial(_step, strategy=strategy, costs=given.costs, rules=given.rules)
+    step = functools.partial(_step, strategy=strategy, rules=given.rules)
     return strategy, (account, book, state, open_sums(num_assets, dtype)), step
 
 
@@ -226,8 +226,7 @@ def _step(
     carry: tuple[Account, Any, Any, AccountSums],
     xs: tuple[Blocks, exits.Order | None],
     strategy: Strategy,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
 ) -> tuple[tuple[Account, Any, Any, AccountSums], None]:
     """Run one bar of one combination, whose order is given or else decided here."""
     before, book, state, sums = carry
@@ -235,14 +234,14 @@ def _step(
     if book:
         carried = (before, book, state)
         (account, book, state), row = strategy_step(
-            carried, legs, bar, strategy, costs, rules, order=order
+            carried, legs, bar, strategy, rules, order=order
         )
     else:
         if order is None:
             state, order = strategy.decide(state, bar, None)
         # Decided in float64, and rounded once to the account's dtype.
         target = (order.target * order.size).astype(before.weight.dtype)
-        account, row, _ = step_of(before, legs, lambda now: (now, target, ()), costs, rules)
+        account, row, _ = step_of(before, legs, lambda now: (now, target, ()), rules)
     effects, traded = row.effects, sums.turnover
     sums = add_gain(sums, effects.overnight)
     for fill in (effects.called_at_open, effects.at_open):
@@ -254,7 +253,7 @@ def _step(
     held = is_position(account.held).any()
     active = real & (is_position(before.held).any() | held | (sums.turnover > traded))
     interest = None
-    if legs.years is not None and (costs.interest_lend or costs.interest_borrow):
+    if legs.years is not None and (rules.costs.interest_lend or rules.costs.interest_borrow):
         interest = effects.flows.interest / sums.equity.astype(before.weight.dtype)
     # The weight before its size is what has to be a valid weight.
     ordered = row.target if legs.size is None else row.target / legs.size

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account.effects import AT_OPEN as BROKE_AT_OPEN
 from nca_trader.envs.account.effects import INSIDE as BROKE_INSIDE
-from nca_trader.envs.account.state import Rules
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.simulate import Trace
 from nca_trader.types import Bars
@@ -83,7 +83,7 @@ def units_held(bars: Bars, equity: np.ndarray, weights: np.ndarray) -> np.ndarra
     return np.where(metrics.positions(weights) != 0, units, 0.0)
 
 
-def fills_in(bars: Bars, trace: Trace, rules: Rules) -> Fills:
+def fills_in(bars: Bars, trace: Trace, rules: AccountConfig) -> Fills:
     """List what an account did as fills in units.
 
     Args:
@@ -140,7 +140,7 @@ def fills_in(bars: Bars, trace: Trace, rules: Rules) -> Fills:
     return Fills(*(values[before != after] for values in fills))
 
 
-def order_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
+def order_table(fills: Fills, bars: Bars, rules: AccountConfig) -> pd.DataFrame:
     """Return one row per fill of an order, in order of time.
 
     Columns: `time` of the bar, `symbol`, `side` ("buy" or "sell"), `at` ("open", "inside" or
@@ -167,7 +167,7 @@ def order_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
     )
 
 
-def trade_table(fills: Fills, bars: Bars, rules: Rules) -> pd.DataFrame:
+def trade_table(fills: Fills, bars: Bars, rules: AccountConfig) -> pd.DataFrame:
     """Return one row per trade, in order of entry.
 
     Columns: `symbol`; `entry`, `exit` times of the bars (NaT while it is open); `entry_price`,

@@ -18,8 +18,9 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.agents import load_agent
-from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.ranges import expect, nearest, refuse
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+from nca_trader.config.account import complete_account, gather_account
+from nca_trader.config.ranges import expect, taken
 from nca_trader.config.records import plain
 from nca_trader.config.spans import (
     Range,
@@ -28,7 +29,6 @@ from nca_trader.config.spans import (
     check_optuna,
     check_space,
     override,
-    taken,
 )
 from nca_trader.config.toml import to_toml
 from nca_trader.envs import load_env
@@ -76,9 +76,12 @@ class Tuned:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Setup:
+class _Search:
+    """What every trial of a search shares."""
+
     bars: Bars
     env: EnvConfig
+    account: AccountConfig
     agent: AgentConfig
     edge: int
     steps: int | None
@@ -92,6 +95,7 @@ def tune(
     space: Mapping[str, Range],
     folder: str | os.PathLike[str],
     *,
+    account: AccountConfig | None = None,
     training: Training | None = None,
     trials: int = 20,
     selection: float = 0.2,
@@ -108,6 +112,8 @@ def tune(
       agent: what is searched around, a config, a preset's name or a path.
       space: a `Range` by key of the agent, see `nca_trader.config.spans.parse_space`.
       folder: holds the study (Optuna's journal), its settings, and the best agent.
+      account: what the account is given, in the place of the environment's: agents train with what
+        environments have of it, and are scored with the whole.
       training: the environment, and the seeds and steps of each trial.
       trials: of the search in all, with those that a resumed one has done.
       selection: share of the bars, at the end, that score.
@@ -116,7 +122,8 @@ def tune(
         not on the number of workers.
       workers: see `nca_trader.parallel.jobs`.
       done: called with each trial's number and score.
-      settings: fields of `nca.Training` by name, in place of the object, e.g. `env="index_daily"`.
+      settings: fields of `nca.Training` and of `nca.AccountConfig` by name, in place of the
+        objects, e.g. `env="index_daily"`.
 
     Returns:
       The trials and the best agent.
@@ -141,10 +148,7 @@ def tune(
     how = taken("training", Training, training, settings)
     how.refuse("is of a walk-forward", "warm_start", "deploy", "name")
     known = [*inspect.signature(tune).parameters, "env", "seeds", "steps", "seed"]
-    refuse(
-        f"unknown setting {name!r}; {nearest(name, known)}There are {', '.join(known)}."
-        for name in settings
-    )
+    given = gather_account(account, settings, known)
     steps, seed, seeds = how.steps, how.seed, how.seeds or 1
     for name, value in (("trials", trials), ("batch", batch)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -153,14 +157,17 @@ def tune(
         raise ConfigError(f"{argument('selection', selection)}: give a share between 0 and 1.")
     if not space:
         raise ConfigError(f"{argument('space')}: no hyper-parameter to search; give one.")
-    config = load_env(how.env)
+    own = dataclasses.replace(given, delay=None, risk=None)  # which no environment has
+    config = load_env(how.env).with_account(own)
+    complete_account(given, config)  # refused before the first trial
     # A job trains one seed, so that workers share the seeds of a trial.
     loaded = dataclasses.replace(load_agent(agent), num_seeds=1)
     # With the agent: a key is known, and both ends are values that its config accepts.
     check_space(loaded, space)
-    setup = _Setup(
+    search = _Search(
         bars=bars,
         env=config,
+        account=given,
         agent=loaded,
         edge=len(bars) - round(len(bars) * selection),
         steps=steps,
@@ -182,6 +189,8 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
+    if given.delay or given.risk:
+        decisive["account"] = {"delay": given.delay, "risk": plain(given.risk)}
     tracker = tracker_of(how.track)
     WorkFolder(path, SETTINGS, "search", decisive).begin()
     study = study_of(path / JOURNAL)
@@ -197,8 +206,8 @@ def tune(
 
         # The time left is estimated from what is still to be trained.
         shown.skip(min(before, trials) * seeds)
-        _search(study, setup, space, path, trials, seeds, batch, workers, report, shown)
-        found = _result(study, setup, path)
+        _search(study, search, space, path, trials, seeds, batch, workers, report, shown)
+        found = _result(study, search, path)
         tracked.results = {name: getattr(found, name) for name in ("score", "count", "by_luck")}
     return found
 
@@ -227,7 +236,7 @@ def _finished(study: Any) -> list[Any]:
 
 def _search(
     study: Any,
-    setup: _Setup,
+    search: _Search,
     space: Mapping[str, Range],
     folder: pathlib.Path,
     total: int,
@@ -240,19 +249,19 @@ def _search(
     import optuna
 
     root = folder.resolve()
-    data = data_record(setup.bars)
+    data = data_record(search.bars)
     while (begun := len(_finished(study))) < total:
         # Seeded by what is done, so that a resumed search proposes what an unbroken one would.
-        study.sampler = optuna.samplers.TPESampler(seed=setup.seed + begun)
+        study.sampler = optuna.samplers.TPESampler(seed=search.seed + begun)
         asked = [study.ask() for _ in range(min(batch, total - begun))]
         proposed = [overrides_of(trial, space) for trial in asked]
         pairs = [(k, i) for k in range(len(asked)) for i in range(seeds)]
         jobs = [
-            Job(f"trial {asked[k].number}, seed {i}", (proposed[k], setup.seed + i))
+            Job(f"trial {asked[k].number}, seed {i}", (proposed[k], search.seed + i))
             for k, i in pairs
         ]
-        agents = [load_agent(setup.agent, overrides) for overrides in proposed]
-        code = [name for agent in agents for name in own_names(setup.env, agent)]
+        agents = [load_agent(search.agent, overrides) for overrides in proposed]
+        code = [name for agent in agents for name in own_names(search.env, agent)]
         # Counted before they train, so that no trial is forgotten.
         for trial in asked:
             name = f"{root.name}-{trial.number}"
@@ -260,7 +269,7 @@ def _search(
         found = run_jobs(
             _score,
             jobs,
-            setup,
+            search,
             workers=workers,
             done=lambda number, score: shown.update(),
             code=code,
@@ -292,37 +301,38 @@ def overrides_of(trial: Any, space: Mapping[str, Range]) -> list[str]:
     return found
 
 
-def _score(setup: _Setup, overrides: list[str], seed: int) -> float:
+def _score(search: _Search, overrides: list[str], seed: int) -> float:
     """Train one agent of a trial, and score it on the selection span: one job."""
-    agent = load_agent(setup.agent, overrides)
+    agent = load_agent(search.agent, overrides)
     with scratch() as folder:
-        env = TradingEnv(setup.bars[: setup.edge], setup.env)
+        env = TradingEnv(search.bars[: search.edge], search.env)
         # The folder is deleted at the end: only the score is kept, and the trial log is elsewhere.
-        run = train(env, agent, folder / "run", steps=setup.steps, seed=seed)
-        start = str(setup.bars.index[setup.edge])
-        return backtest(setup.bars, run, start=start, look=False).metrics[setup.metric]
+        run = train(env, agent, folder / "run", steps=search.steps, seed=seed)
+        start = str(search.bars.index[search.edge])
+        result = backtest(search.bars, run, account=search.account, start=start, look=False)
+        return result.metrics[search.metric]
 
 
-def _result(study: Any, setup: _Setup, folder: pathlib.Path) -> Tuned:
+def _result(study: Any, search: _Search, folder: pathlib.Path) -> Tuned:
     rows = [
         {"trial": t.number, **t.params, "score": math.nan if t.value is None else t.value}
         | {"seeds": t.user_attrs["scores"]}
         for t in _finished(study)
     ]
     table = pd.DataFrame(rows).set_index("trial")
-    best, score = setup.agent, math.nan
+    best, score = search.agent, math.nan
     if table["score"].notna().any():
         number = int(table.index[int(np.nanargmax(table["score"]))])
         chosen = next(t for t in study.get_trials() if t.number == number)
         overrides = [override(key, value) for key, value in chosen.params.items()]
-        best, score = load_agent(setup.agent, overrides), float(chosen.value)
+        best, score = load_agent(search.agent, overrides), float(chosen.value)
     write_atomically(folder / BEST, to_toml(best))
-    count = trials.count(folder.resolve().parent, "train", data_record(setup.bars))
-    luck, num = math.nan, len(setup.bars) - setup.edge
-    if setup.metric == "sharpe":
+    count = trials.count(folder.resolve().parent, "train", data_record(search.bars))
+    luck, num = math.nan, len(search.bars) - search.edge
+    if search.metric == "sharpe":
         # Of trials without skill, whose ratios have a variance of 1 / (T - 1).
         per_bar = expected_max_sharpe(max(count, 1), 1.0 / max(num - 1, 1))
-        luck = per_bar * math.sqrt(setup.bars.bars_per_year)
+        luck = per_bar * math.sqrt(search.bars.bars_per_year)
     return Tuned(
         trials=table, best=best, score=score, count=count, by_luck=luck, path=folder / BEST
     )

@@ -151,7 +151,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
       Account features `[S, L, A, P, 1, 3]`, and rewards `[S, L, A, P, n]`; of coupled assets
       `[S, L, A, m, m]`, by the numbers of `levels_of`.
     """
-    config, spec, rules = dynamics = market.dynamics
+    _, spec, rules = dynamics = market.dynamics
     positions, actions = jnp.asarray(spec.targets, jnp.float32), jnp.arange(spec.num_actions)
     # One bar more than decisions: the last reward is that of the bar after the last decision.
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
@@ -172,7 +172,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
         """Move an account through the bar that fills its position."""
         # Orders that fill at the close are filled before this bar begins; others wait for its open.
         pending = jnp.full_like(account.pending, WHOLE if rules.fill == "next_open" else FILLED)
-        return on_bar(account._replace(pending=pending), legs, config.costs, rules)[0]
+        return on_bar(account._replace(pending=pending), legs, rules)[0]
 
     def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
         episode = Episode(account, draw.cost_scale)
@@ -203,10 +203,9 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
 
 def coupled(dynamics: Dynamics) -> bool:
     """Return whether a cap cuts full positions in all assets, which ties them to each other."""
-    config, spec, _ = dynamics
+    _, spec, rules = dynamics
     gross = spec.size * spec.num_assets
-    caps = [cap for cap in (config.max_gross, config.max_net) if cap is not None]
-    return gross > min(caps, default=gross) * (1 + 1e-9)
+    return gross > min(rules.max_gross, rules.max_net) * (1 + 1e-9)
 
 
 def levels_of(dynamics: Dynamics) -> tuple[np.ndarray, np.ndarray]:

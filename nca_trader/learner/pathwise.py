@@ -256,7 +256,7 @@ def _trade_of(env: TradingEnv) -> Trade:
     """Return a trade in the last bar."""
     legs = jax.tree.map(lambda leg: jnp.asarray(leg[-1]), env.market.legs)
     quoted = jnp.zeros_like(legs.overnight) if legs.half_spread is None else legs.half_spread
-    money = None if env.rules.capital is None else jnp.asarray(env.rules.capital)
+    money = jnp.asarray(env.rules.capital) if env.rules.capital else None
     return Trade(legs.overnight, legs.open, legs.volume, quoted, money)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import itertools
 import math
 import os
@@ -22,7 +23,8 @@ import numpy as np
 from nca_trader import __version__
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+from nca_trader.config.account import gather_account
 from nca_trader.config.learning import LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import to_toml
@@ -111,19 +113,25 @@ class Trial:
     controls: dict[str, AgentConfig]
 
 
-def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
+def prepare(
+    name: str,
+    agent: AgentConfig,
+    steps: int | None = None,
+    given: AccountConfig = AccountConfig(),
+) -> Trial:
     """Prepare the trial of `agent` in one environment.
 
     Args:
       name: of the environment, a preset or a TOML file.
       agent: the agent to prove.
       steps: environment steps; None is the agent's own, fewer where there are several assets.
+      given: of the account, in the place of the environment's own.
 
     Raises:
       ConfigError: an unknown environment; one on real bars; one that does not pay what its market
         pays.
     """
-    market, config = known_market(name)
+    market, config = known_market(name, given)
     config = dataclasses.replace(config, market_bars=1_000)
     kind = env_of(config, 0)  # a short draw, to see the kind of account and the number of assets
     num_assets = kind.spec.num_assets
@@ -146,7 +154,9 @@ def prepare(name: str, agent: AgentConfig, steps: int | None = None) -> Trial:
     return Trial(market=name, config=config, agent=agent, controls=controls)
 
 
-def known_market(name: str) -> tuple[SyntheticMarket, EnvConfig]:
+def known_market(
+    name: str, given: AccountConfig = AccountConfig()
+) -> tuple[SyntheticMarket, EnvConfig]:
     """Return the market of an environment with its optimum, and the environment that agents see.
 
     Raises:
@@ -154,7 +164,7 @@ def known_market(name: str) -> tuple[SyntheticMarket, EnvConfig]:
     """
     if name in FROZEN:
         frozen(name)  # refuses an edited preset
-    config = shown(load_env(name))
+    config = shown(load_env(name)).with_account(given)
     if not config.market:
         raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
     market = solved(market_of(config))
@@ -259,6 +269,8 @@ def prove(
     controls: bool = True,
     workers: int | str | None = None,
     say: Say = lambda line: None,
+    account: AccountConfig | None = None,
+    **settings: Any,
 ) -> list[Proof]:
     """Measure the fraction of a known optimum that an agent reaches, on each of several markets.
 
@@ -280,6 +292,9 @@ def prove(
       workers: that train, see `nca_trader.parallel.jobs`. The fractions do not depend on them, the
         seconds do.
       say: called with a line for each run.
+      account: what the account is given. A value that its market does not have is refused, because
+        the optimum would be another.
+      settings: fields of `nca.AccountConfig` by name, in the place of the record.
 
     Returns:
       A `Proof` for each market and seed; `proof.row()` is what `nca-trader prove --json` prints.
@@ -295,6 +310,7 @@ def prove(
       0.93
     """
     names = list(BARS) if markets is None else list(markets)
+    given = gather_account(account, settings, inspect.signature(prove).parameters)
     parse_workers(workers)
     for seed in [] if seeds is None else [*seeds] or [None]:
         if not isinstance(seed, Integral) or seed < 0:
@@ -305,11 +321,11 @@ def prove(
         if steps is not None:
             raise ConfigError(f"{entry.name} is not trained here; give no {argument('steps')}.")
         bars = ((name, BARS.get(name, DEFAULT_BAR)) for name in names)
-        asked = [Asked(name, bar, *known_market(name), FROZEN.get(name)) for name, bar in bars]
+        asked = [Asked(n, bar, *known_market(n, given), FROZEN.get(n)) for n, bar in bars]
         return prove_entry(entry, asked, seeds, controls, say)
     loaded = load_agent(agent)
     # All are prepared first, so that a mistake in the last name is found before any run.
-    prepared = [prepare(name, loaded, steps) for name in names]
+    prepared = [prepare(name, loaded, steps, given) for name in names]
     # Drawn and not fixed, so that seeds cannot be chosen by their results.
     seeds = [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)] if seeds is None else seeds
     return prove_markets(prepared, seeds, controls, workers, say)

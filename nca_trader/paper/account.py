@@ -336,7 +336,7 @@ class Reported:
         Another venue still holds it, and no decision of the agent is about such a position.
         """
         after = self._core.agent.rules.delist_after
-        if after is None:
+        if after == np.inf:
             return None
         # Equal and not above: it halts once, and a person who resumes has seen it.
         gone = (state.missing == after) & (self.books.units != 0.0)
@@ -374,7 +374,7 @@ class Reported:
         """Journal target weights as orders in units, and those that cannot be sent."""
         agent, known = self._core.agent, self.router.ledger.order
         orders = {o.client_id: o for o in outcome.sent if known(o.client_id) is None}
-        sizes = (self.books, close, agent.costs, agent.rules.borrow)
+        sizes = (self.books, close, agent.rules.costs, agent.rules.borrow)
         tickets, refused = self.router.size(list(orders.values()), *sizes)
         for name, code in refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}

@@ -19,17 +19,18 @@ from nca_trader.agents.identity import digest_of
 from nca_trader.agents.policy import read_out
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import (
-    LARGEST,
     as_targets,
     call_function,
     has_exits,
     in_force,
+    largest_weight,
     strategy_faults,
 )
 from nca_trader.cloud import CloudPath
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book
-from nca_trader.envs.account.state import Account, Rules, open_account
+from nca_trader.envs.account.state import Account, open_account
 from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError, argument
@@ -38,10 +39,10 @@ from nca_trader.paper.core import Agent, Decision
 from nca_trader.paper.drift import Usual, usual_turnover
 from nca_trader.runs.folder import versions
 from nca_trader.runs.manifest import Run
-from nca_trader.types import Bar, Bars, Costs, EnvSpec, fields_of, split_columns
+from nca_trader.types import Bar, Bars, EnvSpec, fields_of, split_columns
 
 
-def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
+def run_agent(run: Run, rules: AccountConfig) -> Agent:
     """Return the agent of a run: the mean of its seeds, or the one that was chosen.
 
     Raises:
@@ -85,7 +86,6 @@ def run_agent(run: Run, costs: Costs, rules: Rules) -> Agent:
         receptive_field=policy.receptive_field,
         num_agents=run.num_acting,
         first_decision=policy.first_decision,
-        costs=costs,
         rules=rules,
         usual=usual_of(run),
         identity=identity_of(run),
@@ -209,13 +209,12 @@ class Plan(NamedTuple):
     last: np.ndarray
 
 
-def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -> Agent:
+def strategy_agent(strategy: Strategy, bars: Bars, rules: AccountConfig) -> Agent:
     """Return the agent of a strategy, which may see its portfolio.
 
     Args:
       strategy: what decides.
       bars: any bars of the symbols that it trades; for their types alone.
-      costs: of the account.
       rules: of the account.
 
     Raises:
@@ -264,7 +263,6 @@ def strategy_agent(strategy: Strategy, bars: Bars, costs: Costs, rules: Rules) -
         open=lambda: _flat(num_assets, rules),
         act=act,
         first_decision=0,
-        costs=costs,
         rules=rules,
         identity=_identity_of(strategy),
         sees_book=sees,
@@ -279,19 +277,16 @@ class History(NamedTuple):
     targets: np.ndarray
 
 
-def function_agent(
-    function: Callable[[Bars], Any], bars: Bars, costs: Costs, rules: Rules
-) -> Agent:
+def function_agent(function: Callable[[Bars], Any], bars: Bars, rules: AccountConfig) -> Agent:
     """Return the agent of a function of bars, which is called on the history at each decision.
 
     Args:
       function: `(bars) -> targets`, `[N]` or `[N, A]`.
       bars: any bars of the symbols that it trades; for their names alone.
-      costs: of the account.
       rules: of the account.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    largest = max(LARGEST, rules.max_gross or 0.0)
+    largest = largest_weight(rules)
 
     def act(memory: History, bar: Bar, account: Account | None, book: Book | None, first: bool):
         # Kept before trading too: a function may need the whole history at its first decision.
@@ -327,7 +322,6 @@ def function_agent(
         open=lambda: _flat(bars.num_assets, rules),
         act=act,
         first_decision=0,
-        costs=costs,
         rules=rules,
         identity=_identity(name, function),
     )
@@ -339,7 +333,7 @@ def _decision(weight: np.ndarray) -> Decision:
     return Decision(weight if usable else np.full(len(weight), np.nan), usable=usable)
 
 
-def _flat(num_assets: int, rules: Rules) -> Account:
+def _flat(num_assets: int, rules: AccountConfig) -> Account:
     with float64_on_cpu():
         return jax.tree.map(np.asarray, open_account(np.zeros(num_assets), rules))
 

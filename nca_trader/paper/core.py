@@ -6,6 +6,7 @@ a session and when it is repeated from its journal.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.effects import AccountFill
@@ -27,13 +29,12 @@ from nca_trader.envs.account.state import (
     Account,
     Legs,
     Quote,
-    Rules,
     next_legs,
 )
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.drift import Usual
 from nca_trader.paper.venue import TargetOrder, client_id
-from nca_trader.types import Bar, Costs
+from nca_trader.types import Bar
 
 _entered = jax.jit(exits.entered)
 _aged = jax.jit(exits.aged)
@@ -55,24 +56,24 @@ class Programs(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def programs(costs: Costs, rules: Rules) -> Programs:
+def programs(rules: AccountConfig) -> Programs:
     """Compile the functions of an account. What its costs and rules leave out is not compiled."""
 
     # What a caller does not need is not returned: the effects of a fill are 15 arrays.
     def on_bar(account: Account, legs: Legs) -> Account:
-        return accounting.on_bar(account, legs, costs, rules)[0]
+        return accounting.on_bar(account, legs, rules)[0]
 
     def of_book(account: Account, book: Book, bar: Bar, legs: Legs) -> tuple[Account, Book]:
         # Without levels in the book nothing leaves inside the bar.
-        return exits.on_bar(account, book, bar, legs, costs, rules)[:2]
+        return exits.on_bar(account, book, bar, legs, rules)[:2]
 
     def place(account: Account, target: Array, quote: Quote) -> tuple[Account, Array]:
-        unfilled = rules._replace(fill="next_open")
-        placed, _ = accounting.place(account, target, quote, costs, unfilled)
+        unfilled = dataclasses.replace(rules, fill="next_open")
+        placed, _ = accounting.place(account, target, quote, unfilled)
         return placed, capped(placed.ordered, unfilled)
 
     def trade(account: Account, quote: Quote) -> tuple[Account, AccountFill]:
-        account, fill = accounting.trade(account, quote, costs, rules)
+        account, fill = accounting.trade(account, quote, rules)
         effects: Any = (fill.traded, fill.cost, None)
         return account, AccountFill(*effects)
 
@@ -122,7 +123,7 @@ class Agent(NamedTuple):
       True at the first decision.
     first_decision: row of the first bar that may be decided at.
     sees_book: whether `act` needs a `Book`, the memory behind a `Portfolio`.
-    costs, rules: of the account. identity: what makes a session this one, e.g. hashes.
+    rules: what the account is given. identity: what makes a session this one, e.g. hashes.
     features: names of what a policy sees. usual: what it is used to, see `paper.drift`. history:
     bars that a live session begins with at least.
     """
@@ -134,8 +135,7 @@ class Agent(NamedTuple):
         [Any, Bar, Account | None, Book | None, bool], tuple[Any, Account | None, Decision | None]
     ]
     first_decision: int
-    costs: Costs
-    rules: Rules
+    rules: AccountConfig
     identity: dict[str, Any]
     sees_book: bool = False
     features: tuple[str, ...] = ()
@@ -218,7 +218,7 @@ class Core:
 
     def __init__(self, agent: Agent, run: str, start: int | None = None):
         self.agent, self.run = agent, run
-        self._programs = programs(agent.costs, agent.rules)
+        self._programs = programs(agent.rules)
         self._start = -(2**62) if start is None else start  # before any time in seconds
         self._handed: tuple[Any, Any] = (None, None)  # an account, and the same as jax's arrays
 
@@ -245,8 +245,7 @@ class Core:
         seconds = 0 if state.last is None else int(bar.time[0]) - state.last
         missing = self.missing(state, bar)
         _, size = self._sizes(state, bar)
-        costs, rules = self.agent.costs, self.agent.rules
-        return next_legs(state.close, bar, seconds, missing, costs, rules, size)
+        return next_legs(state.close, bar, seconds, missing, self.agent.rules, size)
 
     def _sizes(self, state: State, bar: Bar) -> tuple[VolatilityState, np.ndarray | None]:
         """Return the memory of sizes after `bar`, and its sizes; None where they are fixed."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nca_trader.envs.account.state import Quote, Rules, worsening
+from nca_trader.config import AccountConfig
+from nca_trader.envs.account.state import Quote, worsening
 from nca_trader.runs.reference import BINS, WINDOW, Reference, psi, schema_of
-from nca_trader.types import Bar, Costs
+from nca_trader.types import Bar
 
 if TYPE_CHECKING:
     from nca_trader.paper.account import Seen
@@ -46,12 +47,11 @@ class DriftWatch:
     Args:
       usual: what it is used to.
       features: names of the F features that it computes.
-      costs: as modelled.
-      rules: of the account.
+      rules: of the account, with the costs as modelled.
     """
 
-    def __init__(self, usual: Usual, features: Sequence[str], costs: Costs, rules: Rules):
-        self._usual, self._costs, self._rules = usual, costs, rules
+    def __init__(self, usual: Usual, features: Sequence[str], rules: AccountConfig):
+        self._usual, self._rules = usual, rules
         self._names = tuple(features)
         self._rows: deque[np.ndarray] = deque()
         self._excess: deque[float] = deque(maxlen=FILLS)
@@ -159,7 +159,7 @@ class DriftWatch:
         market = np.asarray(quote.price, np.float64)
         sizes = np.where(np.arange(len(market)) == asset, units, 0.0)
         worth = np.asarray(money)
-        worse = worsening(sizes, quote, self._costs, self._rules.tick, worth)[0]
+        worse = worsening(sizes, quote, self._rules, worth)[0]
         modelled = np.broadcast_to(np.asarray(worse, np.float64), market.shape)[asset]
         # Above 0 is worse, for buys and for sales.
         paid = np.sign(units) * (price / market[asset] - 1.0)

@@ -12,14 +12,17 @@ every bar, so that each checks the other's arithmetic.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import PLAIN
 from nca_trader.config.records import loads
-from nca_trader.envs.account.state import Legs, Quote, Rules, executable, next_legs, worsening
+from nca_trader.envs.account.state import Legs, Quote, executable, next_legs, worsening
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.exchange_file import ExchangeFile
@@ -38,7 +41,7 @@ from nca_trader.paper.venue import (
     Ticket,
     valued,
 )
-from nca_trader.types import Bar, Costs, Tensor
+from nca_trader.types import Bar, Tensor
 
 DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and makes no fill
 
@@ -54,15 +57,17 @@ class Exchange:
       path: the SQLite file, made with mode 0600 where it does not exist. None keeps the books in
         memory, for a replay, and no fill or payment once it has been returned.
       capital: cash at the start, in money.
-      costs: what trading and holding cost.
       symbols: `A` names, the order of every array.
-      rules: of the account: lots, ticks, margin and the like; `capital` replaces theirs.
+      rules: of the account: costs, lots, ticks, margin and the like; `capital` replaces theirs.
 
     Raises:
       ConfigError: the file holds the books of other symbols or another capital.
       StateError: the file cannot be used.
 
-    >>> exchange = Exchange(None, 1000.0, Costs(commission=0.01), ["X"])
+    >>> import dataclasses
+    >>> from nca_trader.types import Costs
+    >>> rules = dataclasses.replace(PLAIN, costs=Costs(commission=0.01))
+    >>> exchange = Exchange(None, 1000.0, ["X"], rules)
     >>> exchange.work([TargetOrder("a", "X", 0.5)])
     (['a'], [])
     >>> quote = Quote(present=np.array([True]))
@@ -77,14 +82,13 @@ class Exchange:
         self,
         path: str | Path | None,
         capital: float,
-        costs: Costs,
         symbols: Sequence[str],
-        rules: Rules = Rules(),
+        rules: AccountConfig = PLAIN,
     ):
         if not (np.isfinite(capital) and capital > 0.0):
             raise ConfigError(f"capital = {capital} is not a sum of money above 0; give more.")
         self.path = None if path is None else Path(path)
-        self._symbols, self._costs, self._rules = tuple(symbols), costs, rules
+        self._symbols, self._rules = tuple(symbols), rules
         self._about = {"symbols": list(self._symbols), "capital": float(capital)}
         self._targets: dict[str, TargetOrder] = {}  # the orders in weights, by symbol
         self._cash, self._units = float(capital), np.zeros(len(self._symbols))
@@ -123,7 +127,7 @@ class Exchange:
         gone = ~bar.present & np.isfinite(self._close)
         missing = np.where(gone, self._missing + 1, 0)
         # The account's own returns and charges, so that both sides charge alike.
-        legs = next_legs(self._close, bar, time - last, missing, self._costs, self._rules)
+        legs = next_legs(self._close, bar, time - last, missing, self._rules)
         with self._file.transaction(self._books):
             fills, at_open = self._fill_open(bar.open, legs)
             more, at_close = self._fill_close(bar.close, legs)
@@ -310,12 +314,12 @@ class Exchange:
         units = self._taken(wanted, known, quote)
         worse = self._worse(units, known, quote)
         bought, sold = np.maximum(units, 0.0), np.maximum(-units, 0.0)
-        f = self._costs.commission
+        f = self._rules.costs.commission
         # The commission is charged on what is paid, slippage included.
         need = (bought * known * (1 + worse)).sum() * (1 + f)
         cash = self._cash + (sold * known * (1 - worse)).sum() * (1 - f)
         # Fees of every fill come first, so that the last one can be paid.
-        cash = max(cash - self._costs.fixed_fee * np.count_nonzero(units), 0.0)
+        cash = max(cash - self._rules.costs.fixed_fee * np.count_nonzero(units), 0.0)
         if not self._rules.borrow and need > cash:
             # Shaded by a few ulps, so that the sum of the payments cannot round above the cash.
             cut = cash / need * (1.0 - 4e-16 * (4 + len(bought)))
@@ -334,7 +338,7 @@ class Exchange:
         # Exactly 0 where nothing was cut, as the fill is this very difference.
         rest = order.units - order.filled - filled
         # What a used-up volume held back is filled later.
-        waits = self._rules.max_participation is not None
+        waits = self._rules.max_participation < math.inf
         status = "filled" if rest == 0.0 else "working" if waits else "cancelled"
         self._file.update(order.client_id, order.units - rest, status)
 
@@ -345,7 +349,7 @@ class Exchange:
 
     def _held(self, price: np.ndarray, years: Tensor) -> float:
         """Return interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
-        costs, cash, value = self._costs, self._cash, valued(self._units, price)
+        costs, cash, value = self._rules.costs, self._cash, valued(self._units, price)
         owed = costs.interest_borrow * max(-cash, 0.0)
         owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
         earned = costs.interest_lend * max(cash, 0.0)
@@ -358,7 +362,7 @@ class Exchange:
         """Return `[A]` how much worse than `price` these trades fill, as a fraction of it."""
         # A NaN price is of an asset that is not there yet; nothing of it is held or traded.
         at, money = quote._replace(price=price), np.asarray(self._equity(price))
-        worse = worsening(units, at, self._costs, self._rules.tick, money)[0]
+        worse = worsening(units, at, self._rules, money)[0]
         return np.broadcast_to(np.asarray(worse, np.float64), price.shape)
 
     def _taken(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
@@ -372,7 +376,7 @@ class Exchange:
         ones to the high, at the same time.
         """
         margin, low, high = self._rules.maintenance_margin, legs.low, legs.high
-        if margin is None or low is None or high is None:
+        if not margin or low is None or high is None:
             return []
         value = valued(self._units, self._opened)
         worst = np.where(value > 0.0, low, high)
@@ -387,7 +391,7 @@ class Exchange:
     def _margin_call(self, price: np.ndarray, quote: Quote, moment: str) -> list[Fill]:
         """Close every position that is quoted, if equity is too small for the gross position."""
         margin = self._rules.maintenance_margin
-        if margin is None:
+        if not margin:
             return []
         gross = float(np.abs(valued(self._units, price)).sum())
         # Inside a bar the price is where the margin is met, to rounding.
@@ -399,7 +403,7 @@ class Exchange:
         self._units[present & ~some] = 0.0
         closing = np.where(present & some, -self._units, 0.0)
         worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)
-        fee = self._costs.liquidation_fee
+        fee = self._rules.costs.liquidation_fee
         self._targets = {}  # a call withdraws all orders, as in the account
         fills = [
             self._book(
@@ -429,8 +433,8 @@ class Exchange:
     ) -> Fill:
         """Book one execution of signed `units`; `extra` is a fee as a fraction of notional."""
         paid = price * (1 + worse) if units > 0.0 else price * (1 - worse)
-        commission = abs(units) * (paid * self._costs.commission + price * extra)
-        commission += self._costs.fixed_fee
+        commission = abs(units) * (paid * self._rules.costs.commission + price * extra)
+        commission += self._rules.costs.fixed_fee
         self._cash -= units * paid + commission
         self._units[index] += units
         symbol = self._symbols[index]
@@ -471,7 +475,7 @@ class Exchange:
             self._bar = completed(bar_of(rows, self._symbols, time), close)
             # Of its returns nothing is known any more, and no order needs them.
             none = np.zeros(len(close), int)
-            legs = next_legs(close, self._bar, 0, none, self._costs, self._rules)
+            legs = next_legs(close, self._bar, 0, none, self._rules)
             self._at_close = legs.at_close
 
     def _books(self) -> str:

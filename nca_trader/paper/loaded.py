@@ -14,14 +14,14 @@ from numpy.typing import ArrayLike
 from nca_trader.agents.strategy import sized_once
 from nca_trader.agents.targets import strategy_targets
 from nca_trader.cloud import CloudPath
+from nca_trader.config import AccountConfig
 from nca_trader.config.ranges import described, expect
 from nca_trader.envs.account.risk import sizes
-from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import decide_last
 from nca_trader.paper.core import Core, Observed, View
 from nca_trader.paper.gate import completed
-from nca_trader.paper.subjects import Terms, agent_of
+from nca_trader.paper.subjects import agent_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
 from nca_trader.types import PRICES, Bar, Bars, fields_of, split_columns
@@ -123,7 +123,7 @@ class LoadedAgent:
                 f"{rule.name}: sees the fills of its account, which weights do not show; use "
                 "nca.paper_trade."
             )
-        scale = rules_of(self.run.env_config).scale
+        scale = self.run.account.scale
         if scale is None:
             targets = strategy_targets(bars, rule)
         else:
@@ -164,7 +164,7 @@ class AgentStream:
             history = Bars(time=np.zeros(0, "datetime64[ns]"), symbols=names, **fields)
         expect("history", history, Bars, "nca.Bars of the bars before the first decision")
         # What is ordered and filled is the caller's; an amount of money sizes nothing here.
-        agent = agent_of(run.path, run, history, 1.0, Terms(None, None, {}))
+        agent = agent_of(run.path, run, history, 1.0, AccountConfig())
         if agent.sees_book:
             raise ConfigError(
                 f"{run.path}: what was deployed sees the fills of its account; use nca.paper_trade."

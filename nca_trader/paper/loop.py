@@ -113,7 +113,7 @@ class Session:
         self._clock = Waits(clock or Clock(), self._heard)
         self._core = Core(agent, self.run, start)
         self._state = self._core.begin()
-        self._drift = DriftWatch(agent.usual, agent.features, agent.costs, agent.rules)
+        self._drift = DriftWatch(agent.usual, agent.features, agent.rules)
         self._record = Record(journal, self.run, agent.symbols, started, self._drift.status)
         self._times = Timetable(self._feed)
         self._failures = 0

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nca_trader.cloud import local
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import gather_account
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
 from nca_trader.paper.chain import Head, HeadFile, connect_reader
@@ -23,7 +25,7 @@ from nca_trader.paper.gate import INCOME, bar_of, completed
 from nca_trader.paper.journal import Diverged, Journal, read_events, verify
 from nca_trader.paper.loop import Session
 from nca_trader.paper.risk import lifts_of
-from nca_trader.paper.subjects import Subject, Terms, refuse_sleeves, refuse_subject, subject_on
+from nca_trader.paper.subjects import Subject, refuse_sleeves, refuse_subject, subject_on
 from nca_trader.types import PRICES, Bars, Costs
 
 # What follows from the bars and the agent alone. The rest depends on when a session was stopped, or
@@ -102,7 +104,9 @@ def rebuild(
     costs: Costs | None = None,
     fill: str | None = None,
     order: str | None = None,
-    **limits: Any,
+    *,
+    account: AccountConfig | None = None,
+    **settings: Any,
 ) -> Rebuilt:
     """Trade a journal's own bars again, and compare every event that follows from them.
 
@@ -119,7 +123,8 @@ def rebuild(
       costs: likewise.
       fill: likewise.
       order: likewise.
-      **limits: likewise.
+      account: likewise.
+      **settings: likewise.
 
     Raises:
       ConfigError: run, costs or rules are not the journal's, by their hashes; names what differs.
@@ -134,12 +139,13 @@ def rebuild(
     body = started.body
     refuse_sleeves(path, body)
     # They were accepted once, so they are not judged again.
-    bars, terms = _bars_of(path, tuple(body["symbols"])), Terms(costs, fill, limits, order)
+    bars = _bars_of(path, tuple(body["symbols"]))
+    given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
 
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
         return ReplayFeed(bars if tied is None else bars.select(*tied))
 
-    subject, source = subject_on(run, feed_of, body["capital"], terms, seed, force_agent)
+    subject, source = subject_on(run, feed_of, body["capital"], given, seed, force_agent)
     compared = DECIDED if "venue" in body else REBUILT
     with scratch() as folder:
         copy = _copied(path, folder / path.name)
@@ -168,7 +174,7 @@ def _traded_again(
     past: Any = _Past(started) if live else source
     venue: Any = past
     if not live:
-        venue = Exchange(None, capital, agent.costs, agent.symbols, agent.rules)
+        venue = Exchange(None, capital, agent.symbols, agent.rules)
     session = Session(agent, past, venue, journal, capital, start, lifts=lifts)
     difference = ""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -12,19 +13,20 @@ from typing import Any
 import numpy as np
 
 from nca_trader.cloud import CloudPath
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import gather_account
 from nca_trader.config.extensions import called, load
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import parse_step, replayed, source_of
 from nca_trader.data.features import refuse_absent
 from nca_trader.data.time_frames import refuse_other_length
-from nca_trader.envs.account.state import Rules
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import LiveFeed, ReplayFeed, parse_feed
 from nca_trader.paper.fetch import open_vendor, symbols_of
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.loop import WARMUP, Session
-from nca_trader.paper.subjects import Subject, Terms, refuse_subject, subject_on
+from nca_trader.paper.subjects import Subject, refuse_subject, subject_on
 from nca_trader.paper.venue import Venue
 from nca_trader.runs.manifest import seen_rows
 from nca_trader.runs.universe import trained_symbols
@@ -60,7 +62,9 @@ def paper_trade(
     costs: Costs | None = None,
     warmup: int | None = None,
     allow_code: bool = False,
-    **limits: Any,
+    *,
+    account: AccountConfig | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
 
@@ -82,8 +86,10 @@ def paper_trade(
       costs: of trading and holding; None are the run's, and nothing for a strategy.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
       allow_code: whether own code that the run names may load, see `Run`.
-      **limits: `fill`, `order` and limits as in `nca_trader.backtest`; `capital`, money at the
-        start, is 100,000 where it is not given.
+      account: all that the account is given, with the costs, in one record.
+      **settings: other fields of `nca.AccountConfig` by name, in the place of the record, as in
+        `nca.backtest`; `capital`, money at the start, is 100,000 where it is not given. There is
+        no `delay`, as a venue has its own.
 
     Returns:
       `Session.result()`, and more keys. `in_sample`: the number of bars traded so far up to the
@@ -107,8 +113,10 @@ def paper_trade(
       True
     """
     refuse_subject(run)
-    fill, order = limits.pop("fill", None), limits.pop("order", None)
-    capital = limits.pop("capital", DEFAULT_CAPITAL)
+    given = gather_account(account, {"costs": costs} | settings)
+    # Apart from the account: lots and fees alone need it there, and a session always has one.
+    capital = given.capital if given.capital is not None else DEFAULT_CAPITAL
+    given = dataclasses.replace(given, capital=None)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
     live = None
@@ -120,8 +128,7 @@ def paper_trade(
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
         return _recent(live, tied) if live else parse_feed(feed, tied, reading)
 
-    terms = Terms(costs, fill, limits, order)
-    subject, source = subject_on(run, feed_of, capital, terms, seed, force_agent, allow_code)
+    subject, source = subject_on(run, feed_of, capital, given, seed, force_agent, allow_code)
     agent, one = subject.agent, subject.run
     for each in subject.runs:
         if live and each.spec.bar_seconds not in (0, live.period):
@@ -202,11 +209,11 @@ def trade_on(
         Journal(journal, clock=feed.now, batch=isinstance(feed, ReplayFeed))
     ) as opened:
         if isinstance(feed, ReplayFeed):
-            venue: Venue = Exchange(None, capital, agent.costs, agent.symbols, agent.rules)
+            venue: Venue = Exchange(None, capital, agent.symbols, agent.rules)
         else:
             # An exchange whose books hold orders cannot belong to an empty journal.
             fresh = opened.head.seq == 0
-            venue = open_venue(broker, feed, journal, fresh, capital, agent.costs, agent.rules)
+            venue = open_venue(broker, feed, journal, fresh, capital, agent.rules)
         with contextlib.closing(venue):
             session = Session(agent, feed, venue, opened, capital, start, warmup)
             with session.switch.listening():
@@ -240,8 +247,7 @@ def open_venue(
     journal: Path,
     fresh: bool,
     capital: float,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
 ) -> Venue:
     """Return the venue that `--broker` names.
 
@@ -251,7 +257,6 @@ def open_venue(
       journal: next to which a simulated exchange keeps its books.
       fresh: whether the journal is new.
       capital: of a simulated exchange.
-      costs: likewise.
       rules: likewise.
 
     Raises:
@@ -260,7 +265,7 @@ def open_venue(
     kind, _ = source_of(text, "broker")
     if kind == "simulated":
         books = Path(f"{journal}.books")
-        exchange = Exchange(books, capital, costs, feed.symbols, rules)
+        exchange = Exchange(books, capital, feed.symbols, rules)
         if fresh and exchange.used:
             exchange.close()
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -10,15 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy, sized_once
 from nca_trader.agents.targets import refuse_no_targets
 from nca_trader.cloud import CloudPath
-from nca_trader.config.env import SIZES, capital_problems
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import DEFAULTS, SIZES, complete_account
 from nca_trader.config.ranges import expect
 from nca_trader.config.records import plain
-from nca_trader.envs.account.state import Rules, rules_of, with_limits
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, argument
 from nca_trader.paper.agents import function_agent, run_agent, strategy_agent
 from nca_trader.paper.core import Agent
 from nca_trader.paper.feed import ReplayFeed
@@ -27,16 +27,7 @@ from nca_trader.runs.consent import codes_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on, trades_others
-from nca_trader.types import Bars, Costs
-
-
-class Terms(NamedTuple):
-    """What an account is given; None are the run's own. As in `paper_trade`."""
-
-    costs: Costs | None
-    fill: str | None
-    limits: Mapping[str, Any]
-    order: str | None = None
+from nca_trader.types import Bars
 
 
 def is_own(run: Any) -> bool:
@@ -63,35 +54,31 @@ def symbols_of(run: Run | None) -> tuple[str, ...] | None:
     return None if run is None or trades_others(run) else run.spec.symbols
 
 
-def agent_of(run: Any, opened_run: Run | None, bars: Bars, capital: float, terms: Terms) -> Agent:
+def agent_of(
+    run: Any, opened_run: Run | None, bars: Bars, capital: float, given: AccountConfig
+) -> Agent:
     """Return the agent of what trades, for the symbols of `bars`.
 
     Raises:
-      ConfigError: terms that are not valid; a strategy that raises or has stops.
+      ConfigError: an account that is not valid; a strategy that raises or has stops.
     """
-    limits, order = terms.limits, terms.order
-    base = Rules() if opened_run is None else rules_of(opened_run.env_config)
-    own = opened_run.env_config.costs if opened_run else None
-    costs = terms.costs or own or own_costs(run) or Costs()
-    # Limits of risk are not rules of an account, and need no money.
-    known = {name: limit for name, limit in limits.items() if name in Rules._fields}
-    if "capital" not in known and any(capital_problems(base._replace(**known), costs)):
-        limits = {**limits, "capital": float(capital)}  # lots and fees are amounts of money
+    if given.delay:
+        raise ConfigError(
+            f"{argument('delay', given.delay)}: is of a backtest; a venue is as late as it is, so "
+            "leave it out."
+        )
     if opened_run is None:
         refuse_no_targets(run)
-        order = order or (run.order if isinstance(run, Strategy) else "rebalance")
-    rules = with_limits(base, terms.fill, order, costs, dict(limits))
+    rules = complete_account(given, run if opened_run is None else opened_run, capital)
+    if rules.capital:  # lots and fees are those of the money that is traded
+        rules = dataclasses.replace(rules, capital=float(capital))
     if opened_run is not None and opened_run.replacement is None:
-        agent = run_agent(run_on(opened_run, bars), costs, rules)
-    else:
-        rule: Any = run if opened_run is None else opened_run.replacement
-        if isinstance(rule, Strategy) and rules.scale is not None:
-            rule = sized_once(rule, rules.scale.span)
-        make: Any = strategy_agent if isinstance(rule, Strategy) else function_agent
-        agent = make(rule, bars, costs, rules)
-    if agent.rules.capital is not None:  # lots and fees are those of the money that is traded
-        agent = agent._replace(rules=agent.rules._replace(capital=float(capital)))
-    return agent
+        return run_agent(run_on(opened_run, bars), rules)
+    rule: Any = run if opened_run is None else opened_run.replacement
+    if isinstance(rule, Strategy) and rules.scale is not None:
+        rule = sized_once(rule, rules.scale.span)
+    make: Any = strategy_agent if isinstance(rule, Strategy) else function_agent
+    return make(rule, bars, rules)
 
 
 class Subject(NamedTuple):
@@ -110,7 +97,7 @@ def subject_on(
     run: Any,
     feed_of: Callable[[tuple[str, ...] | None], ReplayFeed],
     capital: float,
-    terms: Terms,
+    given: AccountConfig,
     seed: int | None = None,
     force_agent: bool = False,
     allow_code: bool = False,
@@ -121,18 +108,18 @@ def subject_on(
       run: as in `paper_trade`.
       feed_of: `symbols -> bars`; None are all symbols.
       capital: money at the start.
-      terms: of the account.
+      given: of the account.
       seed: as in `paper_trade`.
       force_agent: as in `paper_trade`.
       allow_code: as in `paper_trade`.
 
     Raises:
-      ConfigError: terms that are not valid; a strategy that cannot trade.
+      ConfigError: an account that is not valid; a strategy that cannot trade.
     """
     one = opened(run, seed, force_agent, allow_code)
     # As a backtest of the same file: every symbol of it, where the policy can trade others.
     source = feed_of(symbols_of(one))
-    agent = agent_of(run, one, source.bars, capital, terms)
+    agent = agent_of(run, one, source.bars, capital, given)
     runs = run.runs if isinstance(run, Strategy) else [] if one is None else [one]
     return Subject(agent, runs, one), source
 
@@ -153,16 +140,16 @@ def started_body(
       start: seconds since 1970 UTC before which nothing is decided.
       more: what else makes a live session this one.
     """
-    limits = agent.rules.risk
-    own = codes_of(dict.fromkeys(agent.costs.own or (), "costs"))
+    rules, limits = agent.rules, agent.rules.risk
+    own = codes_of(dict.fromkeys(rules.costs.own or (), "costs"))
     return {
         "symbols": list(agent.symbols),
         "first_decision": agent.first_decision,
-        "costs": plain(agent.costs),
+        "costs": plain(rules.costs),
         "rules": {
             name: rule
-            for name, rule in agent.rules._asdict().items()
-            if name != "risk" and (name not in LATER or rule != Rules._field_defaults[name])
+            for name, rule in rules.stored.items()
+            if name != "risk" and (name not in LATER or rule != DEFAULTS[name])
         },
         "capital": float(capital),
         "start": start,

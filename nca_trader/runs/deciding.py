@@ -14,13 +14,14 @@ from nca_trader.agents.blend import Own, moved, ordered, own_account
 from nca_trader.agents.heads import best_target
 from nca_trader.agents.policy import read_out
 from nca_trader.agents.strategy import Strategy
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import complete_account
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.state import rules_of, with_limits
 from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError
 from nca_trader.runs.universe import run_on
-from nca_trader.types import Bar, Costs
+from nca_trader.types import Bar
 
 if TYPE_CHECKING:
     from nca_trader.runs.manifest import Run
@@ -43,7 +44,7 @@ class Deciding(NamedTuple):
     base: Any = ()
 
 
-def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, Any]) -> Strategy:
+def deciding(run: Run, given: AccountConfig) -> Strategy:
     """Return the strategy that decides as a run does, on an account of its own.
 
     It streams bar by bar in place of encoding many bars at once, and its target is infinite where
@@ -51,9 +52,7 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
 
     Args:
       run: an agent's.
-      costs: of its account; None are the run's.
-      fill: of its account; None is the run's.
-      limits: of its account, in the place of the run's; see `nca_trader.backtest`.
+      given: of its account, in the place of the run's.
 
     Raises:
       ConfigError: it observes the state of a synthetic market, which no bars have.
@@ -65,8 +64,7 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
             "which bars do not have; blend one that was trained on bars alone."
         )
-    costs = costs or run.env_config.costs
-    rules = with_limits(rules_of(run.env_config), fill, None, costs, limits)
+    rules = complete_account(given, run)
     features = feature_set_of(run.env_config, run.spec.bar_seconds)
     params = run.params()
     base = base_of(run.spec)
@@ -89,7 +87,7 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
 
     def act(state: Deciding, bar: Bar, portfolio: Any) -> tuple[Deciding, Order]:
         policy = policy_of(len(bar.close))
-        own, legs = moved(state.own, bar, portfolio.trading, costs, rules)
+        own, legs = moved(state.own, bar, portfolio.trading, rules)
         kept, row = features.update(state.features, bar)
         stream, cells = policy.stream(params, state.stream, row, bar.present)
         # A NaN stays in the stream until the receptive field has passed over it.
@@ -107,7 +105,7 @@ def deciding(run: Run, costs: Costs | None, fill: str | None, limits: dict[str, 
         fit = jnp.isfinite(logits).all() & jnp.isfinite(target).all() & (unfit == 0)
         # What cannot be decided is not ordered on its account either.
         order = Order(jnp.where(ready & fit, target, jnp.nan).astype(jnp.float64))
-        own, asked = ordered(own, order, bar, legs, costs, rules)
+        own, asked = ordered(own, order, bar, legs, rules)
         asked = jnp.where(ready & ~fit, jnp.inf, asked)
         decided = state.decided | ready
         after = Deciding(own, kept, stream, state.rows + 1, unfit, decided, followed)

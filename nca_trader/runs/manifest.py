@@ -33,7 +33,7 @@ from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
-from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.extensions import origin_of
 from nca_trader.config.records import (
     RESTORE,
@@ -54,7 +54,7 @@ from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference
 from nca_trader.runs.trials import DataRecord
 from nca_trader.runs.universe import run_on
-from nca_trader.types import Bars, Costs, EnvSpec
+from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")
 FORMAT = 5
@@ -343,11 +343,14 @@ class Run:
         """Bars before its first decision, its base's memory included."""
         return max(self.policy.first_decision, history_of(self.spec.base)) + 1
 
-    def as_strategy(
-        self, costs: Costs | None, fill: str | None, limits: dict[str, Any]
-    ) -> Strategy:
+    @property
+    def account(self) -> AccountConfig:
+        """What an account was given that trained the agent, complete."""
+        return self.env_config.account
+
+    def as_strategy(self, given: AccountConfig) -> Strategy:
         """Return what acts as a strategy with an account of its own, a part of `nca.blend`."""
-        return deciding(self, costs, fill, limits)
+        return deciding(self, given)
 
     def refuse(self, bars: Bars) -> None:
         """Raise BarError where the bars are of symbols that the run does not trade."""

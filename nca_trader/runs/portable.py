@@ -27,7 +27,7 @@ from nca_trader.agents.heads import best_target
 from nca_trader.agents.policy import read_out
 from nca_trader.config.extensions import own_code
 from nca_trader.envs.account.risk import VolatilityState, before_bars, size
-from nca_trader.envs.account.state import open_account, rules_of
+from nca_trader.envs.account.state import open_account
 from nca_trader.envs.market import feature_set_of
 from nca_trader.errors import ConfigError, argument
 from nca_trader.machine import write_atomically
@@ -100,7 +100,7 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
         )
     features, base = feature_set_of(run.env_config, spec.bar_seconds), base_of(spec)
     count = spec.num_assets
-    scale, fields = rules_of(run.env_config).scale, (*BAR, *extras)
+    scale, fields = run.account.scale, (*BAR, *extras)
 
     def observe(memory: tuple[Array, ...], *given: Array) -> tuple[Any, ...]:
         close, count_state, inner, followed = seen_tree.unflatten(memory)

@@ -17,7 +17,6 @@ import json
 import os
 import time as clock
 import warnings
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,65 +237,9 @@ def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
     return _number(entries(root), kind, data)
 
 
-class EarlierLooks(NamedTuple):
-    """A lower bound on the number of this project's own evaluations of a span.
-
-    Attributes:
-      symbols: of the bars.
-      first, last: the span's first and last day.
-      count: of evaluations, at least.
-      source: where the count comes from.
-    """
-
-    symbols: tuple[str, ...]
-    first: str
-    last: str
-    count: int
-    source: str
-
-
-# Notes, pages and examples name 15 agents; the record of the project says "dozens of times", so
-# at least two dozen. The demos in tests, which select nothing, are not counted.
-EARLIER_LOOKS = (
-    EarlierLooks(
-        ("SP500", "NASDAQ"),
-        "2013-01-01",
-        "2018-12-31",
-        24,
-        "this project's own record of its development up to November 2026",
-    ),
-)
-
-
-def earlier_looks(symbols: Iterable[str], first: str, last: str) -> int:
-    """Return the test-set evaluations in `EARLIER_LOOKS` that concern a span of some symbols.
-
-    Args:
-      symbols: any of these counts.
-      first: the first day of the span, e.g. "2015-01-01".
-      last: the last day of the span, included.
-
-    Example:
-      >>> earlier_looks(["SP500"], "2018-01-01", "2019-01-01")
-      24
-    """
-    named, begin, end = set(symbols), np.datetime64(first), np.datetime64(last)
-    return sum(
-        known.count
-        for known in EARLIER_LOOKS
-        if named & set(known.symbols)
-        and begin < np.datetime64(known.last) + np.timedelta64(1, "D")
-        and end >= np.datetime64(known.first)
-    )
-
-
 def looks(root: Place, data: DataRecord) -> int:
-    """Count the known evaluations of agents on these symbols in years that overlap.
-
-    They are those in the log, and those that the sample bars were shipped with, see
-    `EARLIER_LOOKS`.
-    """
-    return count(root, "test", data) + earlier_looks(data.markets, data.first, data.last)
+    """Count the logged evaluations of agents on these symbols in years that overlap."""
+    return count(root, "test", data)
 
 
 def _number(log: list[Entry], kind: str, data: DataRecord | None) -> int:

@@ -18,7 +18,6 @@ from nca_trader.agents import rules
 from nca_trader.agents.base import RULES, base_of, env_on_base, history_of, strategy_named
 from nca_trader.agents.policy import make_policy, stacked
 from nca_trader.config import PolicyConfig
-from nca_trader.envs.account.state import rules_of
 from nca_trader.paper.agents import run_agent
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 
@@ -59,8 +58,8 @@ def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, seeds, 
     run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
     own = nca.backtest(bars, run, look=False)
     # The rule's own account, which shares no code with the tilt.
-    rule, given = nca.rules.half_and_half(lookback=20), own.rules._asdict()
-    alone = nca.backtest(bars, rule, env.costs, start=str(own.equity.index[0]), **given)
+    rule, start = nca.rules.half_and_half(lookback=20), str(own.equity.index[0])
+    alone = nca.backtest(bars, rule, account=own.rules, start=start)
     assert own.num_fills > 10
     assert own.orders.equals(alone.orders) and own.equity.equals(alone.equity)
     assert run.base is not None and run.base.name == rule.name
@@ -81,8 +80,8 @@ def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path,
     params = first_parameters(nca.TradingEnv(bars, env), agent)
     run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
     own = nca.backtest(bars, run, look=False)
-    given = own.rules._asdict() | {"start": str(own.equity.index[0])}
-    alone = nca.backtest(bars, run.base, env.costs, **given)
+    given = {"account": own.rules, "start": str(own.equity.index[0])}
+    alone = nca.backtest(bars, run.base, **given)
     assert own.num_fills > 0 and own.equity.equals(alone.equity)
     assert (np.asarray(own.targets) >= 0.0).all() or env.short
 
@@ -183,7 +182,7 @@ def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages
 
 def test_a_live_session_begins_with_the_bars_that_its_base_looks_back(bars, tmp_path):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on("sma_cross(slow=150)"))
-    assert run.history == run_agent(run, WEIGHTS.costs, rules_of(WEIGHTS)).history == 151
+    assert run.history == run_agent(run, WEIGHTS.account).history == 151
     assert history_of("time_series_momentum") == 252 and history_of("tuned_sma") > 1
     plain = untrained_run(tmp_path / "plain", bars[:200], WEIGHTS, AGENT)
     assert plain.history == plain.policy.first_decision + 1

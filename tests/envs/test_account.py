@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import random_bars
+from made_up import rules_of
 
 from nca_trader import backtest
 from nca_trader.envs.account import state as accounts
 from nca_trader.envs.account import step as accounting
-from nca_trader.envs.account.state import Legs, Quote, Rules
+from nca_trader.envs.account.state import Legs, Quote
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
@@ -21,13 +22,13 @@ FILLS, ORDERS = ("next_open", "close"), ("on_change", "rebalance")
 
 def scan(returns, weight, order, dtype):
     """Log-equity in float64 of a weight held or rebalanced through `returns`, in `dtype`."""
-    rules = Rules(fill="close", order=order)
+    rules = rules_of(COSTS, fill="close", order=order)
     present = jnp.ones(1, bool)
 
     def step(account, r):
-        account, _ = accounting.on_bar(account, Legs(0.0 * r, r, present), COSTS, rules)
+        account, _ = accounting.on_bar(account, Legs(0.0 * r, r, present), rules)
         target = jnp.full(1, weight, r.dtype)
-        account, _ = accounting.place(account, target, Quote(present), COSTS, rules)
+        account, _ = accounting.place(account, target, Quote(present), rules)
         return account, (account.log_equity, account.log_equity_low)
 
     with jax.enable_x64(True):
@@ -72,7 +73,7 @@ def test_a_rest_waits_for_cash_and_not_for_the_rounding_of_a_full_account():
         rest = jnp.full(1, accounts.REST, jnp.int8)
         account = account._replace(ordered=jnp.ones(1), pending=rest)
         quote = Quote(present=jnp.ones(1, bool))
-        return accounting.trade(account, quote, COSTS, Rules())[0].pending[0]
+        return accounting.trade(account, quote, rules_of(COSTS))[0].pending[0]
 
     full = [1.0 - 2.0**-21, 1.0 - 2.0**-22, 1.0 - 2.0**-24, 1.0, 1.0 + 2.0**-23]
     got = jax.jit(jax.vmap(pending))(jnp.asarray([0.0, 0.9, *full], jnp.float32)[:, None])
@@ -101,7 +102,7 @@ def test_gradients_stay_finite_through_ruin():
     def final(weight):
         account = accounts.open_account(jnp.reshape(weight, (1,)))
         legs = Legs(jnp.full(1, 2.0), jnp.full(1, 0.1), jnp.ones(1, bool))
-        return accounting.on_bar(account, legs, COSTS, Rules())[0].log_equity
+        return accounting.on_bar(account, legs, rules_of(COSTS))[0].log_equity
 
     for weight in (-0.5, -0.4999, -1.0, 0.3):
         assert np.isfinite(jax.grad(final)(weight))

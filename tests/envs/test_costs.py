@@ -136,7 +136,7 @@ def test_orders_below_the_least_notional_are_counted_and_said():
         (Costs(), dict(lot=1.0), "lot need money; give capital"),
         (Costs(), dict(capital=1e5, lot=-1.0), "lot=-1.0 is outside its range"),
         (Costs(), dict(capital=1e5, max_participation=1.5), "max_participation=1.5 is outside"),
-        (Costs(), dict(maintenance_margin=0.0), "maintenance_margin=0.0 is outside"),
+        (Costs(), dict(maintenance_margin=-0.1), "maintenance_margin=-0.1 is outside"),
         (Costs(), dict(delist_after=0), "delist_after=0 is below its least value"),
     ],
 )

@@ -137,7 +137,7 @@ def test_training_pays_in_float32_what_a_backtest_pays_and_draws_the_factor():
 def test_no_own_cost_and_one_of_nothing_are_the_same_account_bit_for_bit():
     bars = quoted_bars()
     assert len(jax.tree.leaves(Costs())) == 10  # the program has no input more
-    assert legs_of(bars, Costs()).volume is None
+    assert legs_of(bars).volume is None
     bare, zero = (
         nca.backtest(bars, nca.rules.momentum(5), Costs(commission=1e-3, slippage=1e-4, own=own))
         for own in (None, (nothing,))

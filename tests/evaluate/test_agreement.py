@@ -33,7 +33,7 @@ def by_hand(bars, config=CONFIG):
     params["head"]["logits"] = jnp.array([np.linspace(-1.0, 1.0, outputs)], jnp.float32)
     data = types.SimpleNamespace(universes=[])
     run = types.SimpleNamespace(
-        policy=policy, env_config=config, spec=env.spec, name="by hand",
+        policy=policy, env_config=config, account=config.account, spec=env.spec, name="by hand",
         manifest=types.SimpleNamespace(data=data),
     )  # fmt: skip
     return env, run, params

@@ -99,7 +99,11 @@ def test_targets_that_are_no_weights_are_refused(bars, value, says):
     [
         ({"fill": "vwap"}, ConfigError, r"fill='vwap' is not known; It may be 'next_open', 'clo"),
         ({"order": "daily"}, ConfigError, r"order='daily' is not known; It may be 'on_change',"),
-        ({"lots": 1.0}, ConfigError, r"unknown limit 'lots'; did you mean 'lot'\? There are fill,"),
+        (
+            {"lots": 1.0},
+            ConfigError,
+            r"unknown limit 'lots'; did you mean 'lot'\? There are costs, fill,",
+        ),
         ({"lot": 1.0}, ConfigError, r"capital=None, but lot need money; give capital, e.g. 100000"),
         ({"max_participation": 2.0, "capital": 1.0}, ConfigError, r"max_participation=2.0 is outs"),
         ({"start": "2021-01-01"}, BarError, r"no bar from 2021-01-01 to the last; there are bars"),

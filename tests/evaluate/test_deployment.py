@@ -13,7 +13,6 @@ from nca_trader import backtest
 from nca_trader.agents.baselines import MATCHED, baseline_rules
 from nca_trader.config.records import plain
 from nca_trader.data.bars import write_bars
-from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import StateError
 from nca_trader.evaluate.deploy import decide_deployment, deployable
 from nca_trader.paper.session import paper_trade
@@ -37,9 +36,8 @@ def test_the_baseline_trades_at_the_costs_and_limits_of_the_run(deployed, tiny, 
     copy, name = deployed
     start = str(tiny.bars.index[205].date())
     result = backtest(tiny.bars, Run(copy.path), start=start)
-    config = Run(copy.path).env_config
-    rules = rules_of(config)._asdict()
-    direct = backtest(tiny.bars, baseline_rules(20)[name], config.costs, start=start, **rules)
+    account = Run(copy.path).env_config.account
+    direct = backtest(tiny.bars, baseline_rules(20)[name], account=account, start=start)
     assert result.equity.equals(direct.equity) and name in result.name
     assert "Out of sample." in str(result) and "chosen by the user" not in str(result)
     page = result.report(tmp_path / "page.html").read_text()

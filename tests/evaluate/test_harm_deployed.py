@@ -10,7 +10,6 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
-from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import RunError
 from nca_trader.evaluate.deploy import decide_deployment, deployable
 from nca_trader.paper.session import paper_trade
@@ -66,9 +65,7 @@ def test_an_untrained_agent_is_its_base_and_may_trade(tmp_path):
     assert run.deployment.baseline == "" and run.deployment.sentence == found.sentence
     assert found.sentence.startswith("No harm shown, no gain shown: the Sharpe ratio of agent was")
     assert "; deployed: agent. Sharpe ratio less that of its base +0.00" in found.sentence
-    base = nca.backtest(
-        bars, run.base, ENV.costs, start=str(bars.index[252]), **rules_of(ENV)._asdict()
-    )
+    base = nca.backtest(bars, run.base, account=ENV.account, start=str(bars.index[252]))
     assert base.equity.equals(result.equity)
     traded = nca.backtest(bars, run, start=str(bars.index[252]))
     assert traded.equity.equals(result.equity)
@@ -105,12 +102,10 @@ def test_an_agent_that_gains_on_its_base_trades(tmp_path):
     # By hand: the same series at twice the costs, whose difference is what is said.
     start = str(bars.index[252])
     twice = nca.Costs(commission=4e-4)
+    account = dataclasses.replace(ENV.account, costs=twice)
     ours, theirs = (
-        nca.backtest(bars, each, twice, start=start, look=False, **more)
-        for each, more in (
-            (Run(run.path, force_agent=True), {}),
-            (run.base, rules_of(ENV)._asdict()),
-        )
+        nca.backtest(bars, each, account=account, start=start, look=False)
+        for each in (Run(run.path, force_agent=True), run.base)
     )
     apart = ours.metrics["sharpe"] - theirs.metrics["sharpe"]
     assert found.harm.differences[1] == pytest.approx(apart, rel=1e-9)

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import ledger
 import numpy as np
 import pytest
+from made_up import rules_of
 
 import nca_trader as nca
 from nca_trader.envs import trading
-from nca_trader.envs.account.state import Rules, equity
+from nca_trader.envs.account.state import equity
 from nca_trader.errors import HaltError
 from nca_trader.evaluate.sweep import run_combinations
 from nca_trader.paper.agents import strategy_agent
@@ -345,8 +346,8 @@ def test_a_sweep_is_the_judges_account(number):
         for first in range(0, len(outcomes) if precision == "f64" else 1, TABLES):
             bars, chosen = setting.accounts[first][0], range(first, first + TABLES)
             table = run_combinations(
-                bars, rule, [{"k": k} for k in chosen], nca.Costs(**setting.costs), precision,
-                limits=setting.rules,
+                bars, rule, [{"k": k} for k in chosen],
+                nca.AccountConfig(costs=nca.Costs(**setting.costs), **setting.rules), precision,
             ).table  # fmt: skip
             wanted = [outcomes[k].equity[-1] for k in chosen]
             clear = [precision == "f64" or not pays_for_dust(outcomes[k], setting) for k in chosen]
@@ -424,11 +425,11 @@ def test_the_simulated_broker_is_the_judges_account(number, tmp_path, monkeypatc
     if setting.has_levels:
         pytest.skip("no broker rests levels")
     costs, capital = nca.Costs(**setting.costs), setting.rules.get("capital", 1e5)
-    rules = Rules(**setting.rules)
+    rules = rules_of(costs, **setting.rules)
     for k in range(0, len(outcomes), TABLES):
         bars, outcome = setting.accounts[k][0], outcomes[k]
-        agent = strategy_agent(strategy, bars, costs, rules)
-        exchange = Exchange(None, capital, costs, bars.symbols, rules)
+        agent = strategy_agent(strategy, bars, rules)
+        exchange = Exchange(None, capital, bars.symbols, rules)
         feed = ReplayFeed(bars)
         halts = (
             pytest.raises(HaltError, match="ruined") if ruined(outcome, rules) else nullcontext()

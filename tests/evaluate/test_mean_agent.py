@@ -9,7 +9,6 @@ from nca_trader import Costs, EnvConfig, TradingEnv, backtest
 from nca_trader.agents.policy import mean_policy, unstacked
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
-from nca_trader.envs.account.state import rules_of
 from nca_trader.evaluate.simulate import simulate_agent
 from nca_trader.paper.parity import compare
 from nca_trader.paper.session import paper_trade
@@ -47,7 +46,7 @@ def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, b
     params = run.params()
     head = params["head"]
     blind = {**params, "head": {**head, "account": np.zeros_like(head["account"])}}
-    given = (run.env_config.costs, rules_of(run.env_config), 0, len(bars))
+    given = (run.account, 0, len(bars))
     mean, _ = simulate_agent(bars, run, (blind,), *given)
     alone = []
     for seed, one in enumerate(unstacked(blind, SEEDS)):

@@ -8,10 +8,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pandas as pd
 import pytest
-from made_up import made_up_result
+from made_up import made_up_result, rules_of
 from markupsafe import Markup
 
-from nca_trader.envs.account.state import Rules
 from nca_trader.errors import StateError
 from nca_trader.evaluate.inference import ConfidenceInterval
 from nca_trader.evaluate.report import plots
@@ -343,7 +342,7 @@ def test_an_agent_that_copies_a_baseline_is_named_so(seen_on):
 
 def test_fills_at_the_close_are_called_idealised(report, seen_on):
     at_close = dataclasses.replace(
-        report, agent=dataclasses.replace(report.agent, rules=Rules(fill="close"))
+        report, agent=dataclasses.replace(report.agent, rules=rules_of(fill="close"))
     )
     seen = seen_on(at_close)
     assert "at the close that was seen: idealised" in seen

@@ -284,11 +284,8 @@ def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
     found = select.decide(Run(copy))
     agent = backtest(bars, Run(copy, force_agent=True), start=FROM, stop=TO, look=False)
     rules = baseline_rules(min(round(bars.bars_per_year), bars.row(FROM)))
-    given = {"start": FROM, "stop": TO} | agent.rules._asdict()
-    others = {
-        name: backtest(bars, rule, ENV.costs, **given).excess_returns
-        for name, rule in rules.items()
-    }
+    given = {"start": FROM, "stop": TO, "account": agent.rules}
+    others = {name: backtest(bars, rule, **given).excess_returns for name, rule in rules.items()}
     every = {f"the mean agent after update {k}": v for k, v in read_returns(run).items()}
     want = gate(every, others, bars.bars_per_year)
     assert (found.baseline, found.agent) == (want.baseline, want.agent)

@@ -16,7 +16,6 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.data.shards import write_shards
-from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import BarError, RunError
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.agents import run_agent
@@ -151,7 +150,7 @@ class Asked(Tape):
 def test_a_live_session_asks_for_enough_history_and_sees_what_the_backtest_sees(
     bars, run, tmp_path
 ):
-    agent, seen = run_agent(run, ENV.costs, rules_of(ENV)), []
+    agent, seen = run_agent(run, ENV.account), []
 
     def act(memory, bar, *rest):
         memory, account, decision = agent.act(memory, bar, *rest)
@@ -159,7 +158,7 @@ def test_a_live_session_asks_for_enough_history_and_sees_what_the_backtest_sees(
         return memory, account, decision
 
     tape = Asked(bars, tmp_path / "place", agent.first_decision + 5, period=STEP)
-    venue = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    venue = Exchange(tmp_path / "books", 1e5, agent.symbols, agent.rules)
     with contextlib.closing(venue), Journal(tmp_path / "live.db", tape.now) as journal:
         session = Session(agent._replace(act=act), tape, venue, journal, 1e5, warmup=1)
         session.trade(lambda: len(seen) > 40)

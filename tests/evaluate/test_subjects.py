@@ -11,8 +11,8 @@ from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader import BarError, ConfigError, backtest, rules
-from nca_trader.cli.checks import STRATEGIES
 from nca_trader.cli.options import params_of
+from nca_trader.config.agent import RULES as NAMES
 from nca_trader.evaluate.subjects import RULES, member_of, subject_of
 
 BARS = random_bars(np.random.default_rng(0), 120, 1)
@@ -45,7 +45,7 @@ def file(tmp_path):
 
 
 def test_the_command_knows_every_rule_before_jax_is_imported():
-    assert tuple(RULES) == STRATEGIES
+    assert tuple(RULES) == NAMES
 
 
 def test_a_function_of_bars_from_a_file_is_the_rule_it_copies(file):
@@ -253,7 +253,6 @@ def test_weights_of_the_same_rows_are_taken(index):
         (lambda: rules.momentum(5).with_volatility(0.1, span=-1), "span=-1.: give at least 1"),
         (lambda: rules.momentum(5).with_volatility(0.1, cap="x"), "cap='x'.: give at least 0"),
         (lambda: nca.compare(3), "results is the number 3; give a sequence"),
-        (lambda: nca.WithBaseline(None, np.ones(6)), "env is a NoneType; give a GymEnv"),
         (
             lambda: backtest(SIX, nca.Strategy(lambda n: 0, lambda state, bar: (bar.close, 1.0))),
             "they differ: The input carry state has type",

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn import random_bars
+from made_up import rules_of
 
 from nca_trader.envs.account.effects import AccountFill, Effects, Flows
-from nca_trader.envs.account.state import Rules
 from nca_trader.evaluate import trades
 from nca_trader.evaluate.simulate import Trace
 from nca_trader.evaluate.trades import REASONS
@@ -59,8 +59,8 @@ def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_s
     change = np.diff(side, axis=0, prepend=0.0)
     found = trace(bars, np.ones(100_000), change / bars.open, side / bars.open)
     begun = time.perf_counter()
-    fills = trades.fills_in(bars, found, Rules())
-    table = trades.trade_table(fills, bars, Rules())
+    fills = trades.fills_in(bars, found, rules_of())
+    table = trades.trade_table(fills, bars, rules_of())
     spent = time.perf_counter() - begun
     assert len(table) > 2_000
     # About 0.05 s; a loop over bars would take seconds.

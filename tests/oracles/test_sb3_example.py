@@ -13,7 +13,6 @@ import numpy as np
 from stable_baselines3.common.env_checker import check_env as check_sb3
 
 import nca_trader as nca
-from nca_trader.envs.account.state import rules_of
 from nca_trader.envs.gym.environment import GymEnv
 from nca_trader.envs.sb3 import targets_of
 
@@ -76,7 +75,7 @@ def test_targets_of_a_model_earn_in_a_backtest_what_it_earned_in_the_environment
         ended = terminated or truncated
     # From the first decision on: cash earns interest before it, which the environment does not see.
     start = str(bars.index[first].date())
-    result = nca.backtest(bars, targets, config.costs, start=start, **rules_of(config)._asdict())
+    result = nca.backtest(bars, targets, account=config.account, start=start)
     assert result.equity.iloc[-1] == pytest.approx(info["equity"], rel=1e-4)
     # What the environment says that it holds is what the backtest holds.
     rows = np.array(list(weights))

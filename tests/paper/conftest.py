@@ -6,8 +6,8 @@ import hashlib
 import numpy as np
 import pytest
 from drawn import bars_of
+from made_up import rules_of
 
-from nca_trader.envs.account.state import Rules
 from nca_trader.paper.agents import policy_agent
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import ReplayFeed
@@ -107,8 +107,7 @@ def make_agent(
         think=think,
         receptive_field=RECEPTIVE_FIELD,
         first_decision=FIRST_DECISION,
-        costs=costs,
-        rules=Rules(**{"max_gross": 1.0, **rules}),
+        rules=rules_of(costs, **{"max_gross": 1.0, **rules}),
         identity={"agent": "made here"},
     )
 
@@ -139,7 +138,7 @@ class Given(ReplayFeed):
 
 def exchange(agent, capital=1e5, kind=Exchange):
     """A simulated exchange in memory for an agent."""
-    return kind(None, capital, agent.costs, agent.symbols, agent.rules)
+    return kind(None, capital, agent.symbols, agent.rules)
 
 
 def decided(path, bars):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from documents import ROOT, blocks
 from livedesk import SECOND, Still, Tape, bar_at
+from made_up import rules_of
 
 import nca_trader as nca
 from nca_trader.errors import CheckFailed
@@ -23,7 +24,7 @@ class Right:
     costs = COSTS
 
     def __init__(self, path):
-        self.inner, self.day = Exchange(path, 1e5, self.costs, ("A", "B")), 0
+        self.inner, self.day = Exchange(path, 1e5, ("A", "B"), rules_of(self.costs)), 0
         self.advance()
 
     def advance(self):

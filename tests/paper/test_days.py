@@ -102,7 +102,7 @@ def test_the_newest_bar_is_traded_on_and_no_older_one(
             symbols=feed.symbols, targets=(0.0, 0.4, 0.8),
             decide=lambda *_: seen.append(1) or np.eye(3)[[len(seen) % 3]],
         )  # fmt: skip
-        books = Exchange(tmp_path / "books", 1e5, agent.costs, feed.symbols, agent.rules)
+        books = Exchange(tmp_path / "books", 1e5, feed.symbols, agent.rules)
         path = tmp_path / "paper.db"
         stack.callback(books.close)
         with Journal(path, feed.now) as journal:

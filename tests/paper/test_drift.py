@@ -5,12 +5,13 @@ import json
 
 import numpy as np
 import pytest
+from made_up import rules_of
 from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.config.records import plain
 from nca_trader.data.bars import write_bars
-from nca_trader.envs.account.state import Quote, Rules
+from nca_trader.envs.account.state import Quote
 from nca_trader.errors import StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.paper.drift import UNKNOWN, DriftWatch, Usual, usual_turnover
@@ -58,7 +59,7 @@ def usual():
 
 
 def watch(usual, names=NAMES, **costs):
-    return DriftWatch(usual, names, Costs(**costs), Rules())
+    return DriftWatch(usual, names, rules_of(Costs(**costs)))
 
 
 def said(usual, rows, present=None):
@@ -119,7 +120,7 @@ def test_absent_assets_are_not_counted(usual):
 def test_too_little_training_says_nothing():
     short = walk(np.random.default_rng(0), 900)
     assert reference_of(short, np.ones(short.shape[:2], bool), NAMES, 10) is None
-    assert DriftWatch(Usual(), NAMES, Costs(), Rules()).decided(short[0], np.ones(2, bool)) == []
+    assert DriftWatch(Usual(), NAMES, rules_of()).decided(short[0], np.ones(2, bool)) == []
 
 
 def test_other_features_are_said_once(usual):

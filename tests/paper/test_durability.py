@@ -18,7 +18,6 @@ from nca_trader.machine import write_atomically, write_once
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.fetch import _append
 from nca_trader.paper.journal import Journal
-from nca_trader.types import Costs
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -62,7 +61,7 @@ def test_what_a_download_counts_as_done_is_on_disk(tmp_path, order):
 
 
 def test_the_exchanges_books_wait_for_the_disk_as_the_journal_does(tmp_path):
-    with contextlib.closing(Exchange(tmp_path / "books", 1.0, Costs(), ("A",))) as exchange:
+    with contextlib.closing(Exchange(tmp_path / "books", 1.0, ("A",))) as exchange:
         assert exchange._file._db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 

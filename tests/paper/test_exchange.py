@@ -8,8 +8,8 @@ import sqlite3
 import pytest
 from brokenexchange import Broken, Faults
 from livedesk import SECOND, bar_at
+from made_up import rules_of
 
-from nca_trader.envs.account.state import Rules
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.gate import completed
@@ -32,9 +32,9 @@ def told(exchange, day, open_=50.0, close=50.0, other=20.0):
 def make(tmp_path):
     made = []
 
-    def of(name="books", capital=1000.0, costs=COSTS, **more):
-        kind = Broken if "faults" in more else Exchange
-        made.append(kind(tmp_path / name, capital, costs, ("A", "B"), **more))
+    def of(name="books", capital=1000.0, costs=COSTS, faults=None, **rules):
+        kind, more = (Exchange, {}) if faults is None else (Broken, {"faults": faults})
+        made.append(kind(tmp_path / name, capital, ("A", "B"), rules_of(costs, **rules), **more))
         return made[-1]
 
     yield of
@@ -61,7 +61,7 @@ def test_a_buy_fills_at_the_next_open_by_hand(make):
 
 def test_a_margin_call_closes_what_is_held_and_withdraws_what_waits(make):
     """30 units bought for 1,500 with 1,000: at 30 each, 400 of equity is less than half of 900."""
-    exchange = make(costs=Costs(), rules=Rules(borrow=True, maintenance_margin=0.5))
+    exchange = make(costs=Costs(), borrow=True, maintenance_margin=0.5)
     told(exchange, 1)
     exchange.submit(Ticket("held", "A", 30.0))
     told(exchange, 2)
@@ -72,7 +72,7 @@ def test_a_margin_call_closes_what_is_held_and_withdraws_what_waits(make):
 
 
 def test_with_fills_at_the_close_an_order_fills_at_once(make):
-    exchange = make(rules=Rules(fill="close"))
+    exchange = make(fill="close")
     told(exchange, 1, close=52.0)
     exchange.submit(Ticket("one", "A", 10.0))
     assert exchange.activity(0).fills[0].price == pytest.approx(52.0 * 1.0002, rel=1e-15)
@@ -89,7 +89,7 @@ def test_a_missing_bar_fills_nothing_and_the_order_waits(make):
 
 
 def test_with_fills_at_the_close_too_an_order_waits_for_its_asset(make):
-    exchange = make(rules=Rules(fill="close"))
+    exchange = make(fill="close")
     told(exchange, 1, other=None)
     exchange.submit(Ticket("one", "B", 3.0))
     assert exchange.look_up("one").status == "working"
@@ -239,7 +239,7 @@ def test_its_books_lie_next_to_the_journal_and_belong_to_it(tmp_path):
 
     def opened(fresh):
         journal = tmp_path / "paper.db"
-        return open_venue("simulated", Feed(), journal, fresh, 1000.0, COSTS, Rules())
+        return open_venue("simulated", Feed(), journal, fresh, 1000.0, rules_of(COSTS))
 
     one = opened(fresh=True)
     told(one, 1)

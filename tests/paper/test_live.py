@@ -69,7 +69,7 @@ def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage,
     for name, stops in (("whole", 0), ("cut", 12)):
         (tmp_path / name).mkdir()
         room = Room(stage, tmp_path / name)
-        room.agent = strategy_agent(strategy, room.bars, stage.costs, stage.agent().rules)
+        room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
         for _ in range(stops):
             room.trade(3)
         room.trade()
@@ -316,7 +316,7 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
         folder.mkdir()
         room = Room(stage, folder, num_bars=110)
         rule = baseline_rules(20)[name] if "SMA" not in name else nca.rules.sma_cross(3, 8)
-        room.agent = strategy_agent(rule, room.bars, stage.costs, stage.agent().rules)
+        room.agent = strategy_agent(rule, room.bars, stage.agent().rules)
         submit = room.desk.submit
         room.desk.script = script
         room.desk.submit = lambda ticket, submit=submit: patient(submit(ticket))
@@ -349,9 +349,7 @@ def patient(answer):
 
 def test_an_order_that_is_refused_for_good_is_an_event_and_not_sent_again(stage, tmp_path):
     room = Room(stage, tmp_path)
-    room.agent = strategy_agent(
-        nca.rules.buy_and_hold(), room.bars, stage.costs, stage.agent().rules
-    )
+    room.agent = strategy_agent(nca.rules.buy_and_hold(), room.bars, stage.agent().rules)
     submit, refused = room.desk.submit, [True]
 
     def funds(ticket):
@@ -508,7 +506,7 @@ def test_live_orders_in_units_earn_what_a_backtest_of_their_targets_does(stage, 
     room = Room(stage, tmp_path, agent)
     room.bars = stage.bars(num_bars=80)
     books = tmp_path / "books"
-    room.desk = Exchange(books, 1e5, agent.costs, agent.symbols, agent.rules)
+    room.desk = Exchange(books, 1e5, agent.symbols, agent.rules)
     result = room.trade()
     assert result["fills"] > 20
     targets = stage.decided(room.path, room.bars)
@@ -592,7 +590,7 @@ class Asks:
 def test_a_target_whose_order_a_halt_cancelled_is_owed_after_resume(stage, tmp_path):
     room = Room(stage, tmp_path, desk=Desk(script=["rests", "rests"]))
     rule = nca.rules.buy_and_hold()
-    room.agent = strategy_agent(rule, room.bars, stage.costs, stage.agent().rules)
+    room.agent = strategy_agent(rule, room.bars, stage.agent().rules)
     room.trade(1)
     room.path.with_name("paper.db.halt").write_text("now\n")
     with pytest.raises(HaltError, match="reason now"):
@@ -608,7 +606,7 @@ def test_a_fill_that_only_the_exchange_knows_counts_once_after_resume(stage, tmp
     """It has the very time of the exchange's clock, at which its books are taken over."""
     agent = stage.agent(fill="close")
     room = Room(stage, tmp_path, agent)
-    room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.symbols, agent.rules)
     submit = room.desk.submit
 
     def asks(ticket):
@@ -677,7 +675,7 @@ def test_a_margin_call_leaves_live_and_replay_with_the_same_positions(stage, tmp
     close = np.where(after, 0.8, 1.0) * bars.close
     high, low = np.maximum(open_, close) * 1.001, np.minimum(open_, close) * 0.999
     room.bars = dataclasses.replace(bars, open=open_, high=high, low=low, close=close)
-    room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.symbols, agent.rules)
     live = room.trade()
     begin = int(bars.seconds[BEGIN - 1])
     replayed = stage.replay(tmp_path / "replay.db", room.bars, agent, start=begin)
@@ -710,7 +708,7 @@ def test_an_asset_that_is_paid_out_while_nobody_trades_halts_nobody(stage, tmp_p
         }
         volume = np.where(gone, 0.0, room.bars.volume)
         room.bars = dataclasses.replace(room.bars, present=~gone, volume=volume, **fields)
-        room.desk = Exchange(folder / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+        room.desk = Exchange(folder / "books", 1e5, agent.symbols, agent.rules)
         room.trade(7)
         tape = folder / "tape"
         tape.write_text(str(int(tape.read_text()) + away))
@@ -730,7 +728,7 @@ def test_income_and_spreads_of_a_live_session_are_those_of_a_hand_ledger(stage, 
     funding = 1e-4 * rng.standard_normal(bars.close.shape)
     more = {"half_spread": np.full(bars.close.shape, 3e-4), "dividend": dividend}
     room.bars = dataclasses.replace(bars, funding=funding, **more)
-    room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.symbols, agent.rules)
     for count in (9, 7, 100):
         value = room.trade(count)["value"]
     fills = room.desk.activity(0).fills

@@ -66,10 +66,11 @@ def session(stage, tmp_path, usual, plant):
         names = ("open", "high", "low", "close")
         prices = {name: 100.0 * (getattr(room.bars, name) / 100.0) ** 3 for name in names}
         room.bars = dataclasses.replace(room.bars, **prices)
-    costs = agent.costs
+    rules = agent.rules
     if plant == "slippage":  # what the agent was trained to pay, and 20 bp more
-        costs = dataclasses.replace(costs, slippage=costs.slippage + 2e-3)
-    room.desk = Exchange(tmp_path / "books", 1e5, costs, agent.symbols, agent.rules)
+        costs = dataclasses.replace(rules.costs, slippage=rules.costs.slippage + 2e-3)
+        rules = dataclasses.replace(rules, costs=costs)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.symbols, rules)
     room.trade()
     room.desk.close()
     sources = FollowedSessions(journals=[str(room.path)])

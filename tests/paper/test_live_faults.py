@@ -194,7 +194,7 @@ def test_the_simulated_exchange_pays_such_a_position_out_as_training_does(stage,
     agent = stage.agent(delist_after=5, delist_haircut=0.3, decide=held_long)
     room = Room(stage, tmp_path, agent)
     room.bars = with_gap(room.bars, 35, 20)
-    room.desk = Exchange(tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules)
+    room.desk = Exchange(tmp_path / "books", 1e5, agent.symbols, agent.rules)
     room.trade()
     (paid,) = [body for body in room.bodies("fill") if body["client_id"] == "delisted"]
     assert paid["price"] == pytest.approx(0.7 * room.bars.close[34, 0])

@@ -16,7 +16,6 @@ from untrained import untrained_run
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import frame_of, read_bars, write_bars
 from nca_trader.envs import load_env
-from nca_trader.envs.account.state import rules_of
 from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.simulate import legs_between, scan_targets
@@ -148,11 +147,11 @@ def equities(path, bars):
         events = list(read_events(path / f"{i}.db", "snapshot"))
         paper = np.array([e.body["equity"] for e in events])
         at = np.isin(bars.time.astype(int), [e.ts_event for e in events])
-        targets, costs = result.targets.to_numpy(), run.env_config.costs
-        given = backtest(bars, targets, costs, look=False, **result.rules._asdict())
+        targets = result.targets.to_numpy()
+        given = backtest(bars, targets, account=result.rules, look=False)
         with float64_on_cpu():
-            legs = legs_between(bars, costs, result.rules, 0, len(bars))
-            scan = jax.jit(lambda *xs, c=costs, r=result.rules: scan_targets.__wrapped__(*xs, c, r))
+            legs = legs_between(bars, result.rules, 0, len(bars))
+            scan = jax.jit(lambda *xs, r=result.rules: scan_targets.__wrapped__(*xs, r))
             constant = np.exp(np.asarray(scan(legs, targets).log_equity))
         yield paper, result.equity.to_numpy()[at], given.equity.to_numpy()[at], constant[at]
 
@@ -205,12 +204,13 @@ def test_a_change_in_paper_is_found(
     if change == "feature":
         late = Late(agents.feature_set_of(run.env_config, run.spec.bar_seconds))
         monkeypatch.setattr(agents, "feature_set_of", lambda config, seconds: late)
-    agent = agents.run_agent(run, run.env_config.costs, rules_of(run.env_config))
-    agent = {
-        "feature": agent,
-        "fill": agent._replace(rules=agent.rules._replace(fill="close")),
-        "cost": agent._replace(costs=Costs(commission=5e-4, slippage=2.1e-4)),
+    changes = {
+        "feature": {},
+        "fill": {"fill": "close"},
+        "cost": {"costs": Costs(commission=5e-4, slippage=2.1e-4)},
     }[change]
+    agent = agents.run_agent(run, run.account)
+    agent = agent._replace(rules=dataclasses.replace(agent.rules, **changes))
     start = int(pd.Timestamp(START, tz="UTC").timestamp())
     stage.replay(tmp_path / "paper.db", bars, agent, start=start)
     parity = compare(run.path, tmp_path / "paper.db")

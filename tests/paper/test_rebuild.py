@@ -18,7 +18,7 @@ from nca_trader.paper.loop import Session
 from nca_trader.paper.rebuild import rebuild
 from nca_trader.paper.risk import resume
 from nca_trader.paper.session import paper_trade
-from nca_trader.paper.subjects import Terms, subject_on
+from nca_trader.paper.subjects import subject_on
 
 RULE = nca.rules.sma_cross(3, 9)
 
@@ -56,8 +56,8 @@ def test_a_loss_counts_anew_after_bad_bars_that_a_person_forgave(stage, path):
     close = np.repeat([100.0, 94.0, 88.4], [20, 10, 10])[:, None]
     bars = dataclasses.replace(bars, open=close, high=close, low=close, close=close)
     limits = nca.Limits(max_drawdown=0.1)
-    rule, terms = nca.rules.buy_and_hold(), Terms(stage.costs, None, {"risk": limits}, None)
-    subject, _ = subject_on(rule, lambda tied: ReplayFeed(bars), 1e5, terms)
+    rule, given = nca.rules.buy_and_hold(), nca.AccountConfig(costs=stage.costs, risk=limits)
+    subject, _ = subject_on(rule, lambda tied: ReplayFeed(bars), 1e5, given)
     good = list(ReplayFeed(bars))
     bad = [bar._replace(open=-bar.open) for bar in good[25:28]]
 
@@ -146,9 +146,9 @@ def test_the_commands_say_what_was_found_and_exit_by_it(traded, stage, path, cap
 
 
 def test_the_decisions_of_a_live_session_follow_from_its_bars_and_books(stage, tmp_path, path):
-    terms = Terms(stage.costs, None, {}, None)
+    given = nca.AccountConfig(costs=stage.costs)
     bars = stage.bars(num_bars=60)
-    subject, _ = subject_on(RULE, lambda tied: ReplayFeed(bars), 1e5, terms)
+    subject, _ = subject_on(RULE, lambda tied: ReplayFeed(bars), 1e5, given)
     (tmp_path / "live").mkdir()
     room = Room(stage, tmp_path / "live", subject.agent)
     for count in (7, 100):

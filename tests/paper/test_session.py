@@ -330,7 +330,7 @@ def test_nothing_is_compiled_after_the_first_decisions(path, stage):
     compiled = []
     for bar in ReplayFeed(bars):
         state, _ = stepped(core, state, bar)
-        compiled.append(sum(each._cache_size() for each in programs(agent.costs, agent.rules)))
+        compiled.append(sum(each._cache_size() for each in programs(agent.rules)))
     assert compiled[stage.first_decision + 2] == compiled[-1] > 0
 
 

@@ -53,7 +53,7 @@ def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path, qui
     agent = stage.agent(costs=Costs())  # what a session reads of a venue has no charges to book
     bars = stage.bars(num_bars=BARS, missing=0.02, start="1971-01-01")
     venue = Broken(
-        tmp_path / "books", 1e5, agent.costs, agent.symbols, agent.rules,
+        tmp_path / "books", 1e5, agent.symbols, agent.rules,
         faults=Faults(**FAULTS, repeat=0.1),
     )  # fmt: skip
     film, path, memory = Film(bars), tmp_path / "live.db", []

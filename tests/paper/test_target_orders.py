@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from made_up import rules_of
 
-from nca_trader.envs.account.state import Quote, Rules
+from nca_trader.envs.account.state import Quote
 from nca_trader.errors import ConfigError
 from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.venue import TargetOrder, client_id
@@ -20,7 +21,7 @@ def order(symbol, weight, buy_only=False):
 
 
 def broker_of(capital=1000.0, costs=COSTS, symbols=("A", "B"), **options):
-    return Exchange(None, capital, costs, symbols, **options)
+    return Exchange(None, capital, symbols, rules_of(costs, **options))
 
 
 def test_a_buy_by_hand():
@@ -41,7 +42,7 @@ def test_a_buy_by_hand():
 def test_fills_are_kept_in_a_file_and_not_in_memory(tmp_path, path):
     """A replay of years would keep all of them; it takes them from `quote` and `work`."""
     where = None if path is None else tmp_path / path
-    exchange = Exchange(where, 1000.0, Costs(interest_lend=0.1), ("A",), Rules(fill="close"))
+    exchange = Exchange(where, 1000.0, ("A",), rules_of(Costs(interest_lend=0.1), fill="close"))
     made = []
     for day in range(1, 4):
         price, here = np.full(1, 50.0 + day), np.ones(1, bool)

@@ -97,20 +97,6 @@ def test_agents_of_other_markets_are_no_trials_of_this_one(tmp_path):
     assert trials.count(tmp_path, "train", data(source="synthetic ou, seed 2")) == 0
 
 
-def test_the_sample_bars_ship_with_the_looks_at_their_test_years():
-    bars = sample_bars("sp500")
-    late = bars.between("2013-01-01", None)
-    for symbols, first, last, at_least in (
-        (bars.symbols, late.time[0], late.time[-1], 24),
-        (("NASDAQ", "MINE"), late.time[-1], "2030-01-01", 24),
-        (bars.symbols, "1999-01-01", "2012-12-31", 0),
-        (bars.symbols, "2019-01-01", "2030-01-01", 0),
-        (("MINE",), late.time[0], late.time[-1], 0),
-    ):
-        found = trials.earlier_looks(symbols, str(first), str(last))
-        assert found >= at_least if at_least else found == 0
-
-
 def test_no_ledger_is_a_count_of_none(tmp_path):
     assert trials.entries(tmp_path) == [] and trials.count(tmp_path, "train") == 0
     assert not (tmp_path / trials.FILE).exists()

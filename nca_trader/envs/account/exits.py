@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account.effects import (
     LIQUIDATED,
     NONE,
@@ -25,9 +26,9 @@ from nca_trader.envs.account.effects import (
     Effects,
 )
 from nca_trader.envs.account.intrabar import Intrabar
-from nca_trader.envs.account.state import Account, Legs, Rules, equity
+from nca_trader.envs.account.state import Account, Legs, equity
 from nca_trader.envs.account.step import Reached, from_open, place, to_open
-from nca_trader.types import Bar, Costs, Tensor
+from nca_trader.types import Bar, Tensor
 
 # A weight that a trade back to 0 leaves by rounding, in float32.
 FLAT = 1e-6
@@ -148,7 +149,7 @@ def portfolio(account: Account, book: Book, trading: ArrayLike = True) -> Portfo
 
 
 def on_bar(
-    account: Account, book: Book, bar: Bar, legs: Legs, costs: Costs, rules: Rules
+    account: Account, book: Book, bar: Bar, legs: Legs, rules: AccountConfig
 ) -> tuple[Account, Book, Effects]:
     """Move the account from one close to the next, and leave positions whose level is reached.
 
@@ -157,18 +158,17 @@ def on_bar(
       book: of the account.
       bar: prices, `[A]` fields.
       legs: of the same bar.
-      costs: of trading and holding.
       rules: of the account.
 
     Returns:
       The account and the book at the close, and the effects of the bar.
     """
-    now, effects = to_open(account, legs, costs, rules)
+    now, effects = to_open(account, legs, rules)
     book = entered(book, now.held, effects.at_open, bar.open)
     level, reason = _reached(book, now, bar)
     # Of prices: a quotient of equal ones may be off by its last bit, see `intrabar.of_each`.
     reached = Reached(level / bar.open - 1.0, level, reason, (reason != NONE) & (level == bar.open))
-    account, effects = from_open(now, effects, legs, costs, rules, reached)
+    account, effects = from_open(now, effects, legs, rules, reached)
     assert effects.inside is not None
     reason = effects.inside.reason
     by_level = (reason != NONE) & (reason != LIQUIDATED)
@@ -176,7 +176,7 @@ def on_bar(
 
 
 def place_order(
-    account: Account, book: Book, order: Order, bar: Bar, legs: Legs, costs: Costs, rules: Rules
+    account: Account, book: Book, order: Order, bar: Bar, legs: Legs, rules: AccountConfig
 ) -> tuple[Account, Book, AccountFill | None, Array]:
     """Order what a strategy asks for, with this bar's close seen.
 
@@ -197,7 +197,7 @@ def place_order(
             # The levels of the order before end with it.
             level = jnp.where(changed | ~jnp.isnan(level), level, old)
             book = book._replace(**{name: level})
-    account, fill = place(account, weights, legs.at_close, costs, rules)
+    account, fill = place(account, weights, legs.at_close, rules)
     if fill is not None:
         book = entered(book, account.held, fill, bar.close)
     return account, book, fill, weights

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account.effects import AccountFill
 from nca_trader.envs.account.intrabar import Intrabar, grown, of_each, recorded, without
-from nca_trader.envs.account.state import FILLED, REST, Quote, Rules, executable, worsening
-from nca_trader.types import Costs, Tensor
+from nca_trader.envs.account.state import FILLED, REST, Quote, executable, worsening
+from nca_trader.types import Tensor
 
 # Of equity. A buy that lacks less is filled: whether a rest waits must not depend on the last bit
 # of a sum. Not of the buy, because in a fully invested account both the buy and the cash for it are
@@ -17,9 +20,7 @@ CUT_OF_ROUNDING = 1e-6
 TINY = 1e-30  # of equity, added to what buys need, so that 0 / 0 becomes infinite and not NaN
 
 
-def fill_pending(
-    now: Intrabar, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Intrabar, AccountFill]:
+def fill_pending(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Intrabar, AccountFill]:
     """Fill pending orders at the prices of `quote`, in assets that are present.
 
     With `s` the fraction by which a fill is worse than the price, and `f` the commission, sells
@@ -34,7 +35,7 @@ def fill_pending(
     d = (capped(account.ordered, rules) - now.base) - now.change
     # A quotient, and so computed once for all its readers; what may not trade is d / inf = 0.
     d = d / jnp.where(active & ((account.pending != REST) | (d > 0.0)), 1.0, jnp.inf)
-    if rules.capital is not None:
+    if rules.capital:
         # A fixed fee is charged for a trade, and not for the rounding that a closed position left.
         d = jnp.where(is_held(d), d, 0.0)
     asked = d
@@ -43,14 +44,14 @@ def fill_pending(
     if rules.min_notional and waits is not None:
         small = (is_held(asked) & (d == 0.0) & ~waits).sum()
     # Computed before cash cuts the order, because impact is that of the whole order.
-    worse = worsened(d, now, quote, costs, rules)
+    worse = worsened(d, now, quote, rules)
     buys, cut = d > 0.0, jnp.zeros(d.shape, bool)
     if not rules.borrow:
-        whole, s, f = d, worse[0], costs.commission
+        whole, s, f = d, worse[0], rules.costs.commission
         cash = (1.0 - now.base.sum()) - now.change.sum()
         cash = cash + (jnp.maximum(-d, 0.0) * (1.0 - s)).sum() * (1.0 - f)
-        if rules.capital is not None:
-            cash = cash - costs.fixed_fee / money_of(now, rules) * (d != 0.0).sum()
+        if rules.capital:
+            cash = cash - rules.costs.fixed_fee / money_of(now, rules) * (d != 0.0).sum()
         need = (jnp.maximum(d, 0.0) * (1.0 + s)).sum() * (1.0 + f)
         # Cash of 0 makes the excess infinite, and every buy d / inf is then 0.
         excess = jnp.maximum((need + TINY) / jnp.maximum(cash, 0.0), 1.0)
@@ -66,13 +67,11 @@ def fill_pending(
         left = jnp.where(waits, account.pending, left)
     pending = jnp.where(active, left, account.pending).astype(jnp.int8)
     now = now._replace(account=account._replace(pending=pending))
-    now, fill = _execute(now, d, worse, costs, rules)
+    now, fill = _execute(now, d, worse, rules)
     return now, fill._replace(small=small)
 
 
-def liquidate(
-    now: Intrabar, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Intrabar, AccountFill]:
+def liquidate(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Intrabar, AccountFill]:
     """Close every position in a present asset where the maintenance margin is not met.
 
     It pays the costs of trading and `liquidation_fee`; lots and volume do not stop it. Orders are
@@ -80,9 +79,9 @@ def liquidate(
     """
     # Weights are fractions of equity, so `equity < margin * position` is a comparison with 1.
     gross = abs(now.held).sum()
-    called = (gross * (rules.maintenance_margin or 0.0) > 1.0) & ~now.ruined
+    called = (gross * rules.maintenance_margin > 1.0) & ~now.ruined
     closes = called & quote.present & is_held(now.held)
-    after, fill = close_out(now, closes, quote, costs, rules, costs.liquidation_fee)
+    after, fill = close_out(now, closes, quote, rules, rules.costs.liquidation_fee)
     return without(after, called & quote.present, called), fill
 
 
@@ -90,21 +89,20 @@ def close_out(
     now: Intrabar,
     closes: Tensor,
     quote: Quote,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     liquidation_fee: Tensor | float | None = None,
 ) -> tuple[Intrabar, AccountFill]:
     """Close the whole positions in `closes` `[A]` at the prices of `quote`, at any size."""
     d = jnp.where(closes, -now.held, 0.0)
-    worse = worsened(d, now, quote, costs, rules)
-    return _execute(now, d, worse, costs, rules, liquidation_fee)
+    worse = worsened(d, now, quote, rules)
+    return _execute(now, d, worse, rules, liquidation_fee)
 
 
-def capped(target: Array, rules: Rules) -> Array:
+def capped(target: Array, rules: AccountConfig) -> Array:
     """Scale the whole target down to `max_gross` and `max_net`; its direction stays."""
     over = None
     for cap, size in ((rules.max_gross, jnp.abs(target).sum()), (rules.max_net, target.sum())):
-        if cap is not None:
+        if cap < math.inf:
             times = jnp.maximum(jnp.abs(size) / cap, 1.0)
             over = times if over is None else jnp.maximum(over, times)
     return target if over is None else target / over
@@ -114,16 +112,15 @@ def _execute(
     now: Intrabar,
     d: Array,
     worse: tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]],
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     liquidation_fee: Tensor | float | None = None,
 ) -> tuple[Intrabar, AccountFill]:
     """Trade `d` `[A]` at prices that are `worse`, and pay the cost `c` from equity."""
-    size, (s, spread, impacted, parts) = jnp.abs(d), worse
+    size, (s, spread, impacted, parts), costs = jnp.abs(d), worse, rules.costs
     listed, *own = parts or (s,)
     # Commission is charged on the amount paid, so slippage adds to it in a buy, and not in a sale.
     paid = size + d * s
-    fee = 0.0 if rules.capital is None else costs.fixed_fee / money_of(now, rules)
+    fee = costs.fixed_fee / money_of(now, rules) if rules.capital else 0.0
     items = {
         "commission": -costs.commission * paid.sum(),
         "slippage": -(size * (listed - spread - impacted)).sum(),
@@ -132,13 +129,13 @@ def _execute(
         "fixed_fee": -fee * (d != 0.0).sum(),
     }
     cost = (size * s).sum() + costs.commission * paid.sum()
-    if rules.capital is not None:
+    if rules.capital:
         cost = cost - items["fixed_fee"]
     if liquidation_fee is not None:
         items["liquidation"] = -(liquidation_fee * size).sum()
         cost = cost - items["liquidation"]  # items are negative, costs positive
     each = size * s + costs.commission * paid
-    if rules.capital is not None:
+    if rules.capital:
         each = each + jnp.where(d != 0.0, fee, 0.0)
     if liquidation_fee is not None:
         each = each + liquidation_fee * size
@@ -159,12 +156,14 @@ def is_held(held: Array) -> Array:
     return jnp.abs(held) > 16.0 * jnp.finfo(held.dtype).eps
 
 
-def money_of(now: Intrabar, rules: Rules) -> Array:
+def money_of(now: Intrabar, rules: AccountConfig) -> Array:
     """`[]` the account's equity in money; needs a capital."""
-    return (rules.capital or 0.0) * now.equity
+    return rules.capital * now.equity
 
 
-def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[Array, Array | None]:
+def _constrained(
+    d: Array, now: Intrabar, quote: Quote, rules: AccountConfig
+) -> tuple[Array, Array | None]:
     """Return `[A]` the trades that a venue executes, and a mask of those that wait for volume.
 
     The mask is None where no limit is set.
@@ -180,10 +179,10 @@ def _constrained(d: Array, now: Intrabar, quote: Quote, rules: Rules) -> tuple[A
 
 
 def worsened(
-    d: Array, now: Intrabar, quote: Quote, costs: Costs, rules: Rules
+    d: Array, now: Intrabar, quote: Quote, rules: AccountConfig
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
     """Return the terms of `worsening` for trades `d` `[A]` in fractions of equity."""
-    if rules.capital is None:  # without a capital neither impact nor ticks can be set
-        return worsening(d, quote, costs, rules.tick)
+    if not rules.capital:  # without a capital neither impact nor ticks can be set
+        return worsening(d, quote, rules)
     money = money_of(now, rules)
-    return worsening(d * (money / quote.price), quote, costs, rules.tick, money)
+    return worsening(d * (money / quote.price), quote, rules, money)

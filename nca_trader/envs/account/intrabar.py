@@ -19,10 +19,11 @@ import chex
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account.effects import Flows
-from nca_trader.envs.account.state import FILLED, Account, Rules, equity
+from nca_trader.envs.account.state import FILLED, Account, equity
 from nca_trader.numerics import pair_add, two_sum
-from nca_trader.types import Costs, Tensor
+from nca_trader.types import Tensor
 
 
 class Intrabar(NamedTuple):
@@ -52,7 +53,7 @@ class Intrabar(NamedTuple):
         return jnp.where(self.ruined, 0.0, (1.0 + self.growth) * (self.held * return_))
 
 
-def begin(account: Account, rules: Rules) -> Intrabar:
+def begin(account: Account, rules: AccountConfig) -> Intrabar:
     """Open the account for a bar or an order."""
     # The floor is compared with growth, which takes one exponential per bar; a comparison of equity
     # would take one per step of the bar.
@@ -68,7 +69,7 @@ def begin(account: Account, rules: Rules) -> Intrabar:
     )
 
 
-def settle(now: Intrabar, rules: Rules) -> Account:
+def settle(now: Intrabar, rules: AccountConfig) -> Account:
     """Close the bar: `L += log1p(growth)`, and the weights become pairs again."""
     account, ruined = now.account, now.ruined
     # Selects around safe values: neither a value nor a gradient of a bankrupt account is NaN.
@@ -90,7 +91,7 @@ def settle(now: Intrabar, rules: Rules) -> Account:
 def mark(
     now: Intrabar,
     return_: Tensor,
-    rules: Rules,
+    rules: AccountConfig,
     dividend: Tensor | None = None,
     delisted: Tensor | None = None,
 ) -> tuple[Intrabar, Flows]:
@@ -119,7 +120,7 @@ def mark(
 
 
 def carry(
-    now: Intrabar, years: Tensor | None, rate: Tensor | None, costs: Costs, rules: Rules
+    now: Intrabar, years: Tensor | None, rate: Tensor | None, rules: AccountConfig
 ) -> tuple[Intrabar, Flows]:
     """Charge interest, borrow fees and funding on the current positions; see `Costs`.
 
@@ -130,10 +131,9 @@ def carry(
       now: the account.
       years: `[]` for which the positions were held; None charges nothing for time.
       rate: `[A]` funding of this bar, `Bars.funding`; None where bars have no funding.
-      costs: rates per year.
       rules: of the account.
     """
-    held, items = now.held, {}
+    held, items, costs = now.held, {}, rules.costs
     if years is not None:
         cash = 1.0 - held.sum()
         lent = costs.interest_lend * jnp.maximum(cash, 0.0)
@@ -149,7 +149,7 @@ def carry(
 
 
 def earn(
-    now: Intrabar, return_: Tensor, items: Mapping[str, Tensor], rules: Rules
+    now: Intrabar, return_: Tensor, items: Mapping[str, Tensor], rules: AccountConfig
 ) -> tuple[Intrabar, Flows]:
     """Add `items`, fractions of equity, while the assets held return `return_` `[A]`."""
     gain = jnp.asarray(sum(items.values()))
@@ -182,7 +182,7 @@ def recorded(
     now: Intrabar,
     after: Intrabar,
     items: Mapping[str, Tensor],
-    rules: Rules,
+    rules: AccountConfig,
     own: Sequence[Tensor] = (),
 ) -> Flows:
     """Record `items` and your own costs, fractions of equity `now`.

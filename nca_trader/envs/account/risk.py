@@ -1,7 +1,7 @@
 """Risk: how large a full position is, and what an account may order, both decided at each close.
 
-`account.step.place` calls `apply_limits` wherever `Rules.risk` is set, so a scanned backtest and a
-session on paper run the same code. `verdict` says in words what it did.
+`account.step.place` calls `apply_limits` wherever the account has limits of risk, so a scanned
+backtest and a session on paper run the same code. `verdict` says in words what it did.
 
 What is remembered is a function of the closes and orders so far: a restart repeats it.
 
@@ -24,21 +24,9 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from nca_trader.config.env import Limits
+from nca_trader.config.account import Limits, Sizing
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
-
-
-class Sizing(NamedTuple):
-    """How sizes follow volatility: `min(cap, target / max(volatility, floor))`.
-
-    target, floor: volatility per year. span: of the estimate, in bars. cap: the largest size.
-    """
-
-    target: Any = 0.15
-    span: Any = 60
-    floor: Any = 0.01
-    cap: Any = 1.0
 
 
 class VolatilityState(NamedTuple):

@@ -1,9 +1,9 @@
-"""One account: its rules and state, the bars it is moved by, and the price and size of its fills.
+"""One account: its state, the bars it is moved by, and the price and size of its fills.
 
 The account is scale-free: its state is the log of its equity and the weight held in each asset.
 All terms are fractions of equity at the current prices, so no initial cash is needed and the
 reward is a difference of log-equity. Only lots, fixed fees, impact and similar rules need an
-amount of money: `Rules.capital`. The functions that move an account are in
+amount of money: `AccountConfig.capital`. The functions that move an account are in
 `nca_trader.envs.account.step`.
 
 Log-equity and weights are pairs of floats (`numerics.pair_add`): a held weight is a
@@ -12,7 +12,7 @@ multiplicative random walk, and in float32 alone it drifts by 2e-5 over 100,000 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -20,130 +20,17 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from nca_trader.config import EnvConfig, capital_problems, limit_problems
-from nca_trader.config.env import Limits
-from nca_trader.config.ranges import expect, nearest, one_of, refuse
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import PLAIN
 from nca_trader.envs.account.costs import Trade, check_costs, own_rates
-from nca_trader.envs.account.risk import Sizing, open_guard, sizes
-from nca_trader.errors import BarError, ConfigError
+from nca_trader.envs.account.risk import open_guard, sizes
+from nca_trader.errors import BarError
 from nca_trader.numerics import arrays
-from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Costs, Tensor
+from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
 
 # A tolerance in lots or ticks: in floats 0.3 / 0.1 is 2.9999999999999996, which counts as three
 # lots.
 ROUNDING = 1e-9
-
-
-class Rules(NamedTuple):
-    """Rules of an account, static under jit; each field is as in `EnvConfig`.
-
-    fill: "next_open" or "close". order: "on_change" or "rebalance".
-    max_gross, max_net: caps on sum |target| and |sum target|; the whole target is scaled to them.
-      None sets no cap.
-    borrow: False cuts all buys by one factor where cash does not pay for them.
-    floor: equity, as a fraction of the start's, at or below which the account is bankrupt.
-    maintenance_margin: equity below this fraction of the gross position closes every position;
-      None never calls.
-    capital: money that an equity of 1 stands for; None where no size in money matters.
-    lot: units are whole multiples of it, 0 trades any fraction. tick: prices of fills are whole
-      multiples of it, rounded against the trader. min_notional: money below which no order is
-      sent. max_participation: share of a bar's volume that a fill may take.
-    delist_after: consecutive missing bars after which an asset counts as delisted; None is never.
-    delist_haircut: fraction of its last price that is then lost.
-    sizing: "fixed", or "volatility": targets are multiplied by the size of each asset, see
-      `account.risk`. volatility_target, volatility_floor: per year. volatility_span: bars.
-      size_cap: the largest size.
-    dead_band: a target is ordered only if it differs by more than this from the last one ordered,
-      or with "rebalance" from the weight held. A target of 0 always closes the position.
-    risk: limits on what is ordered, and losses that halt; None sets none. An environment has none.
-    """
-
-    fill: str = "next_open"
-    order: str = "on_change"
-    max_gross: float | None = None
-    max_net: float | None = None
-    borrow: bool = False
-    floor: float = 1e-9
-    maintenance_margin: float | None = None
-    capital: float | None = None
-    lot: float = 0.0
-    tick: float = 0.0
-    min_notional: float = 0.0
-    max_participation: float | None = None
-    delist_after: int | None = None
-    delist_haircut: float = 0.0
-    sizing: str = "fixed"
-    volatility_target: float = 0.15
-    volatility_span: int = 60
-    volatility_floor: float = 0.01
-    size_cap: float = 1.0
-    dead_band: float = 0.0
-    risk: Limits | None = None
-
-    @property
-    def scale(self) -> Sizing | None:
-        """The sizes that targets are multiplied by; None where sizes are fixed."""
-        if self.sizing == "fixed":
-            return None
-        return Sizing(
-            self.volatility_target, self.volatility_span, self.volatility_floor, self.size_cap
-        )
-
-    @property
-    def sized(self) -> bool:
-        """Whether a venue refuses or cuts some sizes."""
-        return bool(self.lot or self.min_notional or self.max_participation is not None)
-
-
-def rules_of(config: EnvConfig) -> Rules:
-    """Return the account's rules in the environment of `config`."""
-    # All other rules have their names in the config as well, so a new rule needs no line here.
-    names = (name for name in Rules._fields if name not in ("floor", "risk"))
-    return Rules(floor=config.ruin_floor, **{name: getattr(config, name) for name in names})
-
-
-def with_limits(
-    base: Rules,
-    fill: str | None,
-    order: str | None,
-    costs: Costs,
-    limits: dict[str, Any],
-    others: Sequence[str] = (),
-) -> Rules:
-    """Return the rules `base` with the given fields replaced, validated.
-
-    Args:
-      base: the rules.
-      fill: None keeps that of `base`.
-      order: None keeps that of `base`.
-      costs: that the rules go with.
-      limits: other fields by name.
-      others: what else a caller may give by name, for the message about an unknown name.
-
-    Raises:
-      ConfigError: a field is unknown, out of range, or needs `capital`.
-    """
-    for name in limits.keys() - set(Rules._fields):
-        if name in Costs.__dataclass_fields__:
-            raise ConfigError(f"{name} is one of the costs; give costs=nca.Costs({name}=...).")
-        known = (*others, *Rules._fields)
-        raise ConfigError(
-            f"unknown {'setting' if others else 'limit'} {name!r}; {nearest(name, known)}There are "
-            f"{', '.join(known)}."
-        )
-    given = {"fill": fill, "order": order}
-    given = {name: value for name, value in given.items() if value is not None}
-    # Validated after the replacement: lots, for example, need a capital.
-    rules = base._replace(**given, **limits)
-    refuse(
-        one_of(rules, "fill", ("next_open", "close")),
-        one_of(rules, "order", ("on_change", "rebalance")),
-        one_of(rules, "sizing", ("fixed", "volatility")),
-        limit_problems(rules),
-        capital_problems(rules, costs),
-    )
-    expect("risk", rules.risk, Limits | None, "nca.Limits, e.g. nca.Limits(max_drawdown=0.2)")
-    return rules
 
 
 FILLED, WHOLE, REST = 0, 1, 2  # values of `Account.pending`
@@ -160,7 +47,7 @@ class Account(NamedTuple):
       cash cut a buy, and the remainder waits for cash. A rest never sells: it would turn
       `on_change` into rebalancing for any account that is fully invested.
     ruined: `[]` bool, equity fell to the floor; the account no longer trades.
-    size: `[A]` factor on a target at the last close, see `Rules.sizing`; () where sizes are fixed.
+    size: `[A]` factor on a target at the last close; () where sizes are fixed.
     memory: state of the reward, see `nca_trader.envs.rewards`; () for none.
     guard: what risk limits remember, see `account.risk`; () for none.
     base: `[A]` target of the policy's base rule at the last close; () without a base.
@@ -184,10 +71,10 @@ class Account(NamedTuple):
         return self.weight + self.weight_low
 
 
-def open_account(weight: ArrayLike, rules: Rules = Rules()) -> Account:
+def open_account(weight: ArrayLike, rules: AccountConfig = PLAIN) -> Account:
     """Open an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`.
 
-    Sizes that follow the market are 1 until its first bar; see `Rules.scale`.
+    Sizes that follow the market are 1 until its first bar; see `AccountConfig.scale`.
     """
     weight = jnp.asarray(weight)
     zero = jnp.zeros((), weight.dtype)
@@ -235,12 +122,12 @@ class Legs(NamedTuple):
     exists, so that orders can fill in it. Both returns of a missing bar are 0.
 
     The other fields are None unless a cost or rule needs them. half_spread: as in `Bars`. open,
-    close: prices, with `Rules.capital`, `Costs.own` or a margin; volume: units, with the first two.
+    close: prices, with a capital, `Costs.own` or a margin; volume: units, with the first two.
     dividend: cash as a fraction of the previous close. funding: rate of this bar. years: `[]` since
     the previous bar. delisted: the asset is gone; `overnight` is then the loss on its last price.
     size: factor on targets ordered at this close.
     seconds: `[]` since 1970 UTC, the bar's open; moved: the return from close to close. Both for
-    `Rules.risk`. low, high: returns from the open to the bar's extremes, for a margin call inside.
+    limits of risk. low, high: returns from the open to the bar's extremes, for a margin call in it.
     base: target of the policy's base rule at this close, see `agents.base`.
     """
 
@@ -280,13 +167,12 @@ class Legs(NamedTuple):
         return Quote(*at, self.seconds, self.moved)
 
 
-def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
+def legs_of(bars: Bars, rules: AccountConfig = PLAIN) -> Legs:
     """Compute the overnight and intraday returns of all bars on the host, in float64.
 
     Args:
       bars: N bars of A assets.
-      costs: of the account; they decide which fields are computed.
-      rules: of the account; they decide which fields are computed.
+      rules: of the account; they and their costs decide which fields are computed.
 
     Returns:
       `[N, A]` float64. The first bar has no previous close: its return starts at its own open.
@@ -294,7 +180,8 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
     Raises:
       BarError: a rule or cost needs volume that the bars do not have.
     """
-    if rules.max_participation is not None or costs.impact:
+    costs = rules.costs
+    if rules.max_participation < math.inf or costs.impact:
         # NaN is a volume that was not reported. Any number in its place would size real orders.
         unknown = bars.present & ~np.isfinite(bars.volume)
         if unknown.any():
@@ -306,19 +193,19 @@ def legs_of(bars: Bars, costs: Costs = Costs(), rules: Rules = Rules()) -> Legs:
     size = None if rules.scale is None else sizes(bars, rules.scale)
     if not len(bars):
         none = np.zeros(bars.close.shape)
-        return next_legs(bars.close, bars.as_bar(), 0.0, none, costs, rules, size)
+        return next_legs(bars.close, bars.as_bar(), 0.0, none, rules, size)
     seconds, missing = 0.0, np.zeros(1)  # for an account that does not need them
     if costs.carries:
         # The first bar takes 0 seconds since the bar before, because nothing was held.
         seconds = np.diff(bars.time, prepend=bars.time[:1]) / np.timedelta64(1, "s")
     # The first bar has its own open in place of the close before, so its overnight return is 0.
     previous = np.vstack([bars.open[:1], bars.close[:-1]])
-    if rules.delist_after is not None:
+    if rules.delist_after < math.inf:
         missing = bars_missing(bars.present)
-    legs = next_legs(previous, bars.as_bar(), seconds, missing, costs, rules, size)
+    legs = next_legs(previous, bars.as_bar(), seconds, missing, rules, size)
     if costs.own:
         quoted = np.zeros(legs.overnight.shape) if legs.half_spread is None else legs.half_spread
-        money = None if rules.capital is None else np.full(len(bars), rules.capital)
+        money = np.full(len(bars), rules.capital) if rules.capital else None
         check_costs(bars, costs, Trade(legs.overnight, legs.open, legs.volume, quoted, money))
     return legs
 
@@ -335,8 +222,7 @@ def next_legs(
     bar: Bar,
     seconds: ArrayLike,
     missing: Tensor,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     size: Tensor | None = None,
 ) -> Legs:
     """Compute the overnight and intraday returns of a bar, and what else an account needs of it.
@@ -346,8 +232,8 @@ def next_legs(
       bar: the bar, fields `[..., A]`.
       seconds: `[...]` from the open of the previous bar to that of this one.
       missing: `[..., A]` number of consecutive missing bars up to this one, included.
-      costs: of the account; holding charges need `years`.
-      rules: of the account; amounts of money need prices and volume, delisting needs `delisted`.
+      rules: of the account; amounts of money need prices and volume, delisting needs `delisted`,
+        and holding charges need `years`.
       size: `[..., A]` factors on targets at this close, see `account.risk`; None for fixed ones.
 
     Returns:
@@ -367,14 +253,14 @@ def next_legs(
         if bar.dividend is not None:
             dividend = xp.nan_to_num(xp.where(present, bar.dividend / previous, 0.0))
     delisted = None
-    if rules.delist_after is not None:
+    if rules.delist_after < math.inf:
         # Equal, not at least: an asset is closed once, in the bar that reaches the limit.
         delisted = missing == rules.delist_after
         # The bar is missing, so this return is the only one: the last price less the haircut.
         overnight = xp.where(delisted, -rules.delist_haircut, overnight)
-    money = rules.capital is not None or bool(costs.own)
+    money = bool(rules.capital or rules.costs.own)
     priced, low, high = money, None, None
-    if rules.maintenance_margin is not None:
+    if rules.maintenance_margin:
         priced = True
         with np.errstate(invalid="ignore", divide="ignore"):
             low, high = (
@@ -394,7 +280,7 @@ def next_legs(
         volume=xp.nan_to_num(bar.volume) if money else None,
         dividend=dividend,
         funding=None if bar.funding is None else xp.where(present, xp.nan_to_num(bar.funding), 0.0),
-        years=xp.asarray(seconds / SECONDS_PER_YEAR) if costs.carries else None,
+        years=xp.asarray(seconds / SECONDS_PER_YEAR) if rules.costs.carries else None,
         delisted=delisted,
         size=size,
         seconds=None if rules.risk is None else xp.asarray(bar.time)[..., 0],
@@ -431,22 +317,22 @@ def impact(coefficient: float, units: Tensor, volume: Tensor) -> Tensor:
 
 
 def worsening(
-    units: Tensor, quote: Quote, costs: Costs, tick: float, money: Tensor | None = None
+    units: Tensor, quote: Quote, rules: AccountConfig, money: Tensor | None = None
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float, tuple[Tensor | float, ...]]:
     """Compute how much worse than the bar's price a trade fills, as fractions of that price.
 
     Args:
       units: `[A]` signed size; without `money` a fraction of equity.
       quote: the bar's prices.
-      costs: of trading; slippage, half_spread and impact apply.
-      tick: the smallest price step in money, rounded against the trader; 0 for none.
+      rules: slippage, half_spread and impact of their costs apply, and `tick`, the smallest price
+        step in money, rounded against the trader.
       money: `[]` equity before the trade; None without a capital.
 
     Returns:
       The total, `[A]` or one float, and the parts of it that are the spread and the impact. Last,
       what it is without `costs.own`, and each of these; () where there is none.
     """
-    xp = arrays(units)
+    xp, costs, tick = arrays(units), rules.costs, rules.tick
     impacted = 0.0 if quote.volume is None else impact(costs.impact, units, quote.volume)
     spread = (
         costs.half_spread if quote.half_spread is None else costs.half_spread + quote.half_spread
@@ -473,7 +359,7 @@ def worsening(
     return worse + sum(own[1:], own[0]), spread, impacted, (worse, *own)
 
 
-def executable(units: Tensor, quote: Quote, rules: Rules) -> tuple[Tensor, Tensor]:
+def executable(units: Tensor, quote: Quote, rules: AccountConfig) -> tuple[Tensor, Tensor]:
     """Cut an order to what a venue executes.
 
     Args:
@@ -486,7 +372,7 @@ def executable(units: Tensor, quote: Quote, rules: Rules) -> tuple[Tensor, Tenso
     """
     xp = arrays(units)
     cut = units
-    if rules.max_participation is not None:
+    if rules.max_participation < math.inf:
         limit = rules.max_participation * quote.volume
         cut = xp.clip(units, -limit, limit)
     # Before lots and the minimum apply: what these take away never fills, so it does not wait.

@@ -17,6 +17,7 @@ import chex
 import jax.numpy as jnp
 from jax import Array
 
+from nca_trader.config import AccountConfig
 from nca_trader.envs.account.effects import (
     AT_CLOSE,
     AT_OPEN,
@@ -40,11 +41,11 @@ from nca_trader.envs.account.fills import (
 )
 from nca_trader.envs.account.intrabar import Intrabar, begin, carry, mark, settle, without
 from nca_trader.envs.account.risk import Intent, apply_limits
-from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, Quote, Rules
-from nca_trader.types import Costs, Tensor
+from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, Quote
+from nca_trader.types import Tensor
 
 
-def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Account, Effects]:
+def on_bar(account: Account, legs: Legs, rules: AccountConfig) -> tuple[Account, Effects]:
     """Move the account from one close to the next, filling pending orders at the open.
 
     In this order: the overnight return (with dividends), holding charges, the closing of delisted
@@ -56,17 +57,16 @@ def on_bar(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Ac
     Args:
       account: at the close of the bar before.
       legs: the bar's overnight and intraday returns, and its prices.
-      costs: of trading and holding; they may be traced.
       rules: of the account, static: what they switch off is not in the compiled program.
 
     Returns:
       The account at the bar's close, and the effects of the bar.
     """
-    now, effects = to_open(account, legs, costs, rules)
-    return from_open(now, effects, legs, costs, rules)
+    now, effects = to_open(account, legs, rules)
+    return from_open(now, effects, legs, rules)
 
 
-def to_open(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[Intrabar, Effects]:
+def to_open(account: Account, legs: Legs, rules: AccountConfig) -> tuple[Intrabar, Effects]:
     """Move the account from the close before to the bar's open, and fill there what is pending.
 
     Args and order: as `on_bar`, up to the fill.
@@ -78,17 +78,17 @@ def to_open(account: Account, legs: Legs, costs: Costs, rules: Rules) -> tuple[I
     # Before the fill: a short that closes at Monday's open pays for the weekend, and one that opens
     # there does not.
     if at_open and legs.years is not None:
-        now, charged = carry(now, legs.years, None, costs, rules)
+        now, charged = carry(now, legs.years, None, rules)
         flows = add_flows(flows, charged)
     gone = called = filled = None
     if legs.delisted is not None:
         gone = legs.delisted & (now.held != 0.0)
         now = without(now, legs.delisted, legs.delisted)
-    if rules.maintenance_margin is not None:
+    if rules.maintenance_margin:
         # Before the fill as well: a call withdraws the orders, and none of them may fill after it.
-        now, called = liquidate(now, legs.at_open, costs, rules)
+        now, called = liquidate(now, legs.at_open, rules)
     if at_open:
-        now, filled = fill_pending(now, legs.at_open, costs, rules)
+        now, filled = fill_pending(now, legs.at_open, rules)
     effects = Effects(flows, overnight=overnight, gone=gone)
     return now, effects.having(called_at_open=called, at_open=filled)
 
@@ -110,8 +110,7 @@ def from_open(
     now: Intrabar,
     effects: Effects,
     legs: Legs,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     reached: Reached | None = None,
 ) -> tuple[Account, Effects]:
     """Move the account from the bar's open, after its fills, to its close.
@@ -120,7 +119,6 @@ def from_open(
       now: the account at the open.
       effects: of the bar so far.
       legs: of the bar.
-      costs: of trading and holding.
       rules: of the account.
       reached: the levels of orders; None without any.
 
@@ -128,15 +126,15 @@ def from_open(
       The account at the bar's close, and the effects of the whole bar.
     """
     at_open = now.ruined
-    now, effects = _through(now, effects, legs, costs, rules, reached)
+    now, effects = _through(now, effects, legs, rules, reached)
     inside = now.ruined
     # The bars' own funding is paid at their close with either fill, by those who hold then.
     years = None if rules.fill == "next_open" else legs.years
     if years is not None or legs.funding is not None:
-        now, charged = carry(now, years, legs.funding, costs, rules)
+        now, charged = carry(now, years, legs.funding, rules)
         effects = effects._replace(flows=add_flows(effects.flows, charged))
-    if rules.maintenance_margin is not None:
-        now, called = liquidate(now, legs.at_close, costs, rules)
+    if rules.maintenance_margin:
+        now, called = liquidate(now, legs.at_close, rules)
         effects = effects.having(called_at_close=called)
     broke = jnp.where(at_open, AT_OPEN, jnp.where(inside, INSIDE, AT_CLOSE))
     broke = jnp.where(now.ruined & ~now.account.ruined, broke, NEVER).astype(jnp.int8)
@@ -152,8 +150,7 @@ def _through(
     now: Intrabar,
     effects: Effects,
     legs: Legs,
-    costs: Costs,
-    rules: Rules,
+    rules: AccountConfig,
     reached: Reached | None,
 ) -> tuple[Intrabar, Effects]:
     """Move the account from the open to the close, with exits inside the bar.
@@ -172,7 +169,7 @@ def _through(
         intraday = jnp.where(reason != NONE, reached.moved, intraday).astype(intraday.dtype)
     called = jnp.zeros((), bool)
     if legs.low is not None:
-        called, moved, before = _called_inside(now, legs, costs, rules, reached)
+        called, moved, before = _called_inside(now, legs, rules, reached)
         forced = called & ~before & legs.present & is_held(now.held)
         intraday = jnp.where(called & ~before, moved, intraday).astype(intraday.dtype)
         # Levels beyond the end of the path are not reached.
@@ -187,8 +184,8 @@ def _through(
     # An account that went bankrupt on the path has no position left to close.
     closes = left & ~now.ruined
     quote = Quote(legs.present, price.astype(now.held.dtype), legs.volume, legs.half_spread)
-    fee = jnp.where(reason == LIQUIDATED, costs.liquidation_fee, 0.0).astype(now.held.dtype)
-    now, closed = close_out(now, closes, quote, costs, rules, None if legs.low is None else fee)
+    fee = jnp.where(reason == LIQUIDATED, rules.costs.liquidation_fee, 0.0).astype(now.held.dtype)
+    now, closed = close_out(now, closes, quote, rules, None if legs.low is None else fee)
     closed = closed._replace(
         price=jnp.where(left, price, jnp.nan),
         reason=jnp.where(closes, reason, NONE).astype(jnp.int8),
@@ -203,7 +200,7 @@ def _through(
 
 
 def _called_inside(
-    now: Intrabar, legs: Legs, costs: Costs, rules: Rules, reached: Reached | None
+    now: Intrabar, legs: Legs, rules: AccountConfig, reached: Reached | None
 ) -> tuple[Array, Array, Array]:
     """Find the margin call on the way from the open to the bar's adverse prices.
 
@@ -215,7 +212,7 @@ def _called_inside(
       `[]` bool whether there is a call, `[A]` returns from the open to it, and `[A]` bool whether a
       level was reached before.
     """
-    held, margin = now.held, rules.maintenance_margin or 0.0
+    held, margin, costs = now.held, rules.maintenance_margin, rules.costs
     worst = jnp.where(held > 0.0, jnp.asarray(legs.low), jnp.asarray(legs.high))
     place, cost = jnp.full(held.shape, jnp.inf, held.dtype), jnp.zeros_like(held)
     if reached is not None:
@@ -230,9 +227,9 @@ def _called_inside(
         # A level of an asset without a price yet is NaN.
         price = jnp.where(jnp.isfinite(place), reached.price, 1.0)
         quote = Quote(legs.present, price, legs.volume, legs.half_spread)
-        s = worsened(d, now, quote, costs, rules)[0]
+        s = worsened(d, now, quote, rules)[0]
         cost = jnp.abs(d) * s + costs.commission * (jnp.abs(d) + d * s)
-        if rules.capital is not None:
+        if rules.capital:
             cost = cost + costs.fixed_fee / money_of(now, rules) * (d != 0.0)
     # Positions that are still held where the path comes to each stop: [K] places, [K, A] masks.
     begins = jnp.concatenate([jnp.zeros(1, held.dtype), jnp.where(place < jnp.inf, place, 0.0)])
@@ -254,7 +251,7 @@ def _called_inside(
 
 
 def place(
-    account: Account, target: Tensor, quote: Quote, costs: Costs, rules: Rules
+    account: Account, target: Tensor, quote: Quote, rules: AccountConfig
 ) -> tuple[Account, AccountFill | None]:
     """Order a target, with this bar's close seen.
 
@@ -265,7 +262,6 @@ def place(
       account: at the close.
       target: `[A]` weights, NaN for no order. They are multiplied by the size of `quote`.
       quote: prices at which an order can fill at this close.
-      costs: of trading, paid if the order fills here.
       rules: of the account.
 
     Returns:
@@ -288,11 +284,13 @@ def place(
         pending=jnp.where(new, WHOLE, account.pending).astype(jnp.int8),
     )
     if rules.fill == "close":
-        return trade(account, quote, costs, rules)
+        return trade(account, quote, rules)
     return account, None
 
 
-def guarded(account: Account, target: Tensor, quote: Quote, rules: Rules) -> tuple[Account, Array]:
+def guarded(
+    account: Account, target: Tensor, quote: Quote, rules: AccountConfig
+) -> tuple[Account, Array]:
     """Apply `rules.risk` to a target; return the account and what may be ordered.
 
     A halt withdraws what is pending. The position is what was last ordered then, so that the same
@@ -317,7 +315,7 @@ def guarded(account: Account, target: Tensor, quote: Quote, rules: Rules) -> tup
     return account, target
 
 
-def _is_order(account: Account, target: Tensor, rules: Rules) -> Array:
+def _is_order(account: Account, target: Tensor, rules: AccountConfig) -> Array:
     """Return `[A]` bool, whether each target is a new order."""
     new = ~jnp.isnan(target)
     # An exact comparison: both are targets as they were ordered, with no arithmetic in between.
@@ -330,9 +328,7 @@ def _is_order(account: Account, target: Tensor, rules: Rules) -> Array:
     return new
 
 
-def trade(
-    account: Account, quote: Quote, costs: Costs, rules: Rules
-) -> tuple[Account, AccountFill]:
+def trade(account: Account, quote: Quote, rules: AccountConfig) -> tuple[Account, AccountFill]:
     """Fill pending orders now, at the prices of `quote`; see `fill_pending`."""
-    now, fill = fill_pending(begin(account, rules), quote, costs, rules)
+    now, fill = fill_pending(begin(account, rules), quote, rules)
     return settle(now, rules), fill

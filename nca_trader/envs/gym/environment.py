@@ -19,7 +19,8 @@ from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
 from nca_trader.cloud import CloudPath, place
-from nca_trader.config import EnvConfig
+from nca_trader.config import AccountConfig, EnvConfig
+from nca_trader.config.account import gather_account
 from nca_trader.config.ranges import expect
 from nca_trader.data.bars import SAMPLES, read_bars, sample_bars
 from nca_trader.data.synthetic import Task
@@ -31,6 +32,7 @@ from nca_trader.errors import ConfigError
 from nca_trader.types import Bars, EnvSpec
 
 DEFAULT_CONFIG, DEFAULT_BARS = "index_daily", "sp500"
+NAMES = ("bars", "config", "window", "flatten", "render_mode", "env", "account")  # of arguments
 LARGEST = float(np.finfo(np.float32).max)  # finite: Gymnasium's checker warns of infinite bounds
 
 Path = str | os.PathLike[str]
@@ -43,7 +45,7 @@ _KERNELS: weakref.WeakValueDictionary[tuple, Kernel] = weakref.WeakValueDictiona
 
 def kernel_of(
     bars: Source, config: EnvConfig | Path, env: TradingEnv | None, window: int,
-    on_device: bool,
+    on_device: bool, given: AccountConfig,
 ) -> Kernel:  # fmt: skip
     """Return the compiled steps for these arguments, shared by all callers with the same ones.
 
@@ -53,6 +55,7 @@ def kernel_of(
       env: as in `GymEnv`.
       window: T, bars of features in an observation.
       on_device: whether windows are gathered on the device.
+      given: of the account, in the place of the environment's own.
 
     Raises:
       ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
@@ -65,7 +68,7 @@ def kernel_of(
     if window < 1:
         raise ConfigError(f"window={window} is below 1 bar; give at least 1.")
     if env is None:
-        config = load_env(config, name="config")
+        config = load_env(config, name="config").with_account(given)
         name = (_name_of(bars, config), config)
         env = _ENVS.get(name)
         if env is None:
@@ -74,6 +77,9 @@ def kernel_of(
             elif not isinstance(bars, Bars | Task):
                 bars = sample_bars(str(bars)) if bars in SAMPLES else read_bars(bars)
             env = _ENVS[name] = TradingEnv(bars, config)
+    elif given.given:
+        what = ", ".join(given.given)
+        raise ConfigError(f"env has an account of its own; leave out {what}, or give no env.")
     # The dropout mask is drawn on the device, so the host cannot gather these windows.
     on_device = on_device or env.config.feature_dropout > 0.0
     key = (id(env), window, on_device)  # the kernel keeps `env`, so that its id stays its own
@@ -210,6 +216,8 @@ class GymEnv(gymnasium.Env):
         flatten: bool = True,
         render_mode: str | None = None,
         env: TradingEnv | None = None,
+        account: AccountConfig | None = None,
+        **settings: Any,
     ):
         """Make the environment; environments of the same arguments share bars and programs.
 
@@ -221,13 +229,18 @@ class GymEnv(gymnasium.Env):
           flatten: False gives a dict of "window" and "account" in place of one vector.
           render_mode: "rgb_array" keeps the episode's history, for `render`.
           env: a `TradingEnv` to step in place of one made from `bars` and `config`.
+          account: what the account is given, in the place of the environment's own; an environment
+            has neither `delay` nor `risk`.
+          **settings: fields of `nca.AccountConfig` by name, in the place of the record.
 
         Raises:
           ConfigError, BarError: an argument is not valid.
         """
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode={render_mode!r} is not offered; take 'rgb_array'.")
-        self.kernel: Kernel | None = kernel_of(bars, config, env, window, on_device=False)
+        self.kernel: Kernel | None = kernel_of(
+            bars, config, env, window, False, gather_account(account, settings, NAMES)
+        )
         self.trading, self.window, self.flatten = self.kernel.env, window, flatten
         self.render_mode = render_mode
         spec = self.trading.spec

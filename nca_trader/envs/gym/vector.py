@@ -16,9 +16,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from jax import Array
 
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import gather_account
 from nca_trader.config.ranges import expect
 from nca_trader.envs.gym.environment import (
     DEFAULT_CONFIG,
+    NAMES,
     Source,
     action_space,
     checked_actions,
@@ -110,6 +113,8 @@ class GymVectorEnv(VectorEnv):
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
         env: TradingEnv | None = None,
+        account: AccountConfig | None = None,
+        **settings: Any,
     ):
         """Make the environments; arguments as those of `GymEnv`.
 
@@ -124,7 +129,9 @@ class GymVectorEnv(VectorEnv):
         expect("num_envs", num_envs, Integral, "a whole number", bars=bars, config=config)
         if num_envs < 1:
             raise ConfigError(f"num_envs={num_envs} is below 1.")
-        kernel = kernel_of(bars, config, env, window, on_device=True)
+        kernel = kernel_of(
+            bars, config, env, window, True, gather_account(account, settings, NAMES)
+        )
         self.trading, self.window, self.flatten = kernel.env, window, flatten
         self.num_envs, self.mode = num_envs, AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.mode}

@@ -115,20 +115,15 @@ def report(
       >>> nca.report(bars, result, "page.html").name
       'page.html'
     """
-    path, again, index = page_path(path), result.again, result.equity.index
+    path, again = page_path(path), result.again
     if again is None:
         raise ConfigError(
             "this result can't be compared with baselines; it was not made by nca.backtest."
         )
-    after = bars.index.searchsorted(index[-1]) + 1
-    # Baselines stop where the result did, which may be before the last bar.
-    stop = str(bars.index[after]) if after < len(bars) else None
     with Progress(None, "page"):
-        # At the result's own costs, fills and limits: otherwise the page would compare settings.
-        how = {"start": str(index[0]), "stop": stop, **result.rules._asdict()}
-        how |= {"bars": bars, "costs": result.charged, "name": None}
+        # In the result's own account: otherwise the page would compare settings.
         baselines = {
-            rule.name: again(targets=rule, **how)
+            rule.name: again(rule)
             for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
         }
         if run is None and sweep is not None:  # each combination is a trial, logged or not

@@ -19,7 +19,7 @@ from nca_trader.evaluate.deploy import deploy, refuse_other
 from nca_trader.evaluate.gate import GateResult
 from nca_trader.evaluate.inference import ConfidenceInterval
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.walkforward.refit import Fitted, Setup, candidate
+from nca_trader.evaluate.walkforward.refit import Fitted, Refit, candidate
 from nca_trader.runs.manifest import Deployment, Run
 from nca_trader.types import Bar, Bars
 
@@ -105,12 +105,12 @@ class WalkForward:
         return f"{shown.to_string(float_format='{:.3f}'.format)}\n{self.verdict}\n{found}"
 
 
-def table_of(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame:
+def table_of(refit: Refit, fitted: list[Fitted], result: Result) -> pd.DataFrame:
     """Return one row per fold."""
-    index, rows = setup.bars.index, []
+    index, rows = refit.bars.index, []
     # From the one account, so that a fold's first bar pays for the change of strategy.
     returns = pd.Series(metrics.simple_returns(result.equity), result.equity.index)
-    for fold, one in zip(setup.folds, fitted, strict=True):
+    for fold, one in zip(refit.folds, fitted, strict=True):
         (begin, end), (first, last) = fold.train, fold.test
         own = returns.reindex(index[first:last]).to_numpy()
         rows.append(
@@ -125,7 +125,7 @@ def table_of(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame
                 "tried": one.tried,
                 "train_score": one.score,
                 "total_return": metrics.total_return(own),
-                "sharpe": metrics.sharpe(own, setup.bars.bars_per_year),
+                "sharpe": metrics.sharpe(own, refit.bars.bars_per_year),
                 "train_sha256": one.train_sha256,
                 "test_sha256": one.test_sha256,
                 "seconds": one.seconds,
@@ -137,19 +137,19 @@ def table_of(setup: Setup, fitted: list[Fitted], result: Result) -> pd.DataFrame
 STEPS = 10  # between no position and the largest, of the weights that the baseline is chosen from
 
 
-def joined(setup: Setup, fitted: list[Fitted]) -> np.ndarray | Strategy:
+def joined(refit: Refit, fitted: list[Fitted]) -> np.ndarray | Strategy:
     """Return what the folds decided one after the other.
 
     Targets `[N, A]` of all rows, NaN outside of the test spans; or, where they depend on the
     account, the strategy that acts as each fold's own in its test span.
     """
-    folds = list(zip(setup.folds, fitted, strict=True))
+    folds = list(zip(refit.folds, fitted, strict=True))
     if fitted[0].with_account:
-        chosen = [(fold.test[0], candidate(setup.subject, one.chosen)) for fold, one in folds]
+        chosen = [(fold.test[0], candidate(refit.subject, one.chosen)) for fold, one in folds]
         return switching(chosen)
-    targets = np.full((len(setup.bars), setup.bars.num_assets), np.nan)
+    targets = np.full((len(refit.bars), refit.bars.num_assets), np.nan)
     for fold, one in folds:
-        targets[slice(*fold.test)] = one.targets
+        targets[fold.test[1] - len(one.targets) : fold.test[1]] = one.targets
     return targets
 
 

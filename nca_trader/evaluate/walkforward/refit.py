@@ -16,7 +16,8 @@ from nca_trader.agents.heads import mean_order
 from nca_trader.agents.quantise import leaves_of, params_of
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import as_targets, in_force, needs_account, strategy_targets
-from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+from nca_trader.config.account import complete_account
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
@@ -28,15 +29,15 @@ from nca_trader.evaluate.walkforward.folds import Fold, Span
 from nca_trader.learner.train import train
 from nca_trader.machine import cores, scratch
 from nca_trader.parallel.mesh import use_cores
-from nca_trader.types import Bars, Costs
+from nca_trader.types import Bars
 
 Grid = Mapping[str, Sequence[Any]]
 FACTORS = (30.0, 1 / 30.0)  # on prices that a fold must not see, where it is checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What all jobs of a walk-forward share.
+class Refit:
+    """What is refitted fold by fold, and the account that trades it; all jobs share it.
 
     Attributes:
       bars: all of them; a fold gets its own spans.
@@ -44,9 +45,8 @@ class Setup:
       subject: a `Strategy`, a rule, or a function of bars; an `AgentConfig`.
       grid: values of each parameter that is refitted; {} where nothing is.
       metric: of `Result.metrics`, by which a combination is chosen; more is better.
-      costs: of trading, in the fit as in the test.
-      limits: `fill`, `order` and the other arguments of `nca.backtest`.
-      env: of an agent.
+      account: what the account is given, in the fit as in the test; its costs are known.
+      env: of an agent, with that account.
       steps: environment steps of an agent in each fold; None is the agent's own.
     """
 
@@ -55,8 +55,7 @@ class Setup:
     subject: Any
     grid: Grid
     metric: str
-    costs: Costs
-    limits: Mapping[str, Any]
+    account: AccountConfig
     env: EnvConfig | None = None
     steps: int | None = None
 
@@ -66,7 +65,7 @@ class Fitted:
     """What one fold found and decided.
 
     Attributes:
-      targets: `[n, A]` float64 weights for the n rows of the test span; NaN for no order.
+      targets: `[n, A]` float64 weights of the n rows of the test span, see `act`; NaN: no order.
       chosen: the parameters that the train span chose.
       score: of the choice, on the train span; NaN where nothing was chosen.
       tried: how many combinations it was chosen from; of agents, the seeds that act together.
@@ -106,36 +105,28 @@ def candidate(subject: Any, parameters: Mapping[str, Any]) -> Any:
     return subject if isinstance(subject, Strategy) else _built(subject, tuple(parameters.items()))
 
 
-def scores(setup: Setup, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndarray:
+def scores(refit: Refit, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndarray:
     """Return the metric of every combination on `bars`, `[n]`; NaN where it is undefined."""
-    if len(tried) > 1 and setup.metric in METRICS and not takes_bars(setup.subject, setup.grid):
+    if len(tried) > 1 and refit.metric in METRICS and not takes_bars(refit.subject, refit.grid):
         # One program for the whole grid; a loop would compile each combination by itself.
-        settings = {"precision": "f64", "limits": setup.limits}
-        table = run_combinations(bars, setup.subject, list(tried), setup.costs, **settings).table
-        rows = table[list(setup.grid)].itertuples(index=False, name=None)
+        table = run_combinations(bars, refit.subject, list(tried), refit.account, "f64").table
+        rows = table[list(refit.grid)].itertuples(index=False, name=None)
         # By values: a sweep groups combinations, and leaves out those that the rule refuses.
-        known = dict(zip(rows, table[setup.metric], strict=True))
+        known = dict(zip(rows, table[refit.metric], strict=True))
         return np.array([known.get(tuple(one.values()), np.nan) for one in tried], np.float64)
     found = []
     for parameters in tried:
         try:
-            subject = candidate(setup.subject, parameters)
+            subject = candidate(refit.subject, parameters)
         except ConfigError:
             # A grid may hold pairs that the rule refuses, e.g. fast not below slow.
             if len(tried) == 1:
                 raise
             found.append(np.nan)
             continue
-        settings: dict[str, Any] = {"order": order_of(setup, subject)} | dict(setup.limits)
-        result = backtest(bars, subject, setup.costs, look=False, check=False, **settings)
-        found.append(result.metrics[setup.metric])
+        result = backtest(bars, subject, account=refit.account, look=False, check=False)
+        found.append(result.metrics[refit.metric])
     return np.array(found, np.float64)
-
-
-def order_of(setup: Setup, subject: Any) -> str:
-    """Return when a subject's targets trade: as asked for, or by the rule of `nca.backtest`."""
-    own = subject.order if isinstance(subject, Strategy) else "rebalance"
-    return setup.limits.get("order", own)
 
 
 def with_account(subject: Any, bars: Bars) -> bool:
@@ -143,40 +134,41 @@ def with_account(subject: Any, bars: Bars) -> bool:
     return isinstance(subject, Strategy) and needs_account(bars, subject)
 
 
-def fit(setup: Setup, bars: Bars, span: Span) -> tuple[Any, dict[str, Any], float, int]:
+def fit(refit: Refit, bars: Bars, span: Span) -> tuple[Any, dict[str, Any], float, int]:
     """Fit the subject on the bars of `span` alone.
 
     Returns:
       The strategy or function of bars that acts, the parameters that were chosen, their score, and
       how many were tried.
     """
-    tried = combinations_of(setup.subject, setup.grid) if setup.grid else [{}]
+    tried = combinations_of(refit.subject, refit.grid) if refit.grid else [{}]
     own = bars[slice(*span)]
-    if setup.grid:
-        found = scores(setup, own, tried)
+    if refit.grid:
+        found = scores(refit, own, tried)
         if np.isnan(found).all():
             raise BarError(
-                f"{setup.metric} of every combination is undefined on {own.index[0]} to "
+                f"{refit.metric} of every combination is undefined on {own.index[0]} to "
                 f"{own.index[-1]}: none traded; give a longer train span or other values."
             )
         best = int(np.nanargmax(found))
-        return candidate(setup.subject, tried[best]), tried[best], float(found[best]), len(tried)
-    if isinstance(setup.subject, Strategy) or not takes_bars(setup.subject, ()):
+        return candidate(refit.subject, tried[best]), tried[best], float(found[best]), len(tried)
+    if isinstance(refit.subject, Strategy) or not takes_bars(refit.subject, ()):
         # Nothing is fitted: a strategy without a grid.
-        return candidate(setup.subject, {}), {}, float("nan"), 1
+        return candidate(refit.subject, {}), {}, float("nan"), 1
     # Only the train span is in its reach: later bars are not hidden but absent.
-    fitted = setup.subject(own)
+    fitted = refit.subject(own)
     # What it returns says what it is: a model that was fitted, or weights that need no fit.
     if isinstance(fitted, Strategy) or callable(fitted):
         return fitted, {}, float("nan"), 1
-    return setup.subject, {}, float("nan"), 1
+    return refit.subject, {}, float("nan"), 1
 
 
-def act(subject: Any, bars: Bars, fold: Fold) -> np.ndarray:
+def act(subject: Any, bars: Bars, fold: Fold, delay: int | None) -> np.ndarray:
     """Return the targets of the rows of the fold's test span, `[n, A]`.
 
     The history begins where the fold does. The order in force before the test span is repeated at
-    its first row, where the fold takes over.
+    its first row, where the fold takes over. The first fold has as many rows more at its beginning
+    as orders are late.
     """
     # Bars before the fold are left out, so that its result does not depend on them.
     begin, (first, last) = fold.train[0], fold.test
@@ -185,46 +177,47 @@ def act(subject: Any, bars: Bars, fold: Fold) -> np.ndarray:
         targets = strategy_targets(own, subject)
     else:
         targets = as_targets(subject(own), own)
-    return in_force(targets, first - begin)[first - begin :]
+    start = max(first - begin - (delay or 0) * (fold.number == 0), 0)
+    return in_force(targets, start)[start:]
 
 
-def fit_fold(setup: Setup, number: int) -> Fitted:
+def fit_fold(refit: Refit, number: int) -> Fitted:
     """Fit one fold, and let it act on its test span: the job of everything but agents."""
-    began, fold = time.perf_counter(), setup.folds[number]
-    subject, chosen, score, tried = fit(setup, setup.bars, fold.train)
+    began, fold = time.perf_counter(), refit.folds[number]
+    subject, chosen, score, tried = fit(refit, refit.bars, fold.train)
     # Its orders depend on fills, which only the account of all folds has.
-    if needs := with_account(subject, setup.bars):
-        own = isinstance(setup.subject, Strategy)
-        if not (setup.grid or own) and takes_bars(setup.subject, ()):
+    if needs := with_account(subject, refit.bars):
+        own = isinstance(refit.subject, Strategy)
+        if not (refit.grid or own) and takes_bars(refit.subject, ()):
             raise ConfigError(
                 f"strategy {subject.name!r}: sees its portfolio or orders exits, and a function "
                 "fitted it, so that a file cannot hold it; give a rule with a grid."
             )
         rows = fold.test[1] - fold.test[0]
-        targets = np.full((rows, setup.bars.num_assets), np.nan)
+        targets = np.full((rows, refit.bars.num_assets), np.nan)
     else:
-        targets = act(subject, setup.bars, fold)
+        targets = act(subject, refit.bars, fold, refit.account.delay)
     return Fitted(
         targets=targets,
         chosen=chosen,
         score=score,
         tried=tried,
-        order=order_of(setup, subject),
+        order=complete_account(refit.account, subject).order,
         with_account=needs,
-        train_sha256=setup.bars[slice(*fold.train)].digest(),
-        test_sha256=setup.bars[slice(*fold.test)].digest(),
+        train_sha256=refit.bars[slice(*fold.train)].digest(),
+        test_sha256=refit.bars[slice(*fold.test)].digest(),
         seconds=time.perf_counter() - began,
     )
 
 
-def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
+def check_fold(refit: Refit, number: int, fitted: Fitted) -> str:
     """Fit and run one fold again on altered bars; return what leaked, or "".
 
     1. Every bar that is not of the train span is replaced. The fit must come to the same choice and
        decisions. It also finds a function that remembers what it was given in another fold.
     2. The bars of the test span's second half are replaced. Earlier decisions must stay.
     """
-    fold, bars = setup.folds[number], setup.bars
+    fold, bars, delay = refit.folds[number], refit.bars, refit.account.delay
     rows = np.arange(len(bars))
     own = (rows >= fold.train[0]) & (rows < fold.train[1])
     begin, end = fold.test
@@ -238,22 +231,22 @@ def check_fold(setup: Setup, number: int, fitted: Fitted) -> str:
 
     subject: Any = None
     for factor in FACTORS:
-        subject, chosen, score, _ = fit(setup, altered(~own, factor), fold.train)
+        subject, chosen, score, _ = fit(refit, altered(~own, factor), fold.train)
         same = chosen == fitted.chosen and np.array_equal(score, fitted.score, equal_nan=True)
         # Its decisions are not in the file, and are made by the account later.
         if same and not fitted.with_account:
-            same = np.array_equal(act(subject, bars, fold), fitted.targets, equal_nan=True)
+            same = np.array_equal(act(subject, bars, fold, delay), fitted.targets, equal_nan=True)
         if not same:
             return (
                 "its fit depends on bars outside of the train span, or on what it saw in other "
                 "folds"
             )
-        if setup.grid:
+        if refit.grid:
             break  # fits of a grid are this package's own, and take longer
     # A `Strategy` gets one bar after the other, so only a function can look ahead.
     for factor in () if isinstance(subject, Strategy) else FACTORS:
-        again = act(subject, altered(rows >= middle, factor), fold)
-        if compare(fitted.targets, again, middle - begin - 1, tolerance=0.0):
+        again = act(subject, altered(rows >= middle, factor), fold, delay)
+        if compare(fitted.targets, again, len(again) - end + middle - 1, tolerance=0.0):
             return "its decisions depend on later bars"
     return ""
 
@@ -274,58 +267,60 @@ class Trained:
 
 
 def train_seed(
-    setup: Setup, number: int, seed: int, begin: dict[str, np.ndarray] | None
+    refit: Refit, number: int, seed: int, begin: dict[str, np.ndarray] | None
 ) -> Trained:
     """Train one seed of an agent in one fold, and let it act: the job of agents.
 
     Args:
-      setup: of the walk-forward.
+      refit: of the walk-forward.
       number: of the fold.
       seed: of all random numbers.
       begin: parameters of the fold before (a warm start); None draws them.
     """
-    began, fold, agent, env = time.perf_counter(), setup.folds[number], setup.subject, setup.env
+    began, fold, agent, env = time.perf_counter(), refit.folds[number], refit.subject, refit.env
     assert env is not None  # `walk_forward` gives every agent an environment
     if (devices := int(np.prod(agent.mesh.axes))) > 1:
         use_cores(min(devices, cores()))
     (first, last), (start, stop) = fold.train, fold.test
     params = None if begin is None else params_of(begin)
-    bars = setup.bars
+    bars = refit.bars
     with scratch() as folder:
         # The folder is deleted at the end: metrics and checkpoints of a job are not kept.
         run = train(
             TradingEnv(bars[first:last], env),
             agent,
             folder / "run",
-            steps=setup.steps,
+            steps=refit.steps,
             seed=seed,
             params=params,
         )
         trained = time.perf_counter() - began
-        common = {"costs": setup.costs, "look": False, **setup.limits}
-        # The run gets no bars before its train span, as in a new start.
-        result = backtest(bars[first:stop], run, start=str(bars.index[start]), **common)
+        # The run gets no bars before its train span, as in a new start. The account of all folds
+        # is late, and not what is decided.
+        account = dataclasses.replace(refit.account, delay=0)
+        how = {"account": account, "start": str(bars.index[start]), "look": False}
+        result = backtest(bars[first:stop], run, **how)
         leaves = leaves_of(run.params())
     seconds = (trained, time.perf_counter() - began)
     return Trained(targets=result.targets.to_numpy(), leaves=leaves, seconds=seconds)
 
 
-def mean_of(setup: Setup, number: int, seeds: Sequence[Trained]) -> Fitted:
+def mean_of(refit: Refit, number: int, seeds: Sequence[Trained]) -> Fitted:
     """Return the fold's result from its seeds: what they order together, see `mean_order`.
 
     Each seed decides on an account of its own. To select one of them on a part of the train span
     would be a lottery, and would take that part from training.
     """
-    fold = setup.folds[number]
+    fold = refit.folds[number]
     return Fitted(
-        targets=mean_order([seed.targets for seed in seeds], setup.subject.ensemble),
+        targets=mean_order([seed.targets for seed in seeds], refit.subject.ensemble),
         chosen={},
         score=math.nan,
         tried=len(seeds),
-        order=setup.limits.get("order", setup.env.order if setup.env else "on_change"),
+        order=complete_account(refit.account, refit.env).order,
         with_account=False,
-        train_sha256=setup.bars[slice(*fold.train)].digest(),
-        test_sha256=setup.bars[slice(*fold.test)].digest(),
+        train_sha256=refit.bars[slice(*fold.train)].digest(),
+        test_sha256=refit.bars[slice(*fold.test)].digest(),
         seconds=sum(seed.seconds[1] for seed in seeds),
         leaves=tuple(seed.leaves for seed in seeds),
     )

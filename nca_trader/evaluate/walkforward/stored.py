@@ -19,30 +19,32 @@ import numpy as np
 from nca_trader.agents.identity import identity
 from nca_trader.config.records import plain, read_json
 from nca_trader.errors import StateError
-from nca_trader.evaluate.walkforward.refit import Fitted, Setup
+from nca_trader.evaluate.walkforward.refit import Fitted, Refit
 from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.parts import WorkFolder
 
 FILE, CHECKED = "walkforward.json", "checked"
 
 
-def settings(setup: Setup, more: Mapping[str, Any]) -> dict[str, Any]:
+def settings(refit: Refit, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the numbers of a walk-forward."""
-    named = dict.fromkeys(setup.costs.own or (), "costs")
-    if setup.env is not None:
-        named |= own_names(setup.env, setup.subject)
+    account, agent = refit.account, refit.env is not None
+    named = dict.fromkeys(account.costs.own or (), "costs")
+    if refit.env is not None:
+        named |= own_names(refit.env, refit.subject)
     return {
-        "bars": setup.bars.digest(),
-        "symbols": list(setup.bars.symbols),
-        "folds": [plain(fold) for fold in setup.folds],
-        "subject": identity(setup.subject),
+        "bars": refit.bars.digest(),
+        "symbols": list(refit.bars.symbols),
+        "folds": [plain(fold) for fold in refit.folds],
+        "subject": identity(refit.subject),
         # As texts: values may be of types that JSON does not have.
-        "grid": {name: [str(value) for value in values] for name, values in setup.grid.items()},
-        "metric": setup.metric,
-        "costs": plain(setup.costs),
-        "limits": dict(setup.limits),
-        "env": setup.env and plain(setup.env),
-        "steps": setup.steps,
+        "grid": {name: [str(value) for value in values] for name, values in refit.grid.items()},
+        "metric": refit.metric,
+        "costs": plain(account.costs),
+        # A limit that is off is one only where an environment has it on.
+        "limits": {n: x for n, x in account.stored.items() if agent or x is not None},
+        "env": refit.env and plain(refit.env),
+        "steps": refit.steps,
         # Of own features, costs and so on, which the configs above only name.
         "code": plain(codes_of(named) or {}),
         **more,

@@ -14,22 +14,20 @@ import numpy as np
 from nca_trader.agents import load_agent
 from nca_trader.agents.base import base_named
 from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
-from nca_trader.agents.blend import own_costs
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import Place, place
-from nca_trader.config import AgentConfig, EnvConfig
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.agent import LEAST_SEEDS
-from nca_trader.config.ranges import expect
+from nca_trader.config.ranges import expect, taken
 from nca_trader.config.spans import (
     Spans,
     Training,
     check_metric,
     check_spans,
-    taken,
 )
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import load_env
-from nca_trader.envs.account.state import Rules, rules_of, with_limits
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest, counted
@@ -58,7 +56,7 @@ from nca_trader.evaluate.walkforward.outcome import (
 from nca_trader.evaluate.walkforward.refit import (
     Fitted,
     Grid,
-    Setup,
+    Refit,
     Trained,
     check_fold,
     fit_fold,
@@ -87,6 +85,7 @@ def walk_forward(
     costs: Costs | None = None,
     spans: Spans | None = None,
     *,
+    account: AccountConfig | None = None,
     training: Training | None = None,
     grid: Grid | None = None,
     metric: str = "sharpe",
@@ -113,6 +112,8 @@ def walk_forward(
         weights, has nothing to refit.
       costs: of trading, in the fit as in the test; None takes none, for an agent those of `env`,
         for a blend those of its runs.
+      account: all that the account is given, with the costs, in the fit as in the test. An agent
+        trains with what environments have of it, and is tested with the whole.
       spans: how the bars are cut, e.g. `nca.Spans(train=1000, test=250, purge=5)`, or by dates.
       training: of an agent, its environment, seeds and steps, e.g. `nca.Training(env="panel")`.
       grid: values of each parameter, e.g. `{"fast": (5, 10), "slow": (50, 100)}`.
@@ -125,7 +126,7 @@ def walk_forward(
         on bars that it must not see. Agents are not trained again: they get their span alone.
       done: called with each fold's number and result as it is ready.
       settings: fields of `nca.Spans` and of `nca.Training` by name, e.g. `train=1000, test=250`, in
-        place of the objects; and `fill`, `order` and limits, as `nca.backtest` takes them. `order`
+        place of the objects; and of `nca.AccountConfig`, as `nca.backtest` takes them. `order`
         None is the strategy's or the agent's own, and "rebalance" for functions of bars.
 
     Returns:
@@ -146,9 +147,10 @@ def walk_forward(
       True
     """
     expect("bars", bars, Bars | Task, "Bars, e.g. of nca.read_bars", subject=subject)
-    expect("costs", costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
     spans = taken("spans", Spans, spans, settings)
     how = taken("training", Training, training, settings)
+    known = [field.name for cls in (Spans, Training) for field in dataclasses.fields(cls)]
+    given = gather_account(account, {"costs": costs} | settings, known)
     check_spans(spans)
     parse_workers(workers)
     check_metric(metric)
@@ -156,9 +158,8 @@ def walk_forward(
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     agent = is_agent(subject)
     config = _env_of(how, task) if agent else None
-    usual = config.costs if config else own_costs(subject)
-    if costs is not None and config is not None:
-        config = dataclasses.replace(config, costs=costs)
+    if config is not None:  # trained as it is tested, but for what no environment has
+        config = config.with_account(dataclasses.replace(given, delay=None, risk=None))
     # Tuples, because a generator would be used up by the first fold.
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
     _refuse_subject(subject, grid, how)
@@ -166,42 +167,38 @@ def walk_forward(
     subject = load_agent(subject) if agent else subject
     own: int = subject.num_seeds if agent else 1
     seeds = how.seeds or (LEAST_SEEDS if agent and own == 1 else own)
-    costs = costs or usual or Costs()
-    limits = {key: value for key, value in settings.items() if value is not None}
     # Before the first fold: a wrong limit should cost no hours.
-    known = [field.name for cls in (Spans, Training) for field in dataclasses.fields(cls)]
-    with_limits(rules_of(config) if config else Rules(), None, None, costs, limits, known)
-    setup = Setup(
+    complete = complete_account(given, config or subject)
+    refit = Refit(
         bars=bars,
         folds=tuple(make_folds(bars, spans)),
         subject=subject,
         grid=grid,
         metric=metric,
-        costs=costs,
-        limits=limits,
+        account=dataclasses.replace(given, costs=complete.costs),
         env=config,
         steps=how.steps,
     )
-    tested = setup.folds[0].test[0]
+    tested = refit.folds[0].test[0]
     judged = subject
     if grid and not takes_bars(subject, grid):
         judged = built(subject, valid(subject, combinations_of(subject, grid))[0][0])
     refuse_seen(bars, judged, tested, "begin to test at row {row} ({date}) or later")
     if agent:
         # A job trains one seed, so that workers share the seeds of a fold.
-        setup = dataclasses.replace(setup, subject=dataclasses.replace(setup.subject, num_seeds=1))
+        refit = dataclasses.replace(refit, subject=dataclasses.replace(refit.subject, num_seeds=1))
     if how.deploy is not None:
-        last = setup.folds[-1].test[1] - 1
-        recipe = None if config is None else (config, setup.subject)
+        last = refit.folds[-1].test[1] - 1
+        recipe = None if config is None else (config, refit.subject)
         refuse_other(how.deploy, recipe, seeds, bars, last)
     tracker = tracker_of(how.track)  # refused before the first fold
-    walk = _Walk(setup, seeds, how.seed, how.warm_start, folder, trials, workers, check, done, name)
+    walk = _Walk(refit, seeds, how.seed, how.warm_start, folder, trials, workers, check, done, name)
     each, unit = (seeds, "agents") if agent else (1, "folds")
-    with Progress(each * len(setup.folds), "walk forward", unit) as shown:
+    with Progress(each * len(refit.folds), "walk forward", unit) as shown:
         fitted = walk.fitted(shown)
     with Progress(None, "compare with the baselines, check a fold"):
         found = walk.stitched(fitted)
-    config = stored.settings(setup, {"seeds": seeds, "seed": how.seed})
+    config = stored.settings(refit, {"seeds": seeds, "seed": how.seed})
     with tracking(tracker, Tracked(name, None if folder is None else place(folder), config)) as it:
         for number, row in enumerate(found.folds.to_dict("records"), 1):
             it.log(number, {str(key): value for key, value in row.items()})
@@ -253,7 +250,7 @@ def _name_of(subject: Any) -> str:
 class _Walk:
     """The arguments of one call, and its two halves."""
 
-    setup: Setup
+    refit: Refit
     seeds: int
     seed: int
     warm_start: bool
@@ -278,13 +275,13 @@ class _Walk:
 
     @property
     def _agent(self) -> bool:
-        return is_agent(self.setup.subject)
+        return is_agent(self.refit.subject)
 
     @property
     def _base(self) -> Strategy | None:
         """The rule that the agent tilts."""
-        env = self.setup.env
-        if not self._agent or env is None or (name := self.setup.subject.policy.base) == "none":
+        env = self.refit.env
+        if not self._agent or env is None or (name := self.refit.subject.policy.base) == "none":
             return None
         return base_named(name, env.short).strategy
 
@@ -294,13 +291,13 @@ class _Walk:
         more: dict[str, Any] = {}
         if self._agent:
             more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
-        settings = {} if self._path is None else stored.settings(self.setup, more)
+        settings = {} if self._path is None else stored.settings(self.refit, more)
         parts = WorkFolder(self._path, stored.FILE, "walk-forward", settings, "fold")
         parts.begin()
-        for fold in self.setup.folds:
+        for fold in self.refit.folds:
             if (found := stored.read_fold(parts, fold.number)) is not None:
                 known[fold.number] = found
-        todo = [fold for fold in self.setup.folds if fold.number not in known]
+        todo = [fold for fold in self.refit.folds if fold.number not in known]
         # The time left is estimated from the folds that are still to be computed.
         shown.skip(len(known) * (self.seeds if self._agent else 1))
 
@@ -313,7 +310,7 @@ class _Walk:
             self._train(todo, known, keep, shown)
         else:
             # A job gets only the fold's number, because every worker already has the bars in the
-            # setup.
+            # refit.
             jobs = [Job(fold.name, (fold.number,)) for fold in todo]
 
             def fitted(job: int, found: Fitted) -> None:
@@ -323,7 +320,7 @@ class _Walk:
             self._run(fit_fold, jobs, fitted)
             if self.check:
                 self._refuse_leak(known, bool(todo))
-        return [known[fold.number] for fold in self.setup.folds]
+        return [known[fold.number] for fold in self.refit.folds]
 
     def _refuse_leak(self, known: Mapping[int, Fitted], computed: bool) -> None:
         """Check one fold once; what was found is kept, so that calling again does not avoid it.
@@ -335,8 +332,8 @@ class _Walk:
         if kept is not None and kept.exists():
             leak = kept.read_text()
         else:
-            fold = self.setup.folds[0 if computed else -1]
-            leak = check_fold(self.setup, fold.number, known[fold.number])
+            fold = self.refit.folds[0 if computed else -1]
+            leak = check_fold(self.refit, fold.number, known[fold.number])
             leak = leak and f"{fold.name} leaks: {leak}"
             if kept is not None:
                 write_atomically(kept, leak)
@@ -379,24 +376,25 @@ class _Walk:
                 # A fold is kept as soon as its last seed is there.
                 if len(of_fold) == self.seeds:
                     each = [of_fold[i] for i in range(self.seeds)]
-                    keep(fold.number, mean_of(self.setup, fold.number, each))
+                    keep(fold.number, mean_of(self.refit, fold.number, each))
 
             self._run(train_seed, jobs, gather)
 
     def _run(self, job: Callable[..., T], jobs: list[Job], done: Callable[[int, T], None]) -> None:
-        env, code = self.setup.env, self.setup.costs.own or ()
-        names = own_names(env, self.setup.subject) if env else ()
-        run_jobs(job, jobs, self.setup, workers=self.workers, done=done, code=[*code, *names])
+        env, code = self.refit.env, self.refit.account.costs.own or ()
+        names = own_names(env, self.refit.subject) if env else ()
+        run_jobs(job, jobs, self.refit, workers=self.workers, done=done, code=[*code, *names])
 
     def stitched(self, fitted: list[Fitted]) -> WalkForward:
         """Fill the decisions of all folds with one account, next to the baselines."""
-        setup, folds = self.setup, self.setup.folds
+        refit, folds = self.refit, self.refit.folds
         first, last = folds[0].test[0], folds[-1].test[1]
         # `stop` is the date of the first bar that is left out; None if there is no such bar.
-        stop = str(setup.bars.index[last]) if last < len(setup.bars) else None
-        common: dict[str, Any] = {"start": str(setup.bars.index[first]), "stop": stop}
-        common |= (rules_of(setup.env)._asdict() if setup.env else {}) | dict(setup.limits)
-        result, per_year = self._account(fitted, first, common), setup.bars.bars_per_year
+        stop = str(refit.bars.index[last]) if last < len(refit.bars) else None
+        common: dict[str, Any] = {"start": str(refit.bars.index[first]), "stop": stop}
+        env = refit.env
+        common["account"] = complete_account(refit.account, env) if env else refit.account
+        result, per_year = self._account(fitted, first, common), refit.bars.bars_per_year
         year = year_of(per_year, first)
         known, controls = self._baselines(result, year, common)
         ours, theirs = (metrics.simple_returns(r.equity) for r in (result, controls[CONSTANT]))
@@ -410,7 +408,7 @@ class _Walk:
         where = f"Out of sample over {count(len(folds), 'fold')}"
         log = self._log and self._log.name
         verdict = walk_verdict(where, result, known, found, difference, interval, log)
-        table = table_of(setup, fitted, result)
+        table = table_of(refit, fitted, result)
         # Which a page shows above the folds.
         table.attrs["verdict"] = f"{verdict} {found.evidence}"
         return WalkForward(
@@ -421,20 +419,20 @@ class _Walk:
             interval=interval,
             gate=found,
             verdict=verdict,
-            bars=setup.bars,
-            recipe=(setup.env, setup.subject) if setup.env else None,
+            bars=refit.bars,
+            recipe=(refit.env, refit.subject) if refit.env else None,
             seeds=self.seeds,
             year=year,
         )
 
     def _account(self, fitted: list[Fitted], first: int, common: dict[str, Any]) -> Result:
         """Backtest what the folds decided, and count it."""
-        bars = self.setup.bars
-        own: dict[str, Any] = common | {"order": fitted[0].order}
+        bars = self.refit.bars
+        account = dataclasses.replace(common["account"], order=fitted[0].order)
         if self._agent:  # its targets are weights, which its own sizes have scaled
-            own["sizing"] = "fixed"
-        decided = joined(self.setup, fitted)
-        result = backtest(bars, decided, self.setup.costs, name=self.name, **own)
+            account = account.unsized
+        decided = joined(self.refit, fitted)
+        result = backtest(bars, decided, name=self.name, **common | {"account": account})
         if self._log is None:
             return result
         # One trial: the combinations inside were judged on train spans, and none saw a test
@@ -449,17 +447,18 @@ class _Walk:
         self, result: Result, year: int, common: dict[str, Any]
     ) -> tuple[dict[str, Result], dict[str, Result]]:
         """Backtest the baselines, and the controls, which are known in hindsight only."""
-        bars, costs, env = self.setup.bars, self.setup.costs, self.setup.env
-        rules = baseline_rules(year, common.get("sizing") == "volatility")
+        bars, account = self.refit.bars, common["account"]
+        rules = baseline_rules(year, account.sizing == "volatility")
         if self._base is not None:
             rules[self._base.name] = self._base
-        known = {name: backtest(bars, rule, costs, **common) for name, rule in rules.items()}
+        known = {name: backtest(bars, rule, **common) for name, rule in rules.items()}
         # These weights include their sizes, so they are not sized again.
-        rebalanced: dict[str, Any] = common | {"order": "rebalance", "sizing": "fixed"}
+        unsized = dataclasses.replace(account, order="rebalance").unsized
+        rebalanced: dict[str, Any] = common | {"account": unsized}
         constant = best_constant(bars, result.targets)
-        controls = {CONSTANT: backtest(bars, constant, costs, name=CONSTANT, **rebalanced)}
+        controls = {CONSTANT: backtest(bars, constant, name=CONSTANT, **rebalanced)}
         matched, how = matched_hold(bars, result.weights), rebalanced
-        if env is not None:  # as a run would trade it
-            matched, how = constant_exposure(mean_exposure(result, rules_of(env))), common
-        controls[MATCHED] = backtest(bars, matched, costs, name=MATCHED, **how)
+        if self._agent:  # as a run would trade it
+            matched, how = constant_exposure(mean_exposure(result, account)), common
+        controls[MATCHED] = backtest(bars, matched, name=MATCHED, **how)
         return known, controls
