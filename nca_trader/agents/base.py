@@ -28,7 +28,7 @@ from nca_trader.config import PolicyConfig
 from nca_trader.config.agent import RULES as NAMES
 from nca_trader.config.extensions import FORGET, called, load, own_code
 from nca_trader.config.ranges import described
-from nca_trader.envs.trading import TradingEnv
+from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bar, Bars, EnvSpec
 
@@ -203,6 +203,7 @@ def with_base(
       >>> env.spec.base, env.spec.action_bounds
       ('half_and_half', (-1.0, 1.0))
     """
+    expect_env(env, base=base)
     given: Any = base
     return env_on_base(
         env, PolicyConfig(base=given, tilt_limit=tilt_limit, tilt_penalty=tilt_penalty)

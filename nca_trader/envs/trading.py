@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -46,7 +47,7 @@ from nca_trader.envs.market import (
     spec_of,
 )
 from nca_trader.envs.rewards import begun, remembered
-from nca_trader.errors import BarError, StateError
+from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import Bars, Costs, EnvSpec
 
@@ -342,6 +343,8 @@ class TradingEnv:
         if config is None:
             config = bars.config if isinstance(bars, Task) else EnvConfig()
         config = load_env(config, name="config")
+        cls = type(self)
+        _refuse_own(cls.__name__, [x for x in MADE if isinstance(getattr(cls, x, None), property)])
         self.shards, self.task, self._base = None, None, None
         if isinstance(bars, Shards):
             self.shards, bars = bars, first_of(bars, config)
@@ -376,6 +379,7 @@ class TradingEnv:
         # The market of shards stays on the host: training puts one after the other on the devices.
         if self.shards is None:
             self.market = jax.tree.map(jnp.asarray, self.market)
+        self._made = {name: vars(self)[name] for name in MADE}
 
     def __len__(self) -> int:
         return len(self.bars)
@@ -416,6 +420,7 @@ class TradingEnv:
         other._base = base
         market = dataclasses.replace(self.market, dynamics=self.dynamics._replace(spec=spec))
         other.market = other._on_base(market, self.bars)
+        other._made = self._made | {"market": other.market}
         return other
 
     def _on_base(self, market: Market, bars: Bars) -> Market:
@@ -466,3 +471,50 @@ class TradingEnv:
     def window(self, observation: Observation, length: int) -> Array:
         """`window` with this environment's market, jitted."""
         return _window(self.market, observation, length)
+
+
+# What an environment consists of: its own functions, and what its constructor computes. None is
+# of names that mean something to a wrapper of Gymnasium and nothing here.
+OWN = {key: value for key, value in vars(TradingEnv).items() if key[:2] != "__" or key == "__len__"}
+METHODS = {"action": None, "observation": None, "reward": None, **OWN}
+MADE = ("bars", "features", "market", "shards", "task")
+INSTEAD = {
+    "step reward action": "a reward or actions of your own (reward='mine:r', actions='mine:a')",
+    "features observation spec window": "features of your own (features=('mine:f',))",
+    "config costs dynamics rules": "an EnvConfig with other fields",
+    "reset begin": "an EnvConfig (episode_bars, random_start), or a market (market='mine:m')",
+}
+ELSE = "other bars, or a market of your own (market='mine:m')"
+
+
+def expect_env(env: Any, **others: Any) -> None:
+    """Check that an argument is an environment that is the same for all who use it.
+
+    Training, Gymnasium and the checks call the functions above with the environment's market. So
+    some of them would use a method or an attribute of your own, and others would not.
+
+    Args:
+      env: the argument.
+      others: see `expect`.
+
+    Raises:
+      ConfigError: it is not an environment; or a subclass, or the object, overrides something.
+    """
+    expect("env", env, TradingEnv, "a TradingEnv", **others)
+    name, made = type(env).__name__, vars(env).get("_made")
+    if made is None:
+        raise ConfigError(f"{name}.__init__: call super().__init__(bars, config) in it.")
+    static = inspect.getattr_static
+    own = [key for key, value in METHODS.items() if static(env, key, None) is not value]
+    _refuse_own(name, own + [key for key, value in made.items() if getattr(env, key) is not value])
+
+
+def _refuse_own(name: str, own: list[str]) -> None:
+    if own:
+        found = ([text for x, text in INSTEAD.items() if key in x.split()] for key in own)
+        instead = dict.fromkeys((texts or [ELSE])[0] for texts in found)
+        raise ConfigError(
+            f"{', '.join(f'{name}.{key}' for key in own)}: training and Gymnasium would not use "
+            f"what you override; remove it, and give {', and '.join(instead)} in its place; see "
+            "docs/guides/extend.md."
+        )

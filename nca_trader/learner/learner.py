@@ -21,7 +21,7 @@ from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.config.ranges import divides, expect, refuse
 from nca_trader.data.shards import Shards
 from nca_trader.envs.market import Market
-from nca_trader.envs.trading import TradingEnv, begin_dropout
+from nca_trader.envs.trading import TradingEnv, begin_dropout, expect_env
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.layout import make_layout
 from nca_trader.learner.population import agents_at_once, draw_hyper, init_each, step_each
@@ -102,7 +102,7 @@ def make_learner(
       >>> state = learner.init(jax.random.key(0))  # doctest: +SKIP
       >>> state, metrics = learner.step(state)  # doctest: +SKIP
     """
-    expect("env", env, TradingEnv, "a TradingEnv", policy=policy, config=config)
+    expect_env(env, policy=policy, config=config)
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)
     config = load_agent(config, name="config")
     env = env_on_base(env, config.policy)

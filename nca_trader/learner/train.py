@@ -35,7 +35,7 @@ from nca_trader.config import AgentConfig, CheckpointConfig, LearnerConfig
 from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Piece, stream
 from nca_trader.envs.market import Market
-from nca_trader.envs.trading import TradingEnv
+from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError, StateError, logger
 from nca_trader.learner.learner import Learner, make_learner, own_part, shard_updates
 from nca_trader.learner.optimizer import AverageState
@@ -109,7 +109,7 @@ def train(
       >>> run = nca.train(env, "nano", "runs/one", steps=100_000)  # doctest: +SKIP
       >>> result = nca.backtest(env.bars, run)  # doctest: +SKIP
     """
-    expect("env", env, TradingEnv, "a TradingEnv", agent=agent, run_dir=run_dir)
+    expect_env(env, agent=agent, run_dir=run_dir)
     agent = _asked_for(load_agent(agent), steps, seed, params)
     env = env_on_base(env, agent.policy)
     if select is not None:

@@ -1,6 +1,8 @@
 """`check_env` passes every preset, and finds what is planted into an environment."""
 
 import dataclasses
+import functools
+import inspect
 import itertools
 import pathlib
 
@@ -10,7 +12,7 @@ import pytest
 from drawn import random_bars
 
 from nca_trader.config import EnvConfig
-from nca_trader.envs import load_env
+from nca_trader.envs import load_env, trading
 from nca_trader.envs.check import Check, CheckReport, check_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import CheckFailed
@@ -46,82 +48,68 @@ def test_every_preset_keeps_every_promise(name):
     assert len([check for check in report.checks if check.skipped]) <= 3, str(report)
 
 
-class Leaks(TradingEnv):
+# Each takes the function of `nca_trader.envs.trading` that all users of an environment call.
+def leaks(step, market, state, action):
     """Pays the next bar's move to whoever waits."""
-
-    def step(self, state, action):
-        after, timestep = super().step(state, action)
-        leak = self.market.legs.intraday[state.index + 2, 0]
-        return after, timestep._replace(reward=timestep.reward + 0.1 * leak)
+    after, timestep = step(market, state, action)
+    leak = market.legs.intraday[state.index + 2, 0]
+    return after, timestep._replace(reward=timestep.reward + 0.1 * leak)
 
 
-class IgnoresTheKey(TradingEnv):
-    def reset(self, key):
-        return super().reset(jnp.zeros_like(key))
+def ignores_the_key(reset, market, key):
+    return reset(market, jnp.zeros_like(key))
 
 
-class Remembers(TradingEnv):
+def remembers(step, market, state, action):
     """Keeps a count beside its state."""
-
-    def step(self, state, action):
-        after, timestep = super().step(state, action)
-        return after, timestep._replace(reward=timestep.reward + 1e-3 * next(COUNT))
+    after, timestep = step(market, state, action)
+    return after, timestep._replace(reward=timestep.reward + 1e-3 * next(COUNT))
 
 
-class Breaks(TradingEnv):
-    def step(self, state, action):
-        after, timestep = super().step(state, action)
-        broken = timestep.observation.index % 8 == 0
-        return after, timestep._replace(reward=jnp.where(broken, jnp.nan, timestep.reward))
+def breaks(step, market, state, action):
+    after, timestep = step(market, state, action)
+    broken = timestep.observation.index % 8 == 0
+    return after, timestep._replace(reward=jnp.where(broken, jnp.nan, timestep.reward))
 
 
-class TruncatesLate(TradingEnv):
-    def reset(self, key):
-        state, timestep = super().reset(key)
-        return state._replace(last=state.last + 1), timestep
+def truncates_late(reset, market, key):
+    state, timestep = reset(market, key)
+    return state._replace(last=state.last + 1), timestep
 
 
-class TruncatesEarly(TradingEnv):
-    def reset(self, key):
-        state, timestep = super().reset(key)
-        return state._replace(last=state.last - 1), timestep
+def truncates_early(reset, market, key):
+    state, timestep = reset(market, key)
+    return state._replace(last=state.last - 1), timestep
 
 
-class TakesTheEndForRuin(TradingEnv):
-    def step(self, state, action):
-        after, timestep = super().step(state, action)
-        discount = jnp.where(timestep.truncated, 0.0, timestep.discount)
-        return after, timestep._replace(discount=discount)
+def takes_the_end_for_ruin(step, market, state, action):
+    after, timestep = step(market, state, action)
+    discount = jnp.where(timestep.truncated, 0.0, timestep.discount)
+    return after, timestep._replace(discount=discount)
 
 
-class Resurrects(TradingEnv):
-    def step(self, state, action):
-        after, timestep = super().step(state, action)
-        return after, timestep._replace(discount=jnp.ones_like(timestep.discount))
+def resurrects(step, market, state, action):
+    after, timestep = step(market, state, action)
+    return after, timestep._replace(discount=jnp.ones_like(timestep.discount))
 
 
-class ChangesType(TradingEnv):
-    def step(self, state, action):
-        after, timestep = super().step(state, action)
-        return after, timestep._replace(truncated=timestep.truncated.astype(jnp.float32))
+def changes_type(step, market, state, action):
+    after, timestep = step(market, state, action)
+    return after, timestep._replace(truncated=timestep.truncated.astype(jnp.float32))
 
 
-class ChangesItsState(TradingEnv):
+def changes_its_state(step, market, state, action):
     """The step after the first takes an index of another type, and is traced again."""
-
-    def step(self, state, action):
-        after, timestep = super().step(state, action)
-        return after._replace(index=after.index.astype(jnp.int16)), timestep
+    after, timestep = step(market, state, action)
+    return after._replace(index=after.index.astype(jnp.int16)), timestep
 
 
-class SkipsABar(TradingEnv):
-    def step(self, state, action):
-        return super().step(state._replace(index=state.index + (state.index == 45)), action)
+def skips_a_bar(step, market, state, action):
+    return step(market, state._replace(index=state.index + (state.index == 45)), action)
 
 
-class SeesTheFuture(TradingEnv):
-    def window(self, observation, length):
-        return super().window(observation._replace(index=observation.index + 1), length)
+def sees_the_future(_window, market, observation, length):
+    return _window(market, observation._replace(index=observation.index + 1), length)
 
 
 @pytest.mark.slow
@@ -133,23 +121,25 @@ def test_what_is_sound_is_not_reported():
 @pytest.mark.parametrize(
     ("planted", "found"),
     [
-        (Leaks, {"reward is the difference of log equity"}),
-        (IgnoresTheKey, {"a key decides the episode"}),
-        (Remembers, {"the same call gives the same result"}),
-        (Breaks, {"rewards and equity are finite"}),
-        (TruncatesLate, {"an episode goes bar by bar to its last"}),
-        (TruncatesEarly, {"an episode goes bar by bar to its last"}),
-        (TakesTheEndForRuin, {"an episode goes bar by bar to its last"}),
-        (Resurrects, {"ruin ends an account for good"}),
-        (ChangesType, {"steps keep every shape and type"}),
-        (ChangesItsState, {"steps keep every shape and type", "nothing is traced twice"}),
-        (SkipsABar, {"an episode goes bar by bar to its last"}),
-        (SeesTheFuture, {"a window is what was seen"}),
+        (leaks, {"reward is the difference of log equity"}),
+        (ignores_the_key, {"a key decides the episode"}),
+        (remembers, {"the same call gives the same result"}),
+        (breaks, {"rewards and equity are finite"}),
+        (truncates_late, {"an episode goes bar by bar to its last"}),
+        (truncates_early, {"an episode goes bar by bar to its last"}),
+        (takes_the_end_for_ruin, {"an episode goes bar by bar to its last"}),
+        (resurrects, {"ruin ends an account for good"}),
+        (changes_type, {"steps keep every shape and type"}),
+        (changes_its_state, {"steps keep every shape and type", "nothing is traced twice"}),
+        (skips_a_bar, {"an episode goes bar by bar to its last"}),
+        (sees_the_future, {"a window is what was seen"}),
     ],
 )
 @pytest.mark.few(5)
-def test_what_is_planted_is_found(planted, found):
-    report = check_env(planted(BARS, CONFIG), only=found)
+def test_what_is_planted_is_found(planted, found, monkeypatch):
+    name = next(iter(inspect.signature(planted).parameters))
+    monkeypatch.setattr(trading, name, functools.partial(planted, getattr(trading, name)))
+    report = check_env(TradingEnv(BARS, CONFIG), only=found)
     assert set(report.faults) == found, str(report)
 
 

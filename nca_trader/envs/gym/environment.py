@@ -21,13 +21,14 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.config.account import gather_account
+from nca_trader.config.extensions import FORGET
 from nca_trader.config.ranges import expect
 from nca_trader.data.bars import SAMPLES, read_bars, sample_bars
 from nca_trader.data.synthetic import Task
 from nca_trader.envs import ID as ID
 from nca_trader.envs import load_env, register
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
-from nca_trader.envs.trading import TradingEnv
+from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bars, EnvSpec
 
@@ -41,6 +42,7 @@ Source = Bars | Task | Path | None
 # Copies of an environment share bars, features and compiled steps, and free them with the last.
 _ENVS: weakref.WeakValueDictionary[tuple, TradingEnv] = weakref.WeakValueDictionary()
 _KERNELS: weakref.WeakValueDictionary[tuple, Kernel] = weakref.WeakValueDictionary()
+FORGET.append(_ENVS.clear)
 
 
 def kernel_of(
@@ -61,7 +63,8 @@ def kernel_of(
       ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
     """
     expect("window", window, Integral, "a whole number of bars")
-    expect("env", env, TradingEnv | None, "a TradingEnv or None", bars=bars, config=config)
+    if env is not None:
+        expect_env(env, bars=bars, config=config)
     sources = Bars | Task | str | os.PathLike | CloudPath | None
     accepted = "Bars, a synthetic Task, a path, a sample's name or None"
     expect("bars", bars, sources, accepted)

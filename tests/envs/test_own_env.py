@@ -1,0 +1,151 @@
+"""An environment in which something is overridden is refused by all who would not use it."""
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import nca_trader as nca
+from nca_trader.config.learning import LearnerConfig
+from nca_trader.envs import trading
+from nca_trader.envs.gym import GymEnv, GymVectorEnv
+
+BARS = nca.sample_bars("sp500")[:160]
+CONFIG = nca.EnvConfig(features=("return_1",), actions="weights", episode_bars=16)
+AGENT = dataclasses.replace(
+    nca.load_agent("nano"), learner=LearnerConfig(num_minibatches=1, segment_length=16)
+)
+
+
+def learner(env, path):
+    return nca.make_learner(
+        env, nca.make_policy(AGENT, trading.TradingEnv(BARS, CONFIG).spec), AGENT
+    )
+
+
+USERS = {
+    "learner": learner,
+    "train": lambda env, path: nca.train(env, AGENT, path / "run"),
+    "gymnasium": lambda env, path: GymEnv(env=env),
+    "vector": lambda env, path: GymVectorEnv(2, env=env),
+    "checks": lambda env, path: nca.check_env(env, only=["a window is what was seen"]),
+    "base": lambda env, path: nca.with_base(env, "half_and_half"),
+}
+
+
+class Mixin:
+    def step(self, state, action):
+        state, timestep = super().step(state, action)
+        return state, timestep._replace(reward=0.0 * timestep.reward)
+
+
+class WithStep(Mixin, nca.TradingEnv):
+    pass
+
+
+class WithReset(nca.TradingEnv):
+    def reset(self, key):
+        return super().reset(jax.random.key(0))
+
+
+class WithWindow(nca.TradingEnv):
+    window = staticmethod(lambda observation, length: np.zeros((length, 2, 1)))
+
+
+class WithObservation(nca.TradingEnv):
+    def observation(self, observation):
+        return observation
+
+
+class WithSpec(nca.TradingEnv):
+    @property
+    def spec(self):
+        return dataclasses.replace(super().spec, warmup=50)
+
+
+class WithFeatures(nca.TradingEnv):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.features = 0.0 * self.features
+
+
+class WithPrepare(nca.TradingEnv):
+    def prepare(self, bars):
+        return super().prepare(bars[::-1])
+
+
+class WithoutSuper(nca.TradingEnv):
+    def __init__(self, *given):
+        self.bars = BARS
+
+
+def patched(name, value):
+    def make(*given):
+        env = nca.TradingEnv(*given)
+        setattr(env, name, value(env))
+        return env
+
+    return make
+
+
+OVERRIDDEN = {
+    "WithStep.step: .*reward='mine:r', actions='mine:a'": WithStep,
+    "WithReset.reset: .*EnvConfig .*market='mine:m'": WithReset,
+    r"WithWindow.window: .*features=\('mine:f',\)": WithWindow,
+    r"WithObservation.observation: .*features=\('mine:f',\)": WithObservation,
+    r"WithSpec.spec: .*features=\('mine:f',\)": WithSpec,
+    r"WithFeatures.features: .*features=\('mine:f',\)": WithFeatures,
+    "WithPrepare.prepare: .*other bars": WithPrepare,
+    r"WithoutSuper.__init__: call super\(\).__init__": WithoutSuper,
+    "TradingEnv.step: .*reward='mine:r'": patched("step", lambda env: lambda *given: None),
+    "TradingEnv.bars: .*other bars": patched("bars", lambda env: env.bars[:60]),
+    "TradingEnv.market: .*market='mine:m'": patched(
+        "market", lambda e: dataclasses.replace(e.market)
+    ),
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("message", OVERRIDDEN)
+def test_what_is_overridden_is_refused_by_all_in_one_line(user, message, tmp_path):
+    env = OVERRIDDEN[message](BARS, CONFIG)
+    with pytest.raises(nca.ConfigError, match=f"^{message}") as refused:
+        USERS[user](env, tmp_path)
+    assert len(str(refused.value).splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_method_of_the_class_itself_is_no_exception(monkeypatch):
+    monkeypatch.setattr(nca.TradingEnv, "reset", lambda env, key: None)
+    with pytest.raises(nca.ConfigError, match=r"^TradingEnv.reset: "):
+        GymEnv(env=nca.TradingEnv(BARS, CONFIG))
+
+
+def test_a_property_in_the_place_of_what_is_computed_is_refused_when_it_is_made():
+    own = types.new_class(
+        "Own", (nca.TradingEnv,), {}, lambda body: body.update(market=property(len))
+    )
+    with pytest.raises(nca.ConfigError, match=r"^Own.market: .*market='mine:m'"):
+        own(BARS, CONFIG)
+
+
+class Fixed(nca.TradingEnv):
+    """Bars and config of its own, and a method that nobody else calls."""
+
+    def __init__(self):
+        super().__init__(BARS, CONFIG)
+
+    def first(self):
+        return self.reset(jax.random.key(0))
+
+
+@pytest.mark.parametrize("user", [name for name in USERS if name != "train"])
+def test_a_subclass_of_other_arguments_and_more_methods_is_used_by_all(user, tmp_path):
+    assert Fixed().first() and USERS[user](Fixed(), tmp_path)
+    assert user == "learner" or USERS[user](nca.with_base(Fixed(), "half_and_half"), tmp_path)
+
+
+def test_the_checks_of_ruin_need_no_constructor_of_a_subclass():
+    report = nca.check_env(Fixed(), only=["ruin ends an account for good"])
+    assert report.passed, str(report)
