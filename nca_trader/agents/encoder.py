@@ -260,7 +260,11 @@ def encoder_of(cls: Any, name: str) -> Encoder:
         there = jnp.concatenate([state[1][1:], present[None]])
         return (bars, there), encode(module, bars[None], there[None], None, len(bars) - 1)[0, 0]
 
-    if hasattr(cls, "stream"):
+    def above(name: str) -> type:
+        return next(base for base in cls.__mro__ if name in vars(base))
+
+    # A stream of a class above the one with `__call__` makes the cells of another rule.
+    if hasattr(cls, "stream") and issubclass(above("stream"), above("__call__")):
         begin, stream = getattr(cls, "begin"), getattr(cls, "stream")  # noqa: B009 (unknown to types)
     hidden, head = getattr(cls, "HIDDEN", {}), getattr(cls, "HEAD", PolicyHead)
     return Encoder("encoder", build, receptive_field, encode, begin, stream, hidden, head)

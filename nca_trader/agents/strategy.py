@@ -227,7 +227,9 @@ class Strategy:
         # `sees_portfolio` counts the arguments of `act`, so a wrapper must have as many as the
         # strategy inside: an account without a book of entries is cheaper to simulate.
         taken = act if self.sees_portfolio else lambda state, bar: act(state, bar, None)
-        return dataclasses.replace(self, init=init, act=taken, name=self.name + what)
+        # Not of this class: a `decide` of its own is inside `act`, and would run once more.
+        own = (self.name + what, self.order, self.parts, self.lag, self.indicators)
+        return Strategy(init, taken, *own)
 
 
 def until_sized(strategy: Strategy, span: Any) -> Strategy:

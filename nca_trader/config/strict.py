@@ -54,7 +54,14 @@ def strict(cls: type[T]) -> type[T]:
         refuse(filter(None, (_of_type(key, x, types_of()[key]) for key, x in given.items())))
         build(self, **values)
 
+    def refuse_subclass(own: type, **_: Any) -> None:
+        refuse(
+            f"{own.__name__}: is a subclass of {cls.__name__}, and files hold the fields of that "
+            f"alone; write a function that returns {a(cls.__name__)}."
+        )
+
     cls.__init__ = init
+    cls.__init_subclass__ = classmethod(refuse_subclass)  # pyright: ignore[reportAttributeAccessIssue]
     return cls
 
 

@@ -8,6 +8,7 @@ import pytest
 from drawn import random_bars
 
 from nca_trader import ConfigError, rules
+from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import needs_account, strategy_targets
 
 
@@ -226,3 +227,19 @@ def test_half_and_half_is_the_mean_of_equal_weight_and_the_trend():
     np.testing.assert_array_equal(found, want)
     # Half of 1/3, and half of 1/3 with the sign of the trend.
     assert set(np.unique(found.round(12))) == {0.0, round(1 / 6, 12), round(1 / 3, 12)}
+
+
+class Halved(Strategy):
+    """Orders half of what its functions decide."""
+
+    def decide(self, state, bar, portfolio):
+        state, order = super().decide(state, bar, portfolio)
+        return state, order._replace(target=0.5 * order.target)
+
+
+def test_a_decision_of_a_subclass_counts_once_whatever_is_put_around_it():
+    bars, plain = late_bars(), rules.sma_cross(3, 8)
+    own = Halved(plain.init, plain.act)
+    expected = 0.5 * strategy_targets(bars, plain)
+    for one in (own, own.with_delay(0), own.with_stop(0.9), own.with_take_profit(0.9)):
+        np.testing.assert_array_equal(strategy_targets(bars, one), expected)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nca_trader.agents.encoder import MLP
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec
@@ -126,3 +127,18 @@ def test_streams_of_many_accounts_are_batched():
     for row, one in zip(both, batch, strict=True):
         expected = streamed(policy, params, one, present)[1]
         np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-6)
+
+
+class Doubled(MLP):
+    """Cells of its own, and the stream of the class above."""
+
+    def __call__(self, x, present):
+        return 2.0 * super().__call__(x, present)
+
+
+def test_a_stream_of_the_class_above_is_not_used_with_cells_of_its_own():
+    config = PolicyConfig(kind=Doubled, window=3, hidden=4, channels=4)
+    policy = make_policy(AgentConfig(policy=config), spec_of(2))
+    lattice, stream, window = three_ways(policy, *drawn(policy, 8))
+    np.testing.assert_allclose(stream, lattice, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(window, lattice[-1], rtol=1e-5, atol=1e-5)
