@@ -17,6 +17,7 @@ from conftest import ROOT
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.config.extensions import load
+from nca_trader.data.synthetic import task_of
 from nca_trader.learner.ppo import gae
 from nca_trader.learner.update import ALGORITHMS
 from nca_trader.watch.alerts import Notification, read_rules
@@ -75,6 +76,20 @@ def command(folder, *words):
 @pytest.mark.slow
 def test_the_guides_checks_pass(folder):
     exec(compile(blocks(GUIDE.read_text())[1], "extend.md", "exec"), {})
+
+
+def test_the_guides_market_turns_around_and_trains_by_its_name(folder):
+    (folder / "my_agent_here.toml").write_text("[policy]\nkind = 'mlp'\n")
+    words = (
+        "train --env regimes.toml --agent my_agent_here.toml --run runs/regimes --seed 3".split()
+    )
+    assert main([*words, *SMALL, "--set", "policy.neighbours=none"]) == 0
+    manifest = json.loads((folder / "runs/regimes/run.json").read_text())
+    assert manifest["code"]["markets:regimes(stay=0.95)"]["kind"] == "markets"
+    assert manifest["data"]["source"] == "synthetic markets:regimes(stay=0.95), seed 3"
+    assert main("backtest --run runs/regimes".split()) == 0  # another draw of the same market
+    config = nca.EnvConfig(market="markets:regimes(drift=0.1, stay=0.9)", market_bars=20_000)
+    assert 0.09 < (np.diff(np.sign(task_of(config).returns[:, 0])) != 0).mean() < 0.11
 
 
 @pytest.mark.heavy

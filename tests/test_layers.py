@@ -244,7 +244,7 @@ def test_security_says_what_runs_code(root):
         "learner.": LearnerConfig.OWN,
     }  # fmt: skip
     keys = [f"`{table}{key}`" for table, own in fields.items() for key in own]
-    assert len(keys) == 8 and [key for key in keys if key not in text] == []
+    assert len(keys) == 9 and [key for key in keys if key not in text] == []
 
 
 def test_no_files_import_each_other_in_a_circle(root):

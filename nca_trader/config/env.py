@@ -108,8 +108,9 @@ class EnvConfig:
         Orders fill in that bar, and the features of later bars are computed with it.
       ruin_floor: equity, as a fraction of the start's, at or below which an account is bankrupt.
       market: a synthetic market, drawn if no bars are given, by name and parameters,
-        e.g. "ou(phi=0.95, cost=0.005)"; "" for real bars. Its state is observed with the
-        features unless `market_state` is False. market_bars: how many bars are drawn.
+        e.g. "ou(phi=0.95, cost=0.005)"; or of your own, as "module:name" or as a function, see
+        docs/guides/extend.md; "" for real bars. Its state is observed with the features unless
+        `market_state` is False. market_bars: how many bars are drawn.
 
     Example:
       >>> import nca_trader as nca
@@ -126,6 +127,7 @@ class EnvConfig:
         "sessions": "sessions",
         "reward": "rewards",
         "actions": "actions",
+        "market": "markets",
     }
 
     features: tuple[str, ...] = DEFAULT_FEATURES

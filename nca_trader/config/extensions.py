@@ -187,8 +187,8 @@ def load(kind: str, text: str) -> Any:
     return value if values is None else called(value, text, values)
 
 
-def called(value: Any, text: str, values: str = "") -> Any:
-    """Call what a name stands for with the values in its parentheses.
+def called(value: Any, text: str, values: str = "", **more: Any) -> Any:
+    """Call what a name stands for with the values in its parentheses, and with `more`.
 
     Raises:
       ConfigError: it cannot be called, the values cannot be read, or are other than numbers,
@@ -207,7 +207,7 @@ def called(value: Any, text: str, values: str = "") -> Any:
     if not callable(value):
         raise ConfigError(f"{text}: {described(value)} cannot be called; leave the values out.")
     with own_code(text):
-        return value(**given)
+        return value(**given, **more)
 
 
 def _flat(value: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from typing import Any
 from gymnasium.vector import AutoresetMode
 
 from nca_trader.config import EnvConfig
+from nca_trader.config.extensions import FORGET
 from nca_trader.config.ranges import expect, nearest
 from nca_trader.config.records import plain
 from nca_trader.data.synthetic import market_of, task_of
@@ -144,6 +145,9 @@ def env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
             raise
         shorter = dataclasses.replace(config, market_bars=config.market_bars // 2)
         return env_of(shorter, seed, halvings - 1)
+
+
+FORGET.append(env_of.cache_clear)
 
 
 def opened(market: str, digest: str, draw: int, given: Mapping[str, Any]) -> TradingEnv:

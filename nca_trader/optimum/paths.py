@@ -17,8 +17,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
-from nca_trader.data.synthetic import SyntheticMarket, Task
-from nca_trader.data.synthetic.market import draw
+from nca_trader.data.synthetic import SyntheticMarket, Task, task_of
 from nca_trader.envs.account.state import Account, Legs
 from nca_trader.envs.actions import every_action
 from nca_trader.envs.gym.packed import account_row
@@ -85,7 +84,7 @@ def draw_paths(market: SyntheticMarket, config: EnvConfig, seed: int) -> Paths:
     config = dataclasses.replace(config, market_bars=HISTORY + length + 1)
     # 63 bits each: no table of their first returns can be made.
     seeds = np.random.SeedSequence(seed).generate_state(count, np.uint64) >> 1
-    envs = [TradingEnv(draw(market, config.market_bars, int(one)), config) for one in seeds]
+    envs = [TradingEnv(task_of(config, int(one), market), config) for one in seeds]
     tasks = [env.task for env in envs if env.task is not None]
     features = np.stack([env.features[HISTORY:-1] for env in envs], axis=1)
     legs = jax.tree.map(
@@ -97,9 +96,10 @@ def draw_paths(market: SyntheticMarket, config: EnvConfig, seed: int) -> Paths:
     states, returns = (
         np.concatenate([getattr(task, name) for task in tasks]) for name in ("states", "returns")
     )
+    known = {"optimum": market.optimum, "optimal_policy": market.optimal_policy}
     first = HISTORY + config.market_bars * np.arange(count)
     return Paths(
-        task=dataclasses.replace(tasks[0], states=states, returns=returns),
+        task=dataclasses.replace(tasks[0], states=states, returns=returns, **known),
         rows=(first[:, None, None] + rows_of(each)).reshape(num_pieces, -1),
         features=features.reshape(length, count, -1),
         legs=legs,

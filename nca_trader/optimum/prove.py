@@ -168,6 +168,11 @@ def known_market(
     if not config.market:
         raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
     market = solved(market_of(config))
+    if None in (market.optimum, market.optimal_policy, market.expected_return):
+        raise ConfigError(
+            f"{name}: no optimum of its market, {config.market}, is known (optimum, optimal_policy "
+            "and expected_return of the Task); try ou_mid."
+        )
     check_account(name, config, market)
     return market, config
 

@@ -1,9 +1,12 @@
 """Names of the user's own code: what they load, what a run records of them, what is refused."""
 
+import dataclasses
 import importlib.util
 import py_compile
+import re
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -13,9 +16,13 @@ from nca_trader import ConfigError, EnvConfig, RunError
 from nca_trader.config import AgentConfig, LearnerConfig, PolicyConfig, extensions
 from nca_trader.config.extensions import load, name_of, origin_of, parse_name
 from nca_trader.config.modules import digest_of_files
+from nca_trader.config.toml import to_toml
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.data.features import FEATURES
+from nca_trader.data.synthetic import seed_of, task_of
+from nca_trader.envs.gym import GymEnv
 from nca_trader.envs.rewards import SCHEMES
+from nca_trader.optimum.prove import known_market
 from nca_trader.runs.consent import codes_of, own_names, refuse_changed
 
 CODE = """
@@ -271,6 +278,7 @@ def test_configs_take_names_of_own_code_and_refuse_other_words():
         features=("rsi", "mine:f(n=2)"),
         costs=nca.Costs(own=("mine:fee",)),
         actions="mine:steps",
+        market="mine:drawn(phi=0.9)",
     )
     agent = AgentConfig(
         policy=PolicyConfig(kind="mine:P", hidden=3, leak=0.5),
@@ -281,6 +289,7 @@ def test_configs_take_names_of_own_code_and_refuse_other_words():
         "mine:paid": "rewards",
         "mine:fee": "costs",
         "mine:steps": "actions",
+        "mine:drawn(phi=0.9)": "markets",
         "mine:P": "policies",
         "mine:a": "advantages",
     }
@@ -291,6 +300,8 @@ def test_configs_take_names_of_own_code_and_refuse_other_words():
     with pytest.raises(ConfigError, match=r"kind='ncaa' is not known; did you mean 'nca'"):
         PolicyConfig(kind="ncaa")
     assert origin_of("features", "rsi") is None
+    with pytest.raises(ConfigError, match=r"^Own: is a subclass of EnvConfig, .* a function"):
+        type("Own", (EnvConfig,), {})
 
 
 FEATURE = """
@@ -403,3 +414,89 @@ def test_a_feature_whose_first_state_is_made_by_jax_is_updated_like_one_of_numpy
     both = feature_set(("statemade:of_jax", "statemade:of_numpy")).batch(bars)
     np.testing.assert_array_equal(both[..., 0], both[..., 1])
     assert both[5:].all()
+
+
+MARKET = """
+import dataclasses
+import nca_trader as nca
+
+def drawn(num_bars, seed, phi=0.9):
+    return nca.synthetic.make("ou", num_bars=num_bars, seed=seed, phi=phi, cost=0.0)
+def unsolved(num_bars, seed):
+    return dataclasses.replace(drawn(num_bars, seed), optimal_policy=None, problem=None)
+def bars(num_bars, seed):
+    return nca.sample_bars("sp500")
+def short(num_bars, seed):
+    return drawn(num_bars - 1, seed)
+def unmeasured(num_bars, seed):
+    return dataclasses.replace(drawn(num_bars, seed), moments=((), ()))
+def raises(num_bars, seed):
+    raise ValueError("no luck")
+def fixed():
+    return drawn(50, 0)
+task = drawn(50, 0)
+"""
+
+
+def test_a_market_of_the_users_is_drawn_by_name_and_from_its_own_record(own):
+    own("ext_market", MARKET)
+    module = extensions.module_of("ext_market")
+    assert EnvConfig(market=module.drawn).market == "ext_market:drawn"
+    config = EnvConfig(features=(), market="ext_market:drawn(phi=0.5)", market_bars=50)
+    drawn, built_in = task_of(config, 3), nca.synthetic.make("ou", num_bars=50, seed=3, phi=0.5)
+    np.testing.assert_array_equal(drawn.states, built_in.states)
+    assert drawn.config.market == config.market and seed_of(drawn.bars.source) == 3
+    env, gym = nca.TradingEnv(None, config), GymEnv(config=config).trading
+    assert env.spec.features == gym.spec.features == ("state:log_price",)
+    np.testing.assert_array_equal(env.features, gym.features)
+    code = codes_of(own_names(config, AgentConfig()))
+    assert code is not None and code[config.market].kind == "markets"
+
+
+def test_a_market_that_is_defined_again_is_drawn_again(own):
+    own("ext_again", MARKET)
+    module = extensions.module_of("ext_again")
+    first = GymEnv(config=EnvConfig(features=(), market=module.drawn, market_bars=50))
+    again = types.FunctionType(module.drawn.__code__, vars(module), "drawn", (0.2,))
+    again.__module__ = "ext_again"
+    module.drawn = again
+    second = GymEnv(config=EnvConfig(features=(), market=again, market_bars=50))
+    assert (first.trading.features != second.trading.features).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bars", "returned a Bars; give a function of num_bars and seed that returns a Task"),
+        ("task", "is a Task; give a function of num_bars and seed that returns a Task"),
+        ("short", r"bars, .* are of shapes \(\(49, 1\), .*; return \(\(50, 1\), "),
+        ("unmeasured", r"moments are of shapes .*\(0,\), \(0,\)\); return .*\(1,\), \(1,\)\)"),
+        ("raises", "ValueError at ext_wrong.py line 16 .*: no luck"),
+        ("fixed", r"TypeError.* unexpected keyword argument 'num_bars'"),
+        ("drawn(ph=0.5)", r"TypeError.* unexpected keyword argument 'ph'"),
+        ("drawn(seed=1)", r"TypeError.* multiple values for keyword argument 'seed'"),
+        ("nothing", "ext_wrong has no 'nothing'"),
+    ],
+)
+def test_a_market_of_the_users_that_is_none_is_refused_in_one_line(own, name, message):
+    own("ext_wrong", MARKET)
+    config = EnvConfig(market=f"ext_wrong:{name}", market_bars=50)
+    with pytest.raises(ConfigError, match=f"^ext_wrong:{re.escape(name)}: .*{message}") as refused:
+        nca.TradingEnv(None, config)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_prove_takes_a_market_of_the_users_with_its_optimum_and_no_other(own, tmp_path):
+    own("ext_proved", MARKET)
+    config = task_of(EnvConfig(market="ext_proved:drawn(phi=0.8)", market_bars=50)).config
+    (tmp_path / "a.toml").write_text(to_toml(config))
+    market, shown = known_market("a.toml")
+    assert market.optimum == nca.synthetic.market("ou", phi=0.8, cost=0.0).optimum
+    assert shown.market == "ext_proved:drawn(phi=0.8)"
+    (tmp_path / "b.toml").write_text(
+        to_toml(dataclasses.replace(config, market="ext_proved:unsolved"))
+    )
+    with pytest.raises(
+        ConfigError, match=r"^b.toml: no optimum of its market, ext_proved:unsolved"
+    ):
+        known_market("b.toml")

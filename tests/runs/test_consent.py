@@ -42,6 +42,7 @@ KEYS = [
     ("env.toml", "", "features"),
     ("env.toml", "", "reward"),
     ("env.toml", "", "actions"),
+    ("env.toml", "", "market"),
     ("agent.toml", "policy", "base"),
     ("env.toml", "costs", "own"),
     ("agent.toml", "policy", "kind"),
@@ -109,7 +110,7 @@ def code_record(name, kind="features"):
 
 KINDS = {
     "features": "features", "reward": "rewards", "actions": "actions", "own": "costs",
-    "kind": "policies", "base": "strategies", "advantages": "advantages",
+    "market": "markets", "kind": "policies", "base": "strategies", "advantages": "advantages",
 }  # fmt: skip
 
 

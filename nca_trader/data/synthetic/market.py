@@ -17,7 +17,8 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.ranges import between, nearest, one_of, refuse, whole
+from nca_trader.config.extensions import called, installed, load, origin_of
+from nca_trader.config.ranges import between, described, nearest, one_of, refuse, whole
 from nca_trader.config.records import SHOWN, read_toml
 from nca_trader.errors import ConfigError
 from nca_trader.machine import memory
@@ -123,7 +124,7 @@ class SyntheticMarket:
     Attributes:
       reward: "log" or "simple": the kind of return r that `pay` takes.
       generate: `generate(key, num_bars) -> Path`; compiled once per `num_bars`.
-      name: a key of `MARKETS`.
+      name: a key of `MARKETS`, or of a market of your own.
       parameters: all of them, with defaults filled in.
       pay: `pay(previous [..., A], position [..., A], r [..., A]) -> [...]`.
       score: maps the mean of `pay` to the unit of `optimum`; for most markets the identity.
@@ -150,7 +151,7 @@ class SyntheticMarket:
     reward: str
     generate: Callable[[Array, int], Path]
     pay: Pay
-    name: str = ""
+    name: str = "own"
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     score: Callable[[float], float] = float
     num_assets: int = 1
@@ -452,9 +453,10 @@ def linear_pay(cost: float) -> Pay:
 def market(name: str, **parameters: Any) -> SyntheticMarket:
     """Return the market called `name`, see `nca_trader.optimum.synthetic.market`."""
     if name not in MARKETS:
+        names = [*MARKETS, *installed("markets")]
         raise ConfigError(
-            f"no synthetic market '{name}'; {nearest(str(name), MARKETS)}There are "
-            f"{', '.join(MARKETS)}."
+            f"no synthetic market '{name}'; {nearest(str(name), names)}There are "
+            f"{', '.join(names)}, and module:name of your own."
         )
     known = inspect.signature(MARKETS[name]).parameters
     for unknown in parameters.keys() - known.keys():
@@ -465,21 +467,59 @@ def market(name: str, **parameters: Any) -> SyntheticMarket:
     return MARKETS[name](**parameters)
 
 
-def task_of(config: EnvConfig, seed: int = 0) -> Task:
+def task_of(config: EnvConfig, seed: int = 0, market: SyntheticMarket | None = None) -> Task:
     """Draw `config.market_bars` bars of the market that `config.market` names.
+
+    Args:
+      config: of the environment.
+      seed: of the draw.
+      market: that it names, where the caller has it; made here without.
 
     Raises:
       ConfigError: see `market_of`; or the market has no such path.
     """
-    return draw(market_of(config), config.market_bars, seed)
+    return _own_task(config, seed) or draw(market or market_of(config), config.market_bars, seed)
+
+
+def _own_task(config: EnvConfig, seed: int) -> Task | None:
+    """Draw a market of your own; None where the config names another one."""
+    text, num_bars = config.market, config.market_bars
+    bare = text.partition("(")[0].strip()
+    if bare in MARKETS or (origin := origin_of("markets", text)) is None:
+        return None
+    if (values := origin[0].values) is not None:
+        bare = text.removesuffix(f"({values})")  # the path of a file may have brackets as well
+    task = function = load("markets", bare)
+    if callable(function):
+        task = called(function, text, values or "", num_bars=num_bars, seed=seed)
+    if not (callable(function) and isinstance(task, Task)):
+        raise ConfigError(
+            f"{text}: {'returned' if callable(function) else 'is'} {described(task)}; give a "
+            "function of num_bars and seed that returns a Task, e.g. that of nca.synthetic.make."
+        )
+    size, count = (num_bars, task.num_assets), len(task.state_names)
+    arrays = (task.bars.close, task.returns, task.states, *task.moments)
+    found = tuple(map(np.shape, arrays))
+    if found != (shapes := (size, size, (num_bars, count), (count,), (count,))):
+        raise ConfigError(
+            f"{text}: its bars, returns, states and moments are of shapes {found}; return {shapes}."
+        )
+    given = read_toml(f"values = {{{values or ''}}}", text)["values"]
+    # The source is what a run records of the draw, and by which the same one is made again.
+    bars = dataclasses.replace(task.bars, source=f"{SOURCE}{text}{SEED}{seed}")
+    return dataclasses.replace(task, name=bare, parameters=given, bars=bars, seed=seed)
 
 
 def market_of(config: EnvConfig) -> SyntheticMarket:
     """Return the market that `config.market` names, e.g. "ou(phi=0.95, cost=0.005)".
 
+    Of a market of your own it is a draw.
+
     Raises:
       ConfigError: no name, or an unknown one; a parameter is unknown or out of range.
     """
+    if own := _own_task(config, 0):
+        return own
     given = config.market
     if not given:
         raise ConfigError("no bars, and the environment names no market; give a bar file.")
