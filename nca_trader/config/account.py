@@ -227,7 +227,7 @@ class AccountConfig:
     """What an account is given; one record for backtests, sweeps, walk-forwards and paper trading.
 
     A field that is None was not given. It is then what the run, the environment or the strategy
-    has, and else what `DEFAULTS` says; see docs/concepts/accounting.md. Every function that takes
+    has, and else what `DEFAULTS` says; see docs/concepts/account.md. Every function that takes
     `account=` also takes its fields as keywords. A keyword None sets no limit where the field has
     a value for that, such as infinity.
 
