@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -130,20 +128,24 @@ FORGET.append(base_named.cache_clear)
 
 
 def history_of(name: str) -> int:
-    """Return how many bars a base looks back: the largest number among its values.
+    """Return how many bars of each asset a base needs, the newest included: its memory.
+
+    Raises:
+      ConfigError: it states none, so that only all bars would do.
 
     Example:
       >>> history_of("half_and_half(lookback=1764)"), history_of("none")
-      (1764, 0)
+      (1765, 0)
     """
-    bare, _, values = name.partition("(")
-    if bare == "none":
-        return 0
-    rule: Any = RULES[bare] if bare in RULES else load("strategies", bare)
-    known = () if isinstance(rule, Strategy) else inspect.signature(rule).parameters.values()
-    defaults = [float(p.default) for p in known if isinstance(p.default, int | float)]
-    given = [float(text) for text in re.findall(r"=\s*([\d.]+)", values)]
-    return int(max([*defaults, *given], default=0))
+    memory = 0 if name == "none" else strategy_named(name).memory
+    if memory is None:
+        other = "train on a rule that does, e.g. half_and_half"
+        remedy = "state how many as nca.Strategy(..., memory=BARS)" if ":" in name else other
+        raise ConfigError(
+            f"policy.base = {name!r}: does not end its memory after a known number of bars, and a "
+            f"live feed has the last bars alone; {remedy}, or replay a file."
+        )
+    return memory
 
 
 def spec_on_base(spec: EnvSpec, policy: PolicyConfig) -> EnvSpec:

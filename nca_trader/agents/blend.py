@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.agents.strategy import BlendPart, Strategy
+from nca_trader.agents.strategy import BlendPart, Strategy, longest_memory
 from nca_trader.agents.targets import strategy_faults
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account, gather_account
@@ -138,7 +138,9 @@ def blend(
     sees = any(strategy.sees_portfolio for strategy in strategies)
     taken = act if sees else lambda state, bar: act(state, bar, None)
     named = name or f"blend of {', '.join(orders)}"
-    return Strategy(init, taken, named, order or next(iter(orders.values())), found)
+    order = order or next(iter(orders.values()))
+    memory = longest_memory(strategy.memory for strategy in strategies)
+    return Strategy(init, taken, named, order, found, memory=memory)
 
 
 def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
@@ -290,7 +292,7 @@ def alone(strategy: Strategy, rules: AccountConfig) -> Strategy:
         own, asked = ordered(own, order._replace(target=target), bar, legs, rules)
         return (inner, own, last), Order(asked)
 
-    return Strategy(init, act, strategy.name, strategy.order)
+    return Strategy(init, act, strategy.name, strategy.order, memory=strategy.memory)
 
 
 def _where(condition: Array, this: Any, that: Any) -> Any:

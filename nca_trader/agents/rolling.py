@@ -25,7 +25,7 @@ from jax import Array
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from nca_trader.data.averages import add, empty_average
+from nca_trader.data.averages import add, bars_to_forget, empty_average
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import float64_on_cpu, pair_add, two_sum
 from nca_trader.types import Tensor
@@ -41,6 +41,7 @@ class Rolling(NamedTuple):
       update: `(state, x, present) -> (state, value)`, `[A]` each: the newest values, a mask of
         those that exist, and the indicator up to them. A value that does not exist changes
         nothing. The indicator is NaN until there are enough values.
+      memory: the number of its last values that the indicator depends on; None where it is traced.
 
     Example:
       >>> import jax
@@ -54,6 +55,7 @@ class Rolling(NamedTuple):
 
     init: Callable[[int], Any]
     update: Callable[[Any, Tensor, Tensor], tuple[Any, Array]]
+    memory: int | None
 
 
 def over(indicators: Mapping[str, Rolling], x: ArrayLike, present: ArrayLike) -> dict[str, Any]:
@@ -140,7 +142,7 @@ def past(bars_ago: Any) -> Rolling:
         window = _shifted(window, x, present)
         return window, window[bars_ago]
 
-    return Rolling(init, update)
+    return Rolling(init, update, length)
 
 
 def highest(period: Any) -> Rolling:
@@ -174,7 +176,7 @@ def _extreme(period: Any, larger: Callable[[Array, Array], Array]) -> Rolling:
         extremes = jnp.where(jnp.asarray(present)[None], new, extremes)
         return extremes, extremes[period - 1]
 
-    return Rolling(init, update)
+    return Rolling(init, update, length)
 
 
 class RunningSums(NamedTuple):
@@ -224,7 +226,7 @@ def mean(period: Any) -> Rolling:
         quotient, rest = _quotient(_latest(sums, period), period)
         return sums, jnp.where(sums.count >= period, quotient + rest, jnp.nan)
 
-    return Rolling(lambda num_assets: _empty_sums(length, num_assets), update)
+    return Rolling(lambda num_assets: _empty_sums(length, num_assets), update, length)
 
 
 def deviation(period: Any) -> Rolling:
@@ -256,7 +258,7 @@ def deviation(period: Any) -> Rolling:
     def init(num_assets: int) -> tuple[RunningSums, RunningSums]:
         return _empty_sums(length, num_assets), _empty_sums(length, num_assets)
 
-    return Rolling(init, update)
+    return Rolling(init, update, length)
 
 
 def ew_mean(span: Any) -> Rolling:
@@ -286,7 +288,7 @@ def _weighted(span: Any, name: str) -> Rolling:
         average = jax.tree.map(lambda a, b: jnp.where(present, b, a), average, new)
         return average, jnp.where(average.weight > 0.0, getattr(average, name), jnp.nan)
 
-    return Rolling(init, update)
+    return Rolling(init, update, None if is_traced(span) else bars_to_forget(span))
 
 
 def _shifted(window: Array, x: Tensor, present: Tensor) -> Array:

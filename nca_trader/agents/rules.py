@@ -19,7 +19,7 @@ from jax import Array
 
 from nca_trader.agents import rolling
 from nca_trader.agents.rolling import Rolling
-from nca_trader.agents.strategy import Strategy
+from nca_trader.agents.strategy import Strategy, longest_memory
 from nca_trader.config.ranges import refuse, whole
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bar, Bars
@@ -33,7 +33,10 @@ def always_flat() -> Strategy:
       'always flat'
     """
     return Strategy(
-        lambda num_assets: (), lambda s, bar: (s, jnp.zeros_like(bar.close)), "always flat"
+        lambda num_assets: (),
+        lambda s, bar: (s, jnp.zeros_like(bar.close)),
+        "always flat",
+        memory=1,
     )
 
 
@@ -52,7 +55,7 @@ def buy_and_hold() -> Strategy:
         target = jnp.where(bar.present & ~bought, _share(bar), jnp.nan)
         return bought | bar.present, target
 
-    return Strategy(lambda num_assets: jnp.zeros(num_assets, bool), act, "buy and hold")
+    return Strategy(lambda num_assets: jnp.zeros(num_assets, bool), act, "buy and hold", memory=0)
 
 
 def equal_weight() -> Strategy:
@@ -71,7 +74,7 @@ def equal_weight() -> Strategy:
     def init(num_assets: int) -> Array:
         return jnp.zeros(num_assets, bool)
 
-    return Strategy(init, act, "equal weight", "rebalance")
+    return Strategy(init, act, "equal weight", "rebalance", memory=1)
 
 
 def volatility_hold(annual: Any = 0.15, span: float = 60.0, cap: float = 1.0) -> Strategy:
@@ -86,7 +89,7 @@ def volatility_hold(annual: Any = 0.15, span: float = 60.0, cap: float = 1.0) ->
       >>> volatility_hold(0.1).name
       'hold, volatility 0.1'
     """
-    hold = Strategy(lambda num_assets: (), lambda s, bar: (s, _share(bar)), "hold")
+    hold = Strategy(lambda num_assets: (), lambda s, bar: (s, _share(bar)), "hold", memory=1)
     return hold.with_volatility(annual, span, cap)
 
 
@@ -113,7 +116,7 @@ def half_and_half(lookback: Any = 252) -> Strategy:
         followed, other = trend.act(state[1], bar)
         return (held, followed), 0.5 * (target + other)
 
-    return Strategy(init, act, f"half {hold.name}, half {trend.name}")
+    return Strategy(init, act, f"half {hold.name}, half {trend.name}", memory=trend.memory)
 
 
 def sma_cross(fast: Any = 10, slow: Any = 30) -> Strategy:
@@ -278,7 +281,7 @@ def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strat
         most = jnp.maximum(jnp.floor(share * known.sum()), 1.0)
         return state, jnp.where(known & (higher.sum(1) < most), 1.0 / most, 0.0)
 
-    return Strategy(init, act, f"cross-sectional momentum {_text(lookback)}")
+    return Strategy(init, act, f"cross-sectional momentum {_text(lookback)}", memory=past.memory)
 
 
 def mean_reversion(lookback: Any = 20, entry: Any = 1.0, leave: Any = 0.0) -> Strategy:
@@ -475,7 +478,8 @@ def _of_closes(
     def shown(bars: Bars) -> dict[str, Any]:
         return rolling.over(indicators, bars.close, bars.present)
 
-    return Strategy(init, act, name, indicators=shown)
+    memory = longest_memory(indicator.memory for indicator in indicators.values())
+    return Strategy(init, act, name, indicators=shown, memory=memory)
 
 
 def _refuse_periods(rule: str, least: int = 1, **periods: Any) -> None:

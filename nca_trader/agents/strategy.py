@@ -11,7 +11,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -22,7 +22,8 @@ from numpy.typing import ArrayLike
 
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import Sizing, refuse_delay
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import described, refuse, whole
+from nca_trader.data.averages import bars_to_forget
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.risk import before_bars, size
 from nca_trader.errors import ConfigError
@@ -60,6 +61,10 @@ class Strategy:
       lag: bars by which a blend orders after its parts, see `with_delay`.
       indicators: `(bars) -> {name: [N] or [N, A]}`, in units of the price, drawn on the price chart
         of a page, and nothing else.
+      memory: the number of bars of each asset, the newest included, on which its target in force
+        depends: with older bars it is the same. An average is forgotten where its older values
+        weigh less than rounding does. 0 is an order that is given once and is the same at any bar.
+        None is unknown, or all bars.
 
     Raises:
       ConfigError: `init` or `act` is not a function, or `act` takes other arguments.
@@ -82,6 +87,7 @@ class Strategy:
     parts: tuple[BlendPart, ...] = ()
     lag: int = 0
     indicators: Callable[[Bars], Mapping[str, ArrayLike]] | None = None
+    memory: int | None = None
 
     def __post_init__(self):
         for field, form in (("init", "(num_assets)"), ("act", "(state, bar)")):
@@ -107,6 +113,9 @@ class Strategy:
                 f"Strategy(act=...) takes {arguments_needed(self.act)} arguments; write act(state, "
                 "bar) or act(state, bar, portfolio)."
             )
+        if isinstance(self.memory, Array):  # of a sweep's parameter, which has no value yet
+            object.__setattr__(self, "memory", None)
+        refuse(f"Strategy: {problem}" for problem in whole(self, 0, "memory"))
 
     @property
     def sees_portfolio(self) -> bool:
@@ -123,6 +132,12 @@ class Strategy:
         """The runs among the parts of a blend, and among theirs."""
         own = ((part.run,) if part.run is not None else part.strategy.runs for part in self.parts)
         return tuple(itertools.chain(*own))
+
+    @property
+    def history(self) -> int:
+        """Bars that a live session begins with at least; of a blend those of its parts."""
+        parts = [part.strategy.history + self.lag for part in self.parts]
+        return max([self.memory or 1, *parts])
 
     def decide(self, state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         """Call `act`; return the state and an `Order`, whose target has the shape of the bar."""
@@ -181,7 +196,8 @@ class Strategy:
             seen, factor = size(seen, bar, sizing)
             return (inner, seen), order._replace(size=order.size * factor)
 
-        return self._around(init, act, f", volatility {_text(annual)}")
+        more = None if isinstance(span, Array) else bars_to_forget(span)
+        return self._around(init, act, f", volatility {_text(annual)}", more)
 
     def with_delay(self, bars: int) -> Strategy:
         """Order at each close what was decided `bars` bars before, with its stops and targets.
@@ -209,7 +225,7 @@ class Strategy:
             queue = jnp.concatenate([queue[1:], jnp.stack(new)[None].astype(queue.dtype)])
             return (inner, queue), then
 
-        delayed = self._around(init, act, f", delay {bars}")
+        delayed = self._around(init, act, f", delay {bars}", int(bars))
         return dataclasses.replace(delayed, lag=self.lag + bars)
 
     def _with(self, word: str, field: str, fraction: Any) -> Strategy:
@@ -222,14 +238,33 @@ class Strategy:
 
         return self._around(self.init, act, f", {word} {_text(fraction)}")
 
-    def _around(self, init: Callable, act: Callable, what: str = "") -> Strategy:
-        """Return a strategy around this one; it sees the portfolio if this one does."""
+    def _around(
+        self, init: Callable, act: Callable, what: str = "", more: int | None = 0
+    ) -> Strategy:
+        """Return a strategy around this one; it sees the portfolio if this one does.
+
+        Args:
+          init: as of a `Strategy`.
+          act: `(state, bar, portfolio) -> (state, order)`.
+          what: is added to its name.
+          more: bars that it remembers beside; None are all.
+        """
         # `sees_portfolio` counts the arguments of `act`, so a wrapper must have as many as the
         # strategy inside: an account without a book of entries is cheaper to simulate.
         taken = act if self.sees_portfolio else lambda state, bar: act(state, bar, None)
+        memory = self.memory
+        if more != 0:  # an order that is given once keeps its size, however old that is
+            memory = memory + more if memory and more else None
         # Not of this class: a `decide` of its own is inside `act`, and would run once more.
         own = (self.name + what, self.order, self.parts, self.lag, self.indicators)
-        return Strategy(init, taken, *own)
+        return Strategy(init, taken, *own, memory=memory)
+
+
+def longest_memory(memories: Iterable[int | None]) -> int | None:
+    """Return the longest of several memories; None if one has no known end."""
+    given = tuple(memories)
+    known = [memory for memory in given if memory is not None]
+    return max(known) if len(known) == len(given) else None
 
 
 def until_sized(strategy: Strategy, span: Any) -> Strategy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -42,6 +43,17 @@ def add(average: Average, x: Array, span: float = SPAN) -> Average:
     step = (x - average.mean) / weight
     variance = (1.0 - 1.0 / weight) * (average.variance + step * (x - average.mean))
     return Average(weight, average.mean + step, variance)
+
+
+def bars_to_forget(span: float, precision: float = 2.0**-52) -> int:
+    """Return after how many values the older ones weigh less than `precision` in an EW mean.
+
+    Example:
+      >>> bars_to_forget(60)
+      1082
+    """
+    keep = 1.0 - 2.0 / (span + 1.0)
+    return math.ceil(math.log(precision) / math.log(keep)) if keep > 0.0 else 1
 
 
 def z_score(past: Average, x: Array) -> Array:

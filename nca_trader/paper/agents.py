@@ -266,7 +266,7 @@ def strategy_agent(strategy: Strategy, bars: Bars, rules: AccountConfig) -> Agen
         rules=rules,
         identity=_identity_of(strategy),
         sees_book=sees,
-        history=max((run.history for run in strategy.runs), default=1),
+        history=strategy.history,
     )
 
 

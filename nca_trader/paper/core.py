@@ -125,7 +125,7 @@ class Agent(NamedTuple):
     sees_book: whether `act` needs a `Book`, the memory behind a `Portfolio`.
     rules: what the account is given. identity: what makes a session this one, e.g. hashes.
     features: names of what a policy sees. usual: what it is used to, see `paper.drift`. history:
-    bars that a live session begins with at least.
+    bars of each asset that a live session begins with at least.
     """
 
     symbols: tuple[str, ...]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.envs.account.risk import bars_of_size
 from nca_trader.envs.account.state import Legs
 from nca_trader.errors import HaltError
 from nca_trader.paper.account import MAX_IN_A_ROW, Modelled, Reported, Seen, equity_of
@@ -45,7 +46,7 @@ from nca_trader.paper.router import VenueBroker
 from nca_trader.paper.subjects import refuse_other_session, started_body
 from nca_trader.paper.venue import Awaited, Venue
 from nca_trader.progress import Progress, duration
-from nca_trader.types import Bar
+from nca_trader.types import Bar, Bars
 
 WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 
@@ -301,15 +302,17 @@ class Session:
             return
         self.repeat()
         last, now = self._state.last, self._feed.now()
+        sized = bars_of_size(self._agent.rules.scale)
+        needed = max(self._agent.first_decision + 1, self._agent.history, sized)
         # More than the agent needs: features with a long memory come nearer to training's.
-        count = max(self._agent.first_decision + 1, self._agent.history, self._warmup)
+        count = max(needed, self._warmup)
         if last is not None:
             # A journal's bars are repeated, so only those since then are asked for.
             missed = (now // NANOSECONDS - last) // self._feed.period
-            count = max(missed + 1, 2)
+            needed, count = 0, max(missed + 1, 2)
         self._refuse()
         self._account.start(now, self._state, self._last)
-        history = self._clock.call(self._feed.history, count)
+        history = self._past(needed, count)
         first = history.time[:1].astype("datetime64[s]").astype(np.int64)
         if last is not None and len(first) and first[0] > last + self._feed.period:
             self.on_notice(Notice("gap", f"no bars from {last} to {first[0]}"))
@@ -318,6 +321,19 @@ class Session:
                 self.on_bar(bar)
             self._heard()
         self._heard()
+
+    def _past(self, needed: int, count: int) -> Bars:
+        """Return the last `count` bars, or twice as many until each asset has `needed` of them.
+
+        It asks no further once that finds no more of the assets that lack some.
+        """
+        found = -1
+        while True:
+            bars = self._clock.call(self._feed.history, count)
+            there = np.minimum(bars.present.sum(0), needed).sum()
+            if there in (found, bars.num_assets * needed):
+                return bars
+            found, count = there, 2 * count
 
     def repeat(self) -> None:
         """Process a live journal's bars again, on the books that it had at each of them.

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.agents.base import history_of
 from nca_trader.cloud import CloudPath
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import gather_account
@@ -98,7 +99,8 @@ def paper_trade(
       `trained_symbols`.
 
     Raises:
-      ConfigError: an argument that is not valid; a strategy that raises, has stops or looks ahead.
+      ConfigError: an argument that is not valid; a strategy that raises, has stops or looks ahead;
+        of a live feed, a run whose base states no memory.
       BarError: the feed's file cannot be read, or is too short.
       HaltError: see `Session.trade`.
       StateError: the journal is damaged, or says that something else happened.
@@ -131,6 +133,8 @@ def paper_trade(
     subject, source = subject_on(run, feed_of, capital, given, seed, force_agent, allow_code)
     agent, one = subject.agent, subject.run
     for each in subject.runs:
+        if live and each.replacement in (None, each.base):
+            history_of(each.spec.base)  # refuses a base whose memory has no end
         if live and each.spec.bar_seconds not in (0, live.period):
             raise ConfigError(
                 f"the feed has bars of {live.period} s, and {each.name} sees slower time frames of "

@@ -17,6 +17,7 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account
 from nca_trader.envs.account.exits import Order
+from nca_trader.envs.account.risk import bars_of_size
 from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError
@@ -111,4 +112,5 @@ def deciding(run: Run, given: AccountConfig) -> Strategy:
         after = Deciding(own, kept, stream, state.rows + 1, unfit, decided, followed)
         return after, Order(asked)
 
-    return Strategy(init, act, run.name, rules.order)
+    memory = max(run.history, bars_of_size(rules.scale))
+    return Strategy(init, act, run.name, rules.order, memory=memory)

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from nca_trader.agents.base import base_of, history_of, spec_on_base
+from nca_trader.agents.base import base_of, spec_on_base
 from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
 from nca_trader.agents.strategy import Strategy
@@ -340,8 +340,10 @@ class Run:
 
     @property
     def history(self) -> int:
-        """Bars before its first decision, its base's memory included."""
-        return max(self.policy.first_decision, history_of(self.spec.base)) + 1
+        """Bars of each asset up to its first decision, or its base's memory if that is longer."""
+        base = base_of(self.spec)
+        memory = None if base is None else base.strategy.memory
+        return max(self.policy.first_decision + 1, memory or 0)
 
     @property
     def account(self) -> AccountConfig:

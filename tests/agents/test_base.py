@@ -15,9 +15,10 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader import ConfigError
 from nca_trader.agents import rules
-from nca_trader.agents.base import RULES, base_of, env_on_base, history_of, strategy_named
+from nca_trader.agents.base import RULES, base_of, env_on_base, strategy_named
 from nca_trader.agents.policy import make_policy, stacked
 from nca_trader.config import PolicyConfig
+from nca_trader.paper import session
 from nca_trader.paper.agents import run_agent
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 
@@ -180,12 +181,42 @@ def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages
     assert np.isfinite(run.metrics()[-1]["loss"])
 
 
-def test_a_live_session_begins_with_the_bars_that_its_base_looks_back(bars, tmp_path):
+def test_a_live_session_begins_with_the_bars_that_its_base_remembers(bars, tmp_path):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on("sma_cross(slow=150)"))
-    assert run.history == run_agent(run, WEIGHTS.account).history == 151
-    assert history_of("time_series_momentum") == 252 and history_of("tuned_sma") > 1
+    assert run.history == run_agent(run, WEIGHTS.account).history == 150
+    assert run.as_strategy(nca.AccountConfig()).memory == 150
     plain = untrained_run(tmp_path / "plain", bars[:200], WEIGHTS, AGENT)
     assert plain.history == plain.policy.first_decision + 1
+
+
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [
+        ("tuned_sma(every=50)", "train on a rule that does, e.g. half_and_half, or replay a file"),
+        ("tests.agents.test_base:OWN", r"state how many as nca.Strategy\(..., memory=BARS\)"),
+        ("tests.agents.test_base:SHORT", None),
+    ],
+)
+def test_a_base_without_an_end_of_its_memory_is_refused_live(
+    bars, tmp_path, monkeypatch, base, said
+):
+    class Feed:
+        symbols, period = bars.symbols, 86_400
+        history = staticmethod(lambda count: bars[-count:])
+
+        def now(self):
+            raise NotImplementedError("it was not refused")
+
+    monkeypatch.setattr(session, "open_feed", lambda text, every: Feed())
+    run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on(base))
+    refused = pytest.raises(ConfigError, match=said) if said else pytest.raises(NotImplementedError)
+    for strategy in (run.path, nca.blend({"one": (run, 1.0)})):
+        with refused:
+            nca.paper_trade(strategy, "ccxt:x:A", tmp_path / "live.db", reading={"every": "1d"})
+    # A file holds all bars.
+    nca.write_bars(bars, tmp_path / "bars.csv")
+    found = nca.paper_trade(run.path, f"replay:{tmp_path}/bars.csv", tmp_path / "paper.db")
+    assert found["decisions"] > 100
 
 
 def test_rules_are_named_as_they_are():
@@ -237,6 +268,7 @@ def stopping(state, bar):
 LOOKS = nca.Strategy(lambda num_assets: (), looking, "looks")
 STOPS = nca.Strategy(lambda num_assets: (), stopping, "stops")
 OWN = nca.Strategy(lambda num_assets: (), lambda state, bar: (state, 0.2), "a fifth")
+SHORT = dataclasses.replace(OWN, memory=1)
 
 
 def test_a_strategy_of_ones_own_is_a_base(bars, tmp_path):

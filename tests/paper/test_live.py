@@ -10,6 +10,8 @@ from livedesk import BEGIN, SECOND, Desk, Room, Tape
 
 import nca_trader as nca
 from nca_trader.agents.baselines import baseline_rules
+from nca_trader.agents.targets import strategy_targets
+from nca_trader.envs.account.risk import sizes
 from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.agents import strategy_agent
 from nca_trader.paper.exchange import Exchange
@@ -52,6 +54,58 @@ def test_the_agent_sees_what_the_venue_holds(room, stage):
         value = cash + units @ room.bars.close[row]
         assert equity == pytest.approx(value / 1e5, rel=1e-12)
         np.testing.assert_allclose(weight, units * room.bars.close[row] / value, rtol=1e-12)
+
+
+LONG = nca.rules.momentum(60)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [LONG.with_delay(5), nca.blend({"long": (LONG, 1.0), "none": (nca.rules.random(), 0.0)})],
+)
+def test_a_strategy_gets_the_bars_that_it_remembers_of_each_asset(stage, tmp_path, strategy):
+    """A third of the bars is missing, and its target is that on all bars from the first on."""
+    room = Room(stage, tmp_path)
+    bars = stage.bars(num_bars=330, missing=0.33)
+    traded = np.arange(330)[:, None] >= 299  # a desk needs a price of each
+    room.bars = dataclasses.replace(bars, present=bars.present | traded)
+    room.agent = strategy_agent(strategy, room.bars, stage.costs, stage.agent().rules)
+    tape = Tape(room.bars, tmp_path / "tape", 300)
+    give, asked = tape.history, []
+    tape.history = lambda count: (asked.append(count), give(count))[1]
+    room.trade(tape=tape)
+    assert asked[0] == strategy.history < asked[-1] < 300
+    found = [body["target"] for body in room.bodies("decision")]
+    assert found == strategy_targets(room.bars, strategy)[299:].tolist()
+    assert len({*map(tuple, found)}) > 1
+
+
+def test_an_asset_without_more_bars_is_asked_for_once_more(stage, tmp_path):
+    room = Room(stage, tmp_path)
+    present = np.arange(300)[:, None] >= [0, 270]
+    room.bars = dataclasses.replace(stage.bars(num_bars=300), present=present)
+    room.agent = strategy_agent(LONG, room.bars, stage.costs, stage.agent().rules)
+    tape = Tape(room.bars, tmp_path / "tape", 290)
+    give, asked = tape.history, []
+    tape.history = lambda count: (asked.append(count), give(count))[1]
+    room.trade(tape=tape)
+    assert asked == [61, 122]
+
+
+def test_sizes_are_remembered_too(stage, tmp_path):
+    room, rules = Room(stage, tmp_path), stage.agent().rules
+    room.bars = stage.bars(num_bars=510)
+    rules = rules._replace(sizing="volatility", volatility_span=25)
+    room.agent = strategy_agent(nca.rules.momentum(5), room.bars, stage.costs, rules)
+    tape = Tape(room.bars, tmp_path / "tape", 500)
+    give, asked = tape.history, []
+    tape.history = lambda count: (asked.append(count), give(count))[1]
+    room.trade(tape=tape)
+    assert asked == [rules.scale.memory]
+    # As a size is on all bars: older ones weigh less than rounding does.
+    whole, part = (sizes(bars, rules.scale)[-1] for bars in (room.bars, room.bars[-asked[0] :]))
+    np.testing.assert_allclose(part, whole, rtol=1e-14)
+    assert not np.allclose(sizes(room.bars[-200:], rules.scale)[-1], whole, rtol=1e-10)
 
 
 @pytest.mark.heavy

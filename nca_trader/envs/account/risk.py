@@ -25,6 +25,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from nca_trader.config.account import Limits, Sizing
+from nca_trader.data.averages import bars_to_forget
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
 
@@ -84,6 +85,11 @@ def size(seen: VolatilityState, bar: Bar, sizing: Sizing) -> tuple[VolatilitySta
     seen, estimate = volatility(seen, bar, sizing.span)
     scaled = jnp.minimum(sizing.cap, sizing.target / jnp.maximum(estimate, sizing.floor))
     return seen, jnp.where(seen.count >= sizing.span, scaled, 0.0)
+
+
+def bars_of_size(sizing: Sizing | None) -> int:
+    """Return the bars of an asset on which its size depends, the newest included; 0 if fixed."""
+    return 0 if sizing is None else bars_to_forget(sizing.span) + 1
 
 
 _next_size = jax.jit(size, static_argnums=2)
