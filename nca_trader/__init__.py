@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 shorten_tracebacks()
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AccountConfig",

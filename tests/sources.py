@@ -30,3 +30,17 @@ def tree_of(source):
     """The syntax tree of a source text."""
     with no_collection():
         return ast.parse(source)
+
+
+def literals(tree):
+    """The string literals of a module that are not docstrings, with their lines."""
+    bodies = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    documents = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, bodies) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if id(node) not in documents:
+                yield node.lineno, node.value

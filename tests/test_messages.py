@@ -4,7 +4,6 @@ What a message or a page says to install is what the project needs, and never a 
 registry would look up under this project's name: it is published nowhere, so anyone may take it.
 """
 
-import ast
 import os
 import pathlib
 import re
@@ -12,27 +11,13 @@ import subprocess
 import tomllib
 
 import pytest
-from sources import parsed
+from sources import literals, parsed
 
 from nca_trader.errors import argument, options_named
 
 OPTION = re.compile(r"(?:^|[\s`(])--[a-z][a-z-]+")
 # What these say is typed into a shell, whoever reads it.
 OF_A_SHELL = ("cli/", "scale/doctor.py", "scale/words.py", "scale/facts.py", "scale/manifest.py")
-
-
-def literals(tree):
-    """The string literals of a module that are not docstrings, with their lines."""
-    bodies = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    documents = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, bodies) and node.body and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in documents:
-                yield node.lineno, node.value
 
 
 def test_no_message_of_the_library_names_an_option_of_a_command(root):

@@ -122,7 +122,7 @@ def test_every_python_example_of_the_documents_parses(root):
 def test_the_changelog_opens_with_the_version_of_the_package(root):
     text = (root / "CHANGELOG.md").read_text()
     newest = re.search(r"^## \[?([\w.]+)", text, re.M)
-    assert newest and newest[1] in ("Unreleased", nca_trader.__version__)
+    assert newest and newest[1] == nca_trader.__version__
 
 
 def test_every_toml_example_of_the_documents_is_read(root):

@@ -256,8 +256,8 @@ def has_tables(path: Path, db: sqlite3.Connection) -> bool:
     # The hash before a row's own was a column of its own.
     if any(name == "event" and "prev_hash TEXT" in (sql or "") for _, name, _, sql in stored):
         raise StateError(
-            f"{path}: is of a format that this version does not read; nca-trader 0.2.0 reads it, "
-            "and its `journal salvage` copies it into a journal that this version continues."
+            f"{path}: is of a format that this version does not read; nca-trader 0.2.0 reads it. "
+            "Name another journal."
         )
     if stored and not set(ours) <= set(stored):
         raise StateError(f"{path}: its tables are not a journal's; {_RESTORE}")

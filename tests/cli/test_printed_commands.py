@@ -7,8 +7,11 @@ import shlex
 
 import pandas as pd
 import pytest
+from sources import literals
+from sources import parsed as parsed_file
 from tiny import UNTIL
 
+import nca_trader
 from nca_trader.cli import build_parser, demo, prove
 from nca_trader.cli.options import typed
 from nca_trader.evaluate import export
@@ -40,6 +43,52 @@ def printed(text, start="nca-trader "):
 
 def parsed(words):
     return vars(build_parser().parse_args(words))
+
+
+COMMANDS = next(a.choices for a in build_parser()._actions if a.dest == "command")
+SUBS = {  # e.g. `verify` of `journal`
+    name: next(({*a.choices} for a in parser._actions if a.choices and not a.option_strings), set())
+    for name, parser in COMMANDS.items()
+}
+# A command in code marks is named with the program, or by itself with its second word.
+NAMED = re.compile(r"nca-trader (?!that )([a-z]+)(?: ([a-z|]+))?|`([a-z]+) ([a-z|]+)(?:`| [-A-Z{])")
+OLD = re.compile(r"version (\d+\.\d+\.\d+)|nca[-_]trader[-: ]v?(\d+\.\d+\.\d+)")
+
+
+def said(root):
+    """Each text that the package says, and each page but the changelog, with where it is."""
+    for path in sorted((root / "nca_trader").rglob("*.py")):
+        for line, text in literals(parsed_file(path)):
+            yield f"{path.relative_to(root)}:{line}", text
+    for path in [*root.glob("*.md"), *root.glob("docs/**/*.md"), root / "llms.txt"]:
+        if path.name != "CHANGELOG.md":
+            yield str(path.relative_to(root)), path.read_text()
+
+
+def test_every_command_that_a_message_or_a_page_names_exists(root):
+    named, gone = set(), []
+    for where, text in said(root):
+        for first, second, bare, of_bare in NAMED.findall(text):
+            name, more = first or bare, second or of_bare
+            if bare and bare not in SUBS:  # not a command, e.g. `make test`
+                continue
+            named.add(name)
+            there = name in SUBS and (not SUBS[name] or {*more.split("|")} <= {"", *SUBS[name]})
+            gone += [] if there else [f"{where}: {name} {more}"]
+    assert gone == [] and len(named) > 15
+
+
+def test_every_version_that_a_message_or_a_page_names_was_one(root):
+    """Of this package: none later than its own, and that of a wheel is its own."""
+    known = re.findall(r"^## ([\d.]+) ", (root / "CHANGELOG.md").read_text(), re.M)
+    assert known[0] == nca_trader.__version__ and len(known) > 1
+    for where, text in said(root):
+        for ours, packed in OLD.findall(text):
+            if where.startswith("docs") and ours:  # of another package
+                continue
+            assert (ours or packed) in known, where
+        for wheel in re.findall(r"nca_trader-([\d.]+)-py3", text):
+            assert wheel == known[0], where
 
 
 def test_what_train_prints_backtests_the_run_on_the_same_file(command, mine):
