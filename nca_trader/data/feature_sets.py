@@ -43,6 +43,11 @@ class FeatureSet:
         """Number of present bars of an asset before all of its values are meaningful."""
         return max((part.warmup for part in self.parts.values()), default=0)
 
+    @property
+    def memory(self) -> int:
+        """Number of present bars of an asset on which its values depend, as far as it is known."""
+        return max((part.memory for part in self.parts.values()), default=0)
+
     def warmup_on(self, bars: Bars) -> int:
         """Return `warmup`, or more where features of a longer time frame leave bars out."""
         time = bars.time.astype(np.int64)

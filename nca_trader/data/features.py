@@ -27,6 +27,7 @@ from nca_trader.data.averages import (
     Average,
     add,
     advance,
+    bars_to_forget,
     empty_average,
     empty_closes,
     keep_unless,
@@ -50,12 +51,14 @@ class Feature(NamedTuple):
       warmup: number of present bars before the value is meaningful; it is 0 until then.
       column: `(bars) -> [N, A]` float64, of all bars at once what `update` else asks Python for at
         each; it then takes that value as a third argument. None for a feature in jax alone.
+      memory: number of present bars on which the value depends; 0 where it is not stated.
     """
 
     init: Callable[[], Any]
     update: Callable[..., tuple[Any, Array]]
     warmup: int
     column: Callable[[Bars], np.ndarray] | None = None
+    memory: int = 0
 
 
 def make_feature(
@@ -64,6 +67,7 @@ def make_feature(
     warmup: int,
     counts: Callable[[Bar], Tensor] = lambda bar: bar.present,
     column: Callable[[Bars], np.ndarray] | None = None,
+    span: float = 0.0,
 ) -> Feature:
     """Make a feature from an update that need not handle missing bars and the warm-up.
 
@@ -74,6 +78,8 @@ def make_feature(
       warmup: counted bars before the value is meaningful.
       counts: whether a bar counts.
       column: see `Feature`; `update` takes its value of the bar as a fourth argument.
+      span: the longest of its averages. Beyond the warm-up the feature remembers the bars that
+        weigh more than float32's rounding in it.
     """
 
     def guarded(state: Any, bar: Bar, *given: Array) -> tuple[Any, Array]:
@@ -85,7 +91,8 @@ def make_feature(
         value = jnp.where(seen & (count >= warmup), value, 0.0)
         return (count + seen, new), value
 
-    return Feature(lambda: (np.zeros((), np.int64), init()), guarded, warmup, column)
+    memory = warmup + 1 + (bars_to_forget(span, 2.0**-24) if span else 0)
+    return Feature(lambda: (np.zeros((), np.int64), init()), guarded, warmup, column, memory)
 
 
 DAY = 86_400  # seconds
@@ -101,7 +108,7 @@ def log_return(horizon: int) -> Feature:
         past, sigma = advance(past, bar, count)
         return past, ratio(r, sigma * np.sqrt(horizon))
 
-    return make_feature(lambda: empty_closes(horizon), update, warmup=max(SPAN, horizon))
+    return make_feature(lambda: empty_closes(horizon), update, max(SPAN, horizon), span=SPAN)
 
 
 def volatility_ratio(fast: int = 10, slow: int = SPAN) -> Feature:
@@ -120,7 +127,7 @@ def volatility_ratio(fast: int = 10, slow: int = SPAN) -> Feature:
     def init():
         return np.ones(()), empty_average(), empty_average()
 
-    return make_feature(init, update, warmup=slow)
+    return make_feature(init, update, warmup=slow, span=slow)
 
 
 def cost_in_vol() -> Feature:
@@ -138,7 +145,7 @@ def cost_in_vol() -> Feature:
         part = (1e-4 + quoted) / jnp.where(moved, sigma, 1.0)
         return past, jnp.where(moved, jnp.log(100.0 * part), 0.0)
 
-    return make_feature(lambda: empty_closes(1), update, warmup=SPAN)
+    return make_feature(lambda: empty_closes(1), update, warmup=SPAN, span=SPAN)
 
 
 def rsi(period: int = 14) -> Feature:
@@ -157,7 +164,9 @@ def rsi(period: int = 14) -> Feature:
         # LEAST would depend on the price's unit here; any positive sum is a scale.
         return (bar.close, gain, loss), ratio(gain - loss, gain + loss, least=0.0)
 
-    return make_feature(lambda: (np.ones(()), np.zeros(()), np.zeros(())), update, warmup=period)
+    # Wilder's average is one of span 2 n - 1.
+    first = np.ones(()), np.zeros(()), np.zeros(())
+    return make_feature(lambda: first, update, warmup=period, span=2 * period - 1)
 
 
 def macd(fast: int = 12, slow: int = 26) -> Feature:
@@ -176,7 +185,7 @@ def macd(fast: int = 12, slow: int = 26) -> Feature:
     def init():
         return empty_closes(1), empty_average(), empty_average()
 
-    return make_feature(init, update, warmup=SPAN)
+    return make_feature(init, update, warmup=SPAN, span=max(SPAN, slow))
 
 
 def trend(fast: int, slow: int, spans: tuple[int, int] = (63, 252)) -> Feature:
@@ -201,7 +210,9 @@ def trend(fast: int, slow: int, spans: tuple[int, int] = (63, 252)) -> Feature:
         grown = keep_unless(count >= spans[0], past, add(past, y, spans[1]))
         return (*averages, price, grown), ratio(y, jnp.sqrt(past.variance))
 
-    return make_feature(lambda: (empty_average(),) * 4, update, warmup=spans[1])
+    # An average of what averages made of a price remembers what both do.
+    span = spans[1] + max(spans[0], 2 * slow - 1)
+    return make_feature(lambda: (empty_average(),) * 4, update, warmup=spans[1], span=span)
 
 
 def atr(period: int = 14) -> Feature:
@@ -223,7 +234,7 @@ def atr(period: int = 14) -> Feature:
     def init():
         return np.ones(()), np.zeros(()), empty_average()
 
-    return make_feature(init, update, warmup=period + SPAN)
+    return make_feature(init, update, warmup=period + SPAN, span=SPAN + 2 * period)
 
 
 def bollinger(window: int = 20) -> Feature:
@@ -260,7 +271,7 @@ def level(
         x = jnp.log(jnp.where(counts(bar), value(bar), 1.0))
         return add(past, x, span), z_score(past, x)
 
-    return make_feature(empty_average, update, warmup=SPAN, counts=counts)
+    return make_feature(empty_average, update, warmup=SPAN, counts=counts, span=span)
 
 
 def return_level(span: int = LEVEL_SPAN) -> Feature:
@@ -275,7 +286,7 @@ def return_level(span: int = LEVEL_SPAN) -> Feature:
         added = keep_unless(count > 0, past, add(past, r, span))
         return (bar.close, added), z_score(past, r)
 
-    return make_feature(lambda: (np.ones(()), empty_average()), update, warmup=SPAN)
+    return make_feature(lambda: (np.ones(()), empty_average()), update, warmup=SPAN, span=span)
 
 
 def bar_range() -> Feature:
@@ -285,7 +296,7 @@ def bar_range() -> Feature:
         x = (bar.high - bar.low) / bar.close
         return add(past, x), ratio(x - past.mean, past.mean)
 
-    return make_feature(empty_average, update, warmup=SPAN)
+    return make_feature(empty_average, update, warmup=SPAN, span=SPAN)
 
 
 def drawdown(window: int = SPAN) -> Feature:
@@ -299,7 +310,7 @@ def drawdown(window: int = SPAN) -> Feature:
         depth = jnp.log(bar.close / jnp.max(past.window))
         return past, ratio(depth, sigma * np.sqrt(window))
 
-    return make_feature(lambda: empty_closes(window), update, warmup=window)
+    return make_feature(lambda: empty_closes(window), update, warmup=window, span=SPAN)
 
 
 def calendar_wave(phase: Callable[[Array], Array], wave: Callable[[Array], Array]) -> Feature:
@@ -362,7 +373,7 @@ def column(text: str) -> Feature | None:
 
     if how:
         return make_feature(lambda: (), raw, warmup=0, counts=known)
-    return make_feature(empty_average, scored, warmup=SPAN, counts=known)
+    return make_feature(empty_average, scored, warmup=SPAN, counts=known, span=LEVEL_SPAN)
 
 
 PHASES: dict[str, Callable[[Array], Array]] = {

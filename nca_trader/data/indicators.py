@@ -100,7 +100,8 @@ def indicator(
     def init() -> Any:
         return np.ones((len(columns), lookback)), empty_average()
 
-    return make_feature(init, update, lookback - 1 + (0 if raw else SPAN), column=windows)
+    span = 0 if raw else SPAN
+    return make_feature(init, update, lookback - 1 + span, column=windows, span=span)
 
 
 class Windows:

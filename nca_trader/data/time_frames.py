@@ -83,13 +83,21 @@ class TimeFrame:
     @property
     def warmup(self) -> int:
         """Most present bars, all within the sessions, before the last feature is meaningful."""
+        return self._most_bars(max(feature.warmup for feature in self.features))
+
+    @property
+    def memory(self) -> int:
+        """Most present bars, all within the sessions, on which a feature's value depends."""
+        return self._most_bars(max(feature.memory for feature in self.features)) + 1
+
+    def _most_bars(self, slow: int) -> int:
+        """Return the most present bars before one more than `slow` slow bars are known."""
         longest, aligned = self.width, True
         if self.hours is not None:
             longest = min(int((self.hours.closed - self.hours.opened).max()), self.width)
             aligned = not (self.hours.opened % self.length).any()
         # Bars that are not aligned with the sessions may begin before one.
         most = -(-longest // self.length) if aligned else longest // self.length + 1
-        slow = max(feature.warmup for feature in self.features)
         # A first slow bar that lacks its first bar does not count, and one more gives the value.
         return (slow + 2) * most - 2
 

@@ -304,7 +304,6 @@ class Session:
         last, now = self._state.last, self._feed.now()
         sized = bars_of_size(self._agent.rules.scale)
         needed = max(self._agent.first_decision + 1, self._agent.history, sized)
-        # More than the agent needs: features with a long memory come nearer to training's.
         count = max(needed, self._warmup)
         if last is not None:
             # A journal's bars are repeated, so only those since then are asked for.

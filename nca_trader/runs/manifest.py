@@ -44,6 +44,7 @@ from nca_trader.config.records import (
     unsealed,
 )
 from nca_trader.config.toml import from_toml_text
+from nca_trader.envs.market import feature_set_of
 from nca_trader.errors import RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints
@@ -340,10 +341,12 @@ class Run:
 
     @property
     def history(self) -> int:
-        """Bars of each asset up to its first decision, or its base's memory if that is longer."""
+        """Bars of each asset on which its decision depends, as far as its features and base say."""
         base = base_of(self.spec)
         memory = None if base is None else base.strategy.memory
-        return max(self.policy.first_decision + 1, memory or 0)
+        seen = feature_set_of(self.env_config, self.spec.bar_seconds).memory
+        field = self.policy.receptive_field
+        return max(self.policy.first_decision + 1, seen + field - 1, memory or 0)
 
     @property
     def account(self) -> AccountConfig:

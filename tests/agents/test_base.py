@@ -18,6 +18,7 @@ from nca_trader.agents import rules
 from nca_trader.agents.base import RULES, base_of, env_on_base, strategy_named
 from nca_trader.agents.policy import make_policy, stacked
 from nca_trader.config import PolicyConfig
+from nca_trader.data.feature_sets import feature_set
 from nca_trader.paper import session
 from nca_trader.paper.agents import run_agent
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
@@ -182,11 +183,13 @@ def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages
 
 
 def test_a_live_session_begins_with_the_bars_that_its_base_remembers(bars, tmp_path):
-    run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on("sma_cross(slow=150)"))
-    assert run.history == run_agent(run, WEIGHTS.account).history == 150
-    assert run.as_strategy(nca.AccountConfig()).memory == 150
+    run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on("sma_cross(slow=1500)"))
+    assert run.history == run_agent(run, WEIGHTS.account).history == 1500
+    assert run.as_strategy(nca.AccountConfig()).memory == 1500
     plain = untrained_run(tmp_path / "plain", bars[:200], WEIGHTS, AGENT)
-    assert plain.history == plain.policy.first_decision + 1
+    features = feature_set(WEIGHTS.features).memory
+    assert plain.history == features + plain.policy.receptive_field - 1
+    assert plain.history > plain.policy.first_decision + 1
 
 
 @pytest.mark.parametrize(
