@@ -249,14 +249,40 @@ def unstacked(params: Params, num_agents: int) -> list[Params]:
 def with_steps(agent: AgentConfig, steps: int) -> AgentConfig:
     """Return the agent with another number K of updates per cell and the same parameters.
 
-    The cycle of dilations continues, so the receptive field follows K.
+    The cycle of dilations continues, so the receptive field follows K. Whether an encoder of your
+    own reads `steps` is seen where its policy is made, see `check_steps`.
 
     Raises:
       ConfigError: `steps` is not a positive whole number, or the policy makes no steps.
     """
-    if agent.policy.kind != "nca":
+    if "steps" in dict(agent.policy.idle(agent.policy)):
         raise ConfigError(f"steps = {steps}: policy.kind = {agent.policy.kind!r} makes no steps.")
     return dataclasses.replace(agent, policy=dataclasses.replace(agent.policy, steps=steps))
+
+
+def check_steps(kind: str, policy: Policy, trained: Policy) -> None:
+    """Refuse another number of steps of your own encoder, if it reads none or learns each of them.
+
+    Args:
+      kind: of the policies.
+      policy: with the other number of steps.
+      trained: with the number that it was trained with.
+
+    Raises:
+      ConfigError: its cells are the same, or its parameters are not.
+    """
+    spec, rows = policy.spec, max(policy.receptive_field, trained.receptive_field) + 1
+    shape = (1, rows, spec.num_assets)
+    x = jax.ShapeDtypeStruct((*shape, spec.num_features), jnp.float32)
+    there = jax.ShapeDtypeStruct(shape, bool)
+    params = [jax.eval_shape(each.init, jax.random.key(0)) for each in (policy, trained)]
+    if params[0] != params[1]:
+        raise ConfigError(f"steps: policy.kind = {kind!r} has other parameters with it.")
+    program, known = (
+        jax.jit(each.encode).lower(params[0], x, there).as_text() for each in (policy, trained)
+    )
+    if program == known:
+        raise ConfigError(f"steps: policy.kind = {kind!r} does not read it; leave it out.")
 
 
 def decide(

@@ -172,7 +172,7 @@ class PopulationConfig:
     Attributes:
       learning_rate, entropy_coef, clip_epsilon, gae_lambda, discount: (low, high) from which each
         agent draws its own, evenly in its log (gae_lambda, discount: in the log of 1 - x); "none"
-        takes the agent's.
+        takes the agent's. Those that `learner.advantages` does not use are refused.
     """
 
     learning_rate: tuple[float, ...] | None = None
@@ -344,8 +344,9 @@ class AgentConfig:
 
     Attributes:
       num_seeds: S agents that differ in their seed; what they order together is traded.
-      ensemble: how: "mean", the mean m of their target weights; "agreement", the mean times
-        `m^2 / mean of squares`, by asset, so that it is smaller the more they disagree.
+      ensemble: how: "mean", the mean m of their target weights; "agreement", of two agents or
+        more, the mean times `m^2 / mean of squares`, by asset, so that it is smaller the more they
+        disagree.
       policy: the network that encodes bars, and its head.
       learner: the size of an update, the estimator of advantages, and the weights of the loss.
       optimizer: AdamW, its schedule, and the clip of gradients.
@@ -376,9 +377,11 @@ class AgentConfig:
     selection: SelectionConfig = SelectionConfig()
 
     def __post_init__(self):
-        refuse(whole(self, 1, "num_seeds", most=MAX_AGENTS), one_of(self, "ensemble", ENSEMBLES))
-        if self.population.ranged and self.num_seeds < 2:
-            refuse("population is of several agents; give num_seeds, e.g. 8.")
+        refuse(
+            whole(self, 1, "num_seeds", most=MAX_AGENTS),
+            one_of(self, "ensemble", ENSEMBLES),
+            without_effect(self),
+        )
         # A rule of two tables, so neither can check it by itself.
         if self.learner.replay_slots and not self.optimizer.ema_decay:
             refuse(
@@ -390,3 +393,20 @@ class AgentConfig:
         # The batch is split over data and fsdp; `model` splits layers.
         shards = self.learner.logical_shards
         refuse(multiple("learner.logical_shards", shards, name, data * fsdp))
+
+    @staticmethod
+    def idle(given: Any) -> Iterator[tuple[str, str]]:
+        """Yield each field without effect given the values `given`, and what it needs."""
+        learner = {name: f"learner.{needs}" for name, needs in LearnerConfig.idle(given.learner)}
+        several = "num_seeds of 2 or more"
+        idle = dict.fromkeys(RANGED, several) if given.num_seeds == 1 else learner
+        if given.num_seeds == 1:
+            yield "ensemble", several
+        yield from ((f"population.{name}", idle[name]) for name in RANGED if name in idle)
+        if not given.learner.replay_slots:  # nothing else reads the average
+            yield "optimizer.ema_decay", "learner.replay_slots"
+
+
+def alone(agent: AgentConfig) -> AgentConfig:
+    """Return the agent as one of its seeds trains by itself, outside their ensemble."""
+    return dataclasses.replace(agent, num_seeds=1, ensemble="mean")

@@ -156,7 +156,8 @@ class OptimizerConfig:
         inputs`, so that a rate tuned on a narrow agent holds for a wide one. 0 is off, and the
         default: the presets' rates were tuned for their own widths.
       ema_decay: of a moving average of the parameters, e.g. 0.999; 0 is off. It bootstraps the
-        values of replayed rollouts; evaluation uses the parameters themselves.
+        values of replayed rollouts, so it needs `learner.replay_slots`; evaluation uses the
+        parameters themselves.
     """
 
     learning_rate: float = 1e-3

@@ -114,27 +114,39 @@ def without_effect(
 
     Args:
       config: a dataclass with `idle(given)`, which yields the name of each field that changes
-        nothing given the values `given`, and the setting that it needs.
+        nothing given the values `given`, also as table.field, and the setting that it needs.
       given: the values that are checked, by name; None are all.
       defaults: None are those of the class.
     """
-    values = vars(config) if given is None else given
-    defaults = defaults_of(type(config)) if defaults is None else defaults
     for name, needs in config.idle(config):
-        if (value := values.get(name, defaults[name])) != defaults[name]:
+        table, _, key = name.rpartition(".")
+        part = getattr(config, table) if table else config
+        default = (defaults_of(type(part)) if defaults is None else defaults)[key]
+        value = getattr(part, key) if given is None else given.get(key, default)
+        if value != default:
             yield (
                 f"{name}={value!r} has no effect without {needs}; leave it out (its default is "
-                f"{defaults[name]!r}), or give {needs}."
+                f"{default!r}), or give {needs}."
             )
+
+
+def effective(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a config without those that have no effect, see `without_effect`."""
+    defaults = defaults_of(cls)
+    kept = dict(given)
+    for name, _ in cls.idle(SimpleNamespace(**defaults | given)):
+        table, _, key = name.rpartition(".")
+        if table in kept:
+            default = defaults_of(type(kept[table]))[key]
+            kept[table] = dataclasses.replace(kept[table], **{key: default})
+        kept.pop(name, None)
+    return kept
 
 
 def switched(config: T, **changes: Any) -> T:
     """Return a copy of a config with `changes`; fields that they switch off get their defaults."""
-    fields: Any = config
-    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(fields)}
-    defaults = defaults_of(type(config))
-    idle = fields.idle(SimpleNamespace(**given | changes))
-    return dataclasses.replace(fields, **{name: defaults[name] for name, _ in idle} | changes)
+    given = {name: getattr(config, name) for name in defaults_of(type(config))}
+    return type(config)(**effective(type(config), given | changes) | changes)
 
 
 def defaults_of(cls: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.modules import PACKAGE
-from nca_trader.config.ranges import a, expect, nearest, refuse
+from nca_trader.config.ranges import a, effective, expect, nearest, refuse
 from nca_trader.config.records import SHOWN, Mismatch, converted, plain, read_toml, shown
 from nca_trader.errors import ConfigError, argument
 
@@ -95,7 +95,9 @@ def read_preset(
     return from_toml_text(cls, content, source, overrides)
 
 
-def from_toml_text(cls: type[T], text: str, source: str, overrides: Sequence[str] = ()) -> T:
+def from_toml_text(
+    cls: type[T], text: str, source: str, overrides: Sequence[str] = (), stored: bool = False
+) -> T:
     """Read a config from the text of a TOML file.
 
     Keys are the dataclass's fields and nested dataclasses are tables; what is left out has its
@@ -108,12 +110,14 @@ def from_toml_text(cls: type[T], text: str, source: str, overrides: Sequence[str
       text: the file's text.
       source: the file's name, for messages.
       overrides: "table.key=value" strings; value as in TOML, or a bare word.
+      stored: of a run, whose version may not have refused settings without effect. They are left
+        out.
 
     Raises:
       ConfigError: with one line for each thing that is wrong.
     """
     table = read_toml(text, source)
-    reader = _Reader(source, cls)
+    reader = _Reader(source, cls, stored)
     # In turn, so that the last one of a key counts.
     for override in overrides:
         reader.override(table, override)
@@ -198,8 +202,8 @@ def literal(value: Any) -> str:
 class _Reader:
     """Builds one config and collects all problems, where `converted` stops at the first."""
 
-    def __init__(self, source: str, cls: type):
-        self.source = source
+    def __init__(self, source: str, cls: type, stored: bool = False):
+        self.source, self.stored = source, stored
         # The keys of each table, to say where a key belongs that stands in the wrong one.
         self.tables = {
             name: [field.name for field in dataclasses.fields(kind)]
@@ -212,7 +216,8 @@ class _Reader:
     def report(self, path: tuple[str, ...], what: str) -> None:
         """Add a problem with the key at `path`, under the file or the option that gave it."""
         # A fault of an option is not one of the file, which may be a preset.
-        given = any(option[: len(path)] == path for option in self.overridden)
+        whole = tuple(".".join(path).split("."))  # a key may come with its table's name
+        given = any(option[: len(whole)] == whole for option in self.overridden)
         source = argument("overrides") if given else self.source
         table = f"[{'.'.join(path[:-1])}] " if len(path) > 1 else ""
         self.problems.append(f"{source}: {table}{what}")
@@ -288,6 +293,8 @@ class _Reader:
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()
         ):
             return None
+        if self.stored and hasattr(cls, "idle"):
+            values = effective(cls, values)
         try:
             config = cls(**values)
         except ConfigError as error:

@@ -20,6 +20,7 @@ import pandas as pd
 from nca_trader.agents import load_agent
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account, gather_account
+from nca_trader.config.agent import alone
 from nca_trader.config.ranges import expect, taken
 from nca_trader.config.records import plain
 from nca_trader.config.spans import (
@@ -161,7 +162,7 @@ def tune(
     config = load_env(how.env).with_account(own)
     complete_account(given, config)  # refused before the first trial
     # A job trains one seed, so that workers share the seeds of a trial.
-    loaded = dataclasses.replace(load_agent(agent), num_seeds=1)
+    loaded = alone(load_agent(agent))
     # With the agent: a key is known, and both ends are values that its config accepts.
     check_space(loaded, space)
     search = _Search(

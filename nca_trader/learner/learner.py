@@ -243,11 +243,6 @@ def check_sizes(
       ConfigError: sizes that do not divide.
     """
     config = agent.learner
-    if config.advantages == "group" and agent.population.gae_lambda is not None:
-        raise ConfigError(
-            f"population.gae_lambda = {agent.population.gae_lambda} has no effect without "
-            "learner.advantages = 'gae' or 'exact'; leave it out, or give one of them."
-        )
     need = policy.first_decision + config.segment_length + 1
     if len(env) < need:
         raise BarError(

@@ -25,6 +25,7 @@ from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import gather_account
+from nca_trader.config.agent import alone
 from nca_trader.config.learning import LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import to_toml
@@ -142,10 +143,9 @@ def prepare(
     usual = min(learner.steps, -(-2 * learner.steps // num_assets))
     steps = steps or usual
     agent = dataclasses.replace(
-        agent,
+        alone(agent),
         learner=batched(learner, steps),
         optimizer=paced(agent.optimizer, learner.advantages, rate, usual / steps),
-        num_seeds=1,
     )
     # Fewer bars than steps would be seen again.
     cells = min(TRAINING_CELLS, max(CELLS, 2 ** math.ceil(math.log2(steps))))

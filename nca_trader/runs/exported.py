@@ -261,8 +261,8 @@ class Exported(Run):
         chosen = parsed["selection"]
         self._selection = record(Selection, chosen, f"{path}: selection", AGAIN) if chosen else None
         env, agent = texts["env.toml"], texts["agent.toml"]
-        self.env_config = from_toml_text(EnvConfig, env, f"{path}: env.toml")
-        self.agent_config = from_toml_text(AgentConfig, agent, f"{path}: agent.toml")
+        self.env_config = from_toml_text(EnvConfig, env, f"{path}: env.toml", stored=True)
+        self.agent_config = from_toml_text(AgentConfig, agent, f"{path}: agent.toml", stored=True)
         if names := self._own_code(allow_code):
             content, signed = _signed(tensors, about), texts.get(SIGNED, "").encode()
             made = admit(names, self.manifest.code, content, signed, allow_code, str(path))

@@ -30,10 +30,18 @@ import numpy as np
 
 from nca_trader.agents.base import base_of, spec_on_base
 from nca_trader.agents.baselines import baseline_rules
-from nca_trader.agents.policy import Params, Policy, make_policy, mean_policy, with_steps
+from nca_trader.agents.policy import (
+    Params,
+    Policy,
+    check_steps,
+    make_policy,
+    mean_policy,
+    with_steps,
+)
 from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+from nca_trader.config.agent import KINDS
 from nca_trader.config.extensions import origin_of
 from nca_trader.config.records import (
     RESTORE,
@@ -224,7 +232,7 @@ class Run:
                 f"{file}: was changed after the run was made, so it is another agent's; restore "
                 "it, or train the changed one into another folder."
             )
-        return from_toml_text(cls, content.decode(), str(file))
+        return from_toml_text(cls, content.decode(), str(file), stored=True)
 
     @property
     def name(self) -> str:
@@ -383,9 +391,14 @@ class Run:
 
         Raises:
           RunError: it was opened with `allow_code=None`, and names own code.
+          ConfigError: `steps` was given, and its own encoder does not read it.
         """
         self._refuse_barred()
-        return make_policy(self._acting, self.spec)
+        kind, steps = self._acting.policy.kind, self._acting.policy.steps
+        policy = make_policy(self._acting, self.spec)
+        if kind not in KINDS and steps != self.agent_config.policy.steps:
+            check_steps(kind, policy, make_policy(self.agent_config, self.spec))
+        return policy
 
     def params(self) -> Params:
         """Return the parameters of `policy`.

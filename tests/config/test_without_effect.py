@@ -7,6 +7,8 @@ traced with it, or from the schedule that it makes.
 import copy
 import dataclasses
 import functools
+import hashlib
+import json
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,11 @@ import numpy as np
 import pytest
 import tiny
 from drawn import random_bars
+from flax import nnx
+from untrained import untrained_run
 
 from nca_trader import AgentConfig, EnvConfig, TradingEnv, load_agent, load_env, make_policy
-from nca_trader.agents.nca import Fire
+from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import (
     CurriculumConfig,
     LearnerConfig,
@@ -24,8 +28,10 @@ from nca_trader.config import (
     PolicyConfig,
     PopulationConfig,
 )
+from nca_trader.config.agent import RANGED
 from nca_trader.config.env import REWARDS
 from nca_trader.config.ranges import switched
+from nca_trader.config.records import sealed, unsealed
 from nca_trader.config.toml import from_toml_text, preset_names, to_toml
 from nca_trader.envs.actions import tilt_price, to_target
 from nca_trader.envs.market import Dynamics, spec_of
@@ -34,6 +40,7 @@ from nca_trader.errors import ConfigError
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.optimizer import learning_rate
 from nca_trader.learner.rollout import cost_scale, volatility_scale
+from nca_trader.runs.manifest import Run
 
 BARS = random_bars(np.random.default_rng(0), 120, 3)
 
@@ -202,12 +209,93 @@ def test_all_that_has_no_effect_in_a_file_is_said_at_once():
         PolicyConfig(kind="lstm", window=7)
 
 
-def test_a_range_that_groups_do_not_learn_with_is_refused():
-    learn = dataclasses.replace(tiny.AGENT.learner, envs_per_segment=2, advantages="group")
-    drawn = PopulationConfig(gae_lambda=(0.5, 0.9))
-    agent = dataclasses.replace(tiny.AGENT, num_seeds=2, learner=learn, population=drawn)
-    with pytest.raises(ConfigError, match=r"population\.gae_lambda = \(0\.5, 0\.9\) has no effect"):
-        make_learner(env_of(), make_policy(agent, env_of().spec), agent)
+UNUSED = {
+    "gae": (),
+    "group": ("gae_lambda",),
+    "exact": (),
+    "pathwise": ("entropy_coef", "clip_epsilon", "gae_lambda"),
+}
+
+
+@pytest.mark.parametrize("estimator", UNUSED)
+def test_a_range_that_an_estimator_does_not_learn_with_is_refused(estimator):
+    learn = LearnerConfig(advantages=estimator)
+    for name in RANGED:
+        drawn, found = PopulationConfig(**{name: (0.5, 0.9)}), None
+        try:
+            AgentConfig(num_seeds=2, learner=learn, population=drawn)
+        except ConfigError as error:
+            found = str(error)
+        start = f"population.{name}=(0.5, 0.9) has no effect without learner.advantages='gae'"
+        assert found.startswith(start) if name in UNUSED[estimator] else found is None
+        with pytest.raises(ConfigError, match=rf"population\.{name}=.* num_seeds of 2 or more"):
+            AgentConfig(learner=learn, population=drawn)
+
+
+# What one agent without replay may hold, as files of earlier versions did.
+IDLE = {"ensemble": "agreement", "optimizer.ema_decay": 0.9, "population.discount": [0.5, 0.9]}
+
+
+@pytest.mark.parametrize("key", IDLE)
+def test_what_another_table_switches_off_is_refused_and_an_option_is_named(key):
+    text = f"{key}={json.dumps(IDLE[key])}"
+    with pytest.raises(ConfigError, match=rf"\Aoverrides: {key}=.* has no effect[^\n]*\Z"):
+        load_agent("nano", [text])
+    with pytest.raises(ConfigError, match=rf"\Amy.toml: {key}=.* has no effect[^\n]*\Z"):
+        from_toml_text(AgentConfig, text, "my.toml")
+
+
+def test_a_stored_run_loads_without_what_has_no_effect(tmp_path):
+    run = untrained_run(tmp_path / "run", BARS, tiny.ENV, tiny.AGENT)
+    file, about = run.path / "agent.toml", run.path / "run.json"
+    text = file.read_text()
+    for old, new in (('"mean"', '"agreement"'), ("ema_decay = 0.0", "ema_decay = 0.9")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    file.write_text(text)
+    manifest, _ = unsealed(about.read_bytes(), "run.json")
+    manifest["config"]["agent.toml"] = hashlib.sha256(text.encode()).hexdigest()
+    about.write_text(sealed(manifest))
+    assert Run(run.path).agent_config == tiny.AGENT
+    with pytest.raises(ConfigError, match="ensemble='agreement' has no effect"):
+        load_agent(file)
+
+
+class Mine(NCA):
+    """An encoder of one's own that makes steps."""
+
+
+class Fixed(Mine):
+    """One that makes always two."""
+
+    def __init__(self, spec, config, precision, rngs):
+        super().__init__(spec, dataclasses.replace(config, steps=2), precision, rngs)
+
+
+class Grown(Mine):
+    """One that learns something of each step."""
+
+    def __init__(self, spec, config, precision, rngs):
+        super().__init__(spec, config, precision, rngs)
+        self.each = nnx.Param(jnp.zeros(config.steps))
+
+
+def test_steps_of_an_own_encoder_are_used_or_refused(tmp_path):
+    def run(kind, steps):
+        policy = PolicyConfig(kind=kind, channels=4, hidden=6, steps=2, dilations=(1, 2))
+        agent = dataclasses.replace(tiny.AGENT, policy=policy)
+        if not (path := tmp_path / kind.__name__).exists():
+            untrained_run(path, BARS, tiny.ENV, agent)
+        return Run(path, steps=steps, allow_code=True)
+
+    longer = run(Mine, 3)
+    assert longer.policy.receptive_field == 1 + 2 * (1 + 2 + 1)
+    assert longer.policy.init is not run(Mine, None).policy.init
+    assert run(Fixed, 2).params() is not None
+    with pytest.raises(ConfigError, match="Fixed' does not read it; leave it out"):
+        run(Fixed, 3).params()
+    with pytest.raises(ConfigError, match="Grown' has other parameters with it"):
+        run(Grown, 3).params()
 
 
 @pytest.mark.parametrize(("folder", "load"), [("agents", load_agent), ("envs", load_env)])

@@ -42,7 +42,7 @@ AGENT = AgentConfig(
     ),
     # A clip that bites, and rates that go by what a layer sums over.
     optimizer=OptimizerConfig(
-        learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05, base_width=2, ema_decay=0.9
+        learning_rate=1e-2, warmup_updates=2, max_grad_norm=0.05, base_width=2
     ),
 )
 # Each below what its first gradient measures.

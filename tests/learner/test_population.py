@@ -118,7 +118,7 @@ def test_a_member_is_the_agent_trained_alone_with_its_hyper_parameters(stage, va
 
 
 def test_a_population_is_refused_where_it_makes_no_sense():
-    with pytest.raises(ConfigError, match="population is of several agents; give num_seeds"):
+    with pytest.raises(ConfigError, match=r"population\.\w+=.* without num_seeds of 2 or more"):
         AgentConfig(population=RANGES)
     for ends in ((0.2, 0.1), (0.1,), (0.1, 1.0), (0.0, 0.5)):
         with pytest.raises(ConfigError, match="clip_epsilon"):

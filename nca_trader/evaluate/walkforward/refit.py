@@ -18,6 +18,7 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import as_targets, in_force, needs_account, strategy_targets
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account
+from nca_trader.config.agent import alone
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
@@ -277,8 +278,9 @@ def train_seed(
       seed: of all random numbers.
       begin: parameters of the fold before (a warm start); None draws them.
     """
-    began, fold, agent, env = time.perf_counter(), refit.folds[number], refit.subject, refit.env
+    began, fold, env = time.perf_counter(), refit.folds[number], refit.env
     assert env is not None  # `walk_forward` gives every agent an environment
+    agent = alone(refit.subject)  # so that workers share the seeds of a fold
     if (devices := int(np.prod(agent.mesh.axes))) > 1:
         use_cores(min(devices, cores()))
     (first, last), (start, stop) = fold.train, fold.test

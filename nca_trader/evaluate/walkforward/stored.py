@@ -36,7 +36,8 @@ def settings(refit: Refit, more: Mapping[str, Any]) -> dict[str, Any]:
         "bars": refit.bars.digest(),
         "symbols": list(refit.bars.symbols),
         "folds": [plain(fold) for fold in refit.folds],
-        "subject": identity(refit.subject),
+        # How many seeds act is in `more`.
+        "subject": identity(refit.subject) | ({"num_seeds": 1} if agent else {}),
         # As texts: values may be of types that JSON does not have.
         "grid": {name: [str(value) for value in values] for name, values in refit.grid.items()},
         "metric": refit.metric,

@@ -18,7 +18,7 @@ from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account, gather_account
-from nca_trader.config.agent import LEAST_SEEDS
+from nca_trader.config.agent import LEAST_SEEDS, alone
 from nca_trader.config.ranges import expect, taken
 from nca_trader.config.spans import (
     Spans,
@@ -185,8 +185,8 @@ def walk_forward(
         judged = built(subject, valid(subject, combinations_of(subject, grid))[0][0])
     refuse_seen(bars, judged, tested, "begin to test at row {row} ({date}) or later")
     if agent:
-        # A job trains one seed, so that workers share the seeds of a fold.
-        refit = dataclasses.replace(refit, subject=dataclasses.replace(refit.subject, num_seeds=1))
+        alone(subject)  # each seed trains so; refused here what needs several in one program
+        refit = dataclasses.replace(refit, subject=dataclasses.replace(subject, num_seeds=seeds))
     if how.deploy is not None:
         last = refit.folds[-1].test[1] - 1
         recipe = None if config is None else (config, refit.subject)
