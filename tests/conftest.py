@@ -1,6 +1,7 @@
 """What every test shares: devices, compile cache, strictness, and where to find big data."""
 
 import collections
+import functools
 import gc
 import importlib.metadata
 import importlib.util
@@ -93,7 +94,7 @@ def _fresh_seed(config):
 @pytest.hookimpl(wrapper=True)  # `-m` and `-k` choose inside it
 def pytest_collection_modifyitems(config, items):
     """Mark cases slow, refuse parameters without an order, and draw the sample."""
-    cases = collections.defaultdict(list)
+    cases, table = collections.defaultdict(list), collections.defaultdict(list)
     for item in items:
         # Two test processes must collect the same tests.
         for mark in item.iter_markers("parametrize"):
@@ -103,18 +104,26 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("few"):
             cases[item.nodeid.partition("[")[0]].append(item)
+        if item.get_closest_marker("drawn"):
+            table[item.nodeid.partition("[")[0]].append(item)
     for found in cases.values():
         (kept,) = found[0].get_closest_marker("few").args
         spread = {round(k * (len(found) - 1) / max(kept - 1, 1)) for k in range(kept)}
         for place, item in enumerate(found):
             if place not in spread:
                 item.add_marker(pytest.mark.slow)
+    for found in table.values():
+        (number,) = found[0].get_closest_marker("drawn").args
+        chosen = random.Random(_seed()).sample(range(len(found)), number)
+        for place, item in enumerate(found):
+            if place not in chosen:
+                item.add_marker(pytest.mark.heavy)
+                item.add_marker(pytest.mark.slow)
     items.sort(key=place_of)
     yield
     number = config.getoption("--sample")
     if number is not None:
-        seed = os.environ.get("SAMPLE_SEED") or _tree()
-        chosen = random.Random(seed).sample(items, min(number, len(items)))
+        chosen = random.Random(_seed()).sample(items, min(number, len(items)))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
 
@@ -190,7 +199,11 @@ def pytest_sessionfinish(session):
         )
 
 
-def _tree() -> str:
+@functools.cache
+def _seed() -> str:
+    """The seed of a sample: what the user gives, or the tree of files."""
+    if seed := os.environ.get("SAMPLE_SEED"):
+        return seed
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD^{tree}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -222,6 +235,18 @@ def tiny(tmp_path_factory):
         return Tiny.train(tmp_path_factory.mktemp("tiny"))
     finally:
         jax.config.update("jax_disable_most_optimizations", quick)
+
+
+@pytest.fixture(scope="module")
+def quick_compile():
+    """Compiles in half the time, into slower programs, for modules that compare programs.
+
+    What they compare agrees to rounding, or to the bit, whatever the compiler's optimisations; it
+    runs for milliseconds. Never for what is timed, or compared with another process.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

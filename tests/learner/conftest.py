@@ -119,18 +119,6 @@ def ruinous_bars(bars):
     )
 
 
-@pytest.fixture(scope="module")
-def quick_compile():
-    """Compiles in half the time, into slower programs, for modules that compare programs.
-
-    What they compare agrees to rounding, or to the bit, whatever the compiler's optimisations; it
-    runs for milliseconds. Never for what is timed, or compared with another process.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="session")
 def stage():
     bars = random_bars(np.random.default_rng(0), 200, 2, missing=0.05)
