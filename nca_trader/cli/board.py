@@ -55,8 +55,6 @@ def run_board(args: argparse.Namespace) -> dict[str, Any]:
     words = args.words or [FILE]
     if words[0] == "verify":
         return _verify(args, words[1:] or [FILE])
-    if args.agent is not None:
-        raise ConfigError("--agent: is of `board verify FILE`; leave it out, or add the word.")
     rows = board.read_rows(words)
     entries = board.entries_of(rows)
     print(board.markdown(entries))

@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
-from nca_trader.cli.options import READING, agent_of, limits_of, overrides, params_of
+from nca_trader.cli.options import ACCOUNT, READING, agent_of, limits_of, overrides, params_of
 from nca_trader.config.agent import RULES
+from nca_trader.config.ranges import refuse
 from nca_trader.errors import BarError, ConfigError, RunError, argument
+from nca_trader.parallel import processes
 
 
 def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True) -> None:
@@ -28,6 +31,42 @@ def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True
     )
 
 
+def _outside(args: argparse.Namespace) -> Any:
+    from nca_trader.optimum.entry import entry_of  # takes numpy
+
+    return entry_of(args.agent, args.allow_code, args.python)
+
+
+# Options of commands that have no effect alone: what they need, whether it is there, their names.
+Needs = tuple[str, Callable[[Any], Any], str]
+TRADED: tuple[Needs, ...] = (
+    ("--run", lambda args: args.run_dir, "seed steps force_agent allow_code"),
+    ("--strategy", lambda args: args.strategy, "param env trials"),
+)
+REPLAYED = "seed force_agent allow_code param env " + " ".join(ACCOUNT)
+VERIFIED = "agent seed name allow_code python"
+NEEDS: dict[str, tuple[Needs, ...]] = {
+    "backtest": TRADED,
+    "board": (("the word verify", lambda args: args.words[:1] == ["verify"], VERIFIED),),
+    "demo": (("a run that begins", lambda args: not args.resume, "out"),),
+    "export": (("--codebook", lambda args: args.codebook != "none", "codebook_seed"),),
+    "journal": (*TRADED, ("the word replay", lambda args: args.action == "replay", REPLAYED)),
+    "paper": (
+        *TRADED,
+        ("a replay", lambda args: args.feed.startswith("replay:"), "speed"),
+        ("a live feed", lambda args: not args.feed.startswith("replay:"), "warmup"),
+    ),
+    "prove": (("an agent from outside", _outside, "allow_code python"),),
+    "runs": (("the word rm", lambda args: args.action == "rm", "yes"),),
+    "sweep": (("--sample", lambda args: args.sample, "seed method"),),
+    "train": (("--distributed", processes.options, "heartbeat initialization_timeout"),),
+    "walkforward": (
+        ("--agent", lambda args: args.agent, "warm_start steps seeds seed deploy"),
+        ("--strategy", lambda args: args.strategy, "param"),
+        ("--grid", lambda args: args.grid, "metric"),
+    ),
+    "watch": (("a second look", lambda args: not args.once, "every prometheus"),),
+}
 DATES = ("start", "stop", "until")
 # Endings of what `--out` writes.
 ENDINGS = {
@@ -48,11 +87,11 @@ def check(args: argparse.Namespace) -> None:
     from nca_trader.config import EnvConfig
     from nca_trader.config.account import Costs
     from nca_trader.config.toml import read_preset
-    from nca_trader.optimum.entry import entry_of
 
+    _refuse_idle(args)
     given = {name: value for name, value in vars(args).items() if value is not None}
     judged = args.command in ("prove", "board") and "agent" in given
-    if judged and entry_of(args.agent, args.allow_code, args.python):
+    if judged and _outside(args):
         for name in ("steps", "set", "workers"):
             if given.get(name):
                 raise ConfigError(
@@ -61,23 +100,20 @@ def check(args: argparse.Namespace) -> None:
     elif given.get("agent"):
         agent_of(args)
     # `markets` are the environments of `prove`.
+    drawn = False
     for name in (*filter(None, [given.get("env")]), *given.get("markets", ())):
-        read_preset(EnvConfig, name, "envs", overrides(args, "env."))
+        drawn = bool(read_preset(EnvConfig, name, "envs", overrides(args, "env.")).market)
     if "topology" in given:
         from nca_trader.scale.chips import slice_of
 
         slice_of(given["topology"])
     if args.command == "train":  # the only one that joins several processes
-        from nca_trader.parallel import processes
-
         if (peers := processes.options(args)) is not None:
             processes.check(peers)
     if "limit" in given:
         limits_of(args)
     # A misspelt NAME=VALUE is found here, before the strategy's file is run.
     if "param" in given:
-        if "run_dir" in given:
-            raise ConfigError("--param: is of a strategy; a run has its own, so leave it out.")
         params_of(args)
     if "strategy" in given:
         check_strategy(given["strategy"], features=args.command == "leakcheck")
@@ -87,12 +123,6 @@ def check(args: argparse.Namespace) -> None:
         from nca_trader.config.spans import parse_grid
 
         parse_grid(given["grid"], "sample" in given)
-    if args.command in ("backtest", "paper") and "strategy" in given:
-        for name, what in (("seed", "a rule has no agents"), ("steps", "a rule has none")):
-            if name in given:
-                raise ConfigError(f"{argument(name)}: {what}; give it with --run.")
-    elif args.command in ("backtest", "paper") and "env" in given:
-        raise ConfigError("--env: a run has its own costs and limits; leave it out.")
     for name in DATES:
         if name in given:
             from nca_trader.config.ranges import moment  # imports pandas, which takes a while
@@ -103,10 +133,32 @@ def check(args: argparse.Namespace) -> None:
         _check_project(given["folder"])
     if args.command == "runs":
         _check_runs(given)
-    _check_reading(args.command, given)
+    # Without a file `--symbol` chooses among the sample bars, where there are any.
+    sampled = not drawn and args.command not in ("export", "doctor")
+    _check_reading(args.command, given, ("symbol",) if sampled else ())
     _check_files(args.command, given)
     if "out" in given and args.command in ENDINGS:
         _check_output(args.command, given["out"], ENDINGS[args.command])
+
+
+def _refuse_idle(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect with the others.
+
+    Raises:
+      ConfigError: with a line for each, and what it needs.
+    """
+    for kind, prefix in (("env", "env."), ("agent", "")):
+        changes = overrides(args, prefix) if hasattr(args, kind) else []
+        if changes and not getattr(args, kind):
+            raise ConfigError(f"--set {changes[0]} changes the {kind}; name it with --{kind}.")
+    idle = {
+        name: needs
+        for needs, there, names in NEEDS.get(args.command, ())
+        for name in names.split()
+        if getattr(args, name, None) != args.usual.get(name) and not there(args)
+    }
+    lines = (f"{argument(name)} has no effect without {idle[name]}; leave it out." for name in idle)
+    refuse(lines)
 
 
 def _check_jobs(command: str, given: dict[str, Any]) -> None:
@@ -136,16 +188,11 @@ def _check_jobs(command: str, given: dict[str, Any]) -> None:
             raise ConfigError(f"{argument('grid')}: an agent has no grid; try `nca-trader tune`.")
         if "env" not in given:
             raise ConfigError(f"{argument('env')} is missing; an agent needs an environment.")
-        return
-    for name in ("warm_start", "steps"):
-        if given.get(name):
-            raise ConfigError(f"{argument(name)}: is of an agent; give it with --agent.")
 
 
-def _check_reading(command: str, given: dict[str, Any]) -> None:
+def _check_reading(command: str, given: dict[str, Any], sampled: tuple[str, ...]) -> None:
     """Refuse impossible options of a bar file, and options of a file that is not given."""
-    # `--symbol` chooses among the sample bars too.
-    names = [name for name in READING if name in given and name != "symbol"]
+    names = [name for name in READING if name in given and name not in sampled]
     names += ["until"] if command == "export" and "until" in given else []
     if command == "watch" or not names:  # its `--every` is another option
         return

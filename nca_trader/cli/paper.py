@@ -58,8 +58,6 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.paper.parity import summarise
     from nca_trader.paper.session import paper_trade
 
-    if args.speed is not None and not args.feed.startswith("replay:"):
-        raise ConfigError("--speed is of a replay, and a live feed has its own; leave it out.")
     what, options = _subject_and_options(args)
     # A bar is finished first, with its events in the journal.
     with stop_on_signal("bar") as stop:

@@ -59,7 +59,7 @@ def run_config(args: argparse.Namespace) -> dict[str, Any]:
     """Print the environment and the agent, with every default written out.
 
     Raises:
-      ConfigError: neither is named, one cannot be loaded, or `--set` changes what is not named.
+      ConfigError: neither is named, or one cannot be loaded.
     """
     from nca_trader.agents import load_agent
     from nca_trader.config.records import plain
@@ -72,8 +72,6 @@ def run_config(args: argparse.Namespace) -> dict[str, Any]:
     for kind, prefix, load in (("env", "env.", load_env), ("agent", "", load_agent)):
         named, changes = getattr(args, kind), overrides(args, prefix)
         if named is None:
-            if changes:
-                raise ConfigError(f"--set {changes[0]} changes the {kind}; name it with --{kind}.")
             continue
         config = load(named, changes)
         print(f"# {kind} {named}\n{to_toml(config)}")

@@ -122,8 +122,7 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         source = source.between(None, args.until)
     deployed = None
     if args.deploy is not None:
-        if not args.agent or env is None:
-            raise ConfigError("--deploy is of an agent; give --agent and --env of the run.")
+        assert env is not None  # an agent needs one
         # Opened before the folds are trained: a wrong path should cost no hours.
         agent = load_agent(args.agent, overrides(args, ""))
         deployed = Run(args.deploy, force_agent=True, allow_code=own_names(env, agent))

@@ -59,9 +59,6 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
 
     if not args.run_dir and not args.journal:
         raise ConfigError("nothing to watch; give --run DIR, --journal FILE, or both.")
-    # With --once the server would end before anyone could read from it.
-    if args.once and args.prometheus:
-        raise ConfigError("--prometheus serves the metrics while it watches; leave out --once.")
     if args.once and args.journal:
         # Without --once a later look may find the journal; here the first look is the only one.
         next(read_events(args.journal), None)

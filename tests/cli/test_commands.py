@@ -125,7 +125,7 @@ def test_a_replay_can_be_watched_at_a_speed(command, mine, tmp_path):
     said = command(
         "paper", *options[:2], "--feed", "mine:feed", "--journal", tmp_path / "c", "--speed", "2"
     )
-    assert said.code == 2 and "--speed is of a replay" in said.err
+    assert said.code == 2 and "--speed has no effect without a replay" in said.err
 
 
 ABOVE = """
@@ -153,7 +153,7 @@ def test_paper_trades_a_strategy_of_a_file(command, mine, tmp_path):
     said = command("paper", *options, *feed)
     assert said.code == 2 and "journal of another session (strategy_source" in said.err
     said = command("paper", "--strategy", name, "--seed", "1", *feed)
-    assert said.code == 2 and "a rule has no agents" in said.err
+    assert said.code == 2 and "--seed has no effect without --run" in said.err
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_once_fails_where_a_condition_holds(command, run):
         ([], "give --run DIR, --journal FILE"),
         (["--run", ".", "--rules", "none-such.toml"], "cannot be read"),
         (["--run", ".", "--prometheus", "many"], "give a port"),
-        (["--run", ".", "--prometheus", "9105", "--once"], "leave out --once"),
+        (["--run", ".", "--prometheus", "9105", "--once"], "has no effect without a second look"),
         (["--journal", "none-such", "--once"], "no such journal"),
     ],
 )
