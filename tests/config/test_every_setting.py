@@ -478,7 +478,7 @@ def found_at(table, probe, base):
 BASES = {}
 
 
-@pytest.mark.drawn(len(ROWS) // 10)
+@pytest.mark.drawn(len(ROWS) // 20)
 @pytest.mark.parametrize(("table", "key"), ROWS, ids=[".".join(row) for row in ROWS])
 def test_a_key_changes_what_is_computed_or_is_refused(table, key):
     usual, rows = TABLES[table]
