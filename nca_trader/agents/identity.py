@@ -54,7 +54,7 @@ def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     # `repr` of a float has all its digits, and tells 1 from 1.0 and True.
     if x is None or isinstance(x, bool | int | float | complex | str | bytes | range):
         return repr(x)
-    within = functools.partial(_facts, seen=seen)
+    within, uncounted = functools.partial(_facts, seen=seen), getattr(x, "UNCOUNTED", ())
     kind = f"{type(x).__module__}.{type(x).__qualname__}"
     if not isinstance(x, tuple):
         # Each object is visited once, because a function may refer to itself. It is kept, so that
@@ -76,12 +76,14 @@ def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     if isinstance(x, Mapping):
         return kind, tuple((repr(key), within(value)) for key, value in x.items())
     if isinstance(x, list | tuple):
-        return kind, tuple(within(value) for value in x)
+        names = getattr(x, "_fields", range(len(x)))
+        return kind, tuple(within(y) for n, y in zip(names, x, strict=True) if n not in uncounted)
     if isinstance(x, set | frozenset):
         # The order of a set differs from process to process.
         return kind, tuple(sorted(repr(within(value)) for value in x))
     if dataclasses.is_dataclass(x):
-        return kind, tuple((f.name, within(getattr(x, f.name))) for f in dataclasses.fields(x))
+        names = (f.name for f in dataclasses.fields(x) if f.name not in uncounted)
+        return kind, tuple((name, within(getattr(x, name))) for name in names)
     if hasattr(x, "__array__"):
         array = np.asarray(x)
         # An array of objects holds addresses, which differ from process to process.

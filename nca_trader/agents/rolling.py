@@ -56,6 +56,7 @@ class Rolling(NamedTuple):
     init: Callable[[int], Any]
     update: Callable[[Any, Tensor, Tensor], tuple[Any, Array]]
     memory: int | None
+    UNCOUNTED = ("memory",)  # by `identity`: it decides nothing
 
 
 def over(indicators: Mapping[str, Rolling], x: ArrayLike, present: ArrayLike) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +79,8 @@ class Strategy:
       >>> nca.backtest(bars, dips.with_stop(0.02)).name
       'buy the dip, stop 0.02'
     """
+
+    UNCOUNTED: ClassVar = ("memory",)  # by `identity`: it decides nothing
 
     init: Callable[[int], Any]
     act: Callable[..., tuple[Any, Any]]

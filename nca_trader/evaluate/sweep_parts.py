@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader import __version__
 from nca_trader.agents.identity import identity
 from nca_trader.agents.rolling import periods_up_to
 from nca_trader.agents.strategy import Strategy
@@ -37,6 +36,7 @@ from nca_trader.machine import cores
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.progress import Progress
 from nca_trader.runs.consent import codes_of
+from nca_trader.runs.folder import NUMBERS
 from nca_trader.runs.parts import WorkFolder
 from nca_trader.types import Bars
 
@@ -84,7 +84,7 @@ class GridRun:
             return WorkFolder(None, "", "sweep", {"width": width})
         settings = {
             # Parts of another version may differ in their last digits.
-            "version": __version__,
+            "version": NUMBERS,
             "kept": AccountSums._fields,
             "bars": self.bars.digest(),
             "rule": identity(self.rule),

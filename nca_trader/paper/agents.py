@@ -37,7 +37,7 @@ from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.core import Agent, Decision
 from nca_trader.paper.drift import Usual, usual_turnover
-from nca_trader.runs.folder import versions
+from nca_trader.runs.folder import NUMBERS, versions
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars, EnvSpec, fields_of, split_columns
 
@@ -99,7 +99,7 @@ def identity_of(run: Run) -> dict[str, Any]:
         "agent": run.name,
         "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
         "params": digest_of(run.params()),
-        "versions": versions(),
+        "versions": versions() | {"nca-trader": NUMBERS},
     }
 
 
@@ -364,9 +364,17 @@ def _identity_of(strategy: Strategy) -> dict[str, Any]:
         }
         for part in strategy.parts
     }
-    return {"strategy": strategy.name, "parts": parts, "versions": versions()}
+    return {
+        "strategy": strategy.name,
+        "parts": parts,
+        "versions": versions() | {"nca-trader": NUMBERS},
+    }
 
 
 def _identity(name: str, subject: Any) -> dict[str, Any]:
     """Return the name of a strategy or a function, and the digest of its code and its values."""
-    return {"strategy": name, "strategy_source": digest_of(subject)[:16], "versions": versions()}
+    return {
+        "strategy": name,
+        "strategy_source": digest_of(subject)[:16],
+        "versions": versions() | {"nca-trader": NUMBERS},
+    }

@@ -25,7 +25,7 @@ from nca_trader.paper.gate import INCOME, bar_of, completed
 from nca_trader.paper.journal import Diverged, Journal, read_events, verify
 from nca_trader.paper.loop import Session
 from nca_trader.paper.risk import lifts_of
-from nca_trader.paper.subjects import Subject, refuse_sleeves, refuse_subject, subject_on
+from nca_trader.paper.subjects import Subject, refuse_subject, subject_on
 from nca_trader.types import PRICES, Bars, Costs
 
 # What follows from the bars and the agent alone. The rest depends on when a session was stopped, or
@@ -137,7 +137,6 @@ def rebuild(
     if started is None:
         raise StateError(f"{path}: holds no bar yet; there is nothing to replay.")
     body = started.body
-    refuse_sleeves(path, body)
     # They were accepted once, so they are not judged again.
     bars = _bars_of(path, tuple(body["symbols"]))
     given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)

@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nca_trader.agents.strategy import Strategy, sized_once
@@ -166,7 +165,6 @@ def refuse_other_session(journal: Journal, started: Mapping[str, Any]) -> None:
     # Through JSON once, so that both sides have its types.
     mine = json.loads(canonical(started))
     for event in journal.events("run_started"):
-        refuse_sleeves(journal.path, event.body)
         there, here = _flat(event.body), _flat(mine)
         names = [n for n in sorted({*there, *here}) if there.get(n) != here.get(n)]
         differs = "; ".join(f"{n} {there.get(n)} there, {here.get(n)} here" for n in names)
@@ -175,15 +173,6 @@ def refuse_other_session(journal: Journal, started: Mapping[str, Any]) -> None:
                 f"{journal.path}: is the journal of another session ({differs}); name another "
                 "journal, or give that session's own options."
             )
-
-
-def refuse_sleeves(path: Path, started: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a journal is of several agents with books of their own."""
-    if "sleeves" in started:
-        raise ConfigError(
-            f"{path}: is a journal of sleeves, which version 0.2.0 trades and this one does not; "
-            "begin another with nca.blend."
-        )
 
 
 def _flat(body: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

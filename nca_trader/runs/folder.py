@@ -359,6 +359,11 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
+# The version since which no decision and no number has changed: sweeps and journals that it began
+# go on.
+NUMBERS = "0.2.0"
+
+
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide a result."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}

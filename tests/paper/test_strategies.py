@@ -11,7 +11,7 @@ from rounding import ROUNDING
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
-from nca_trader.paper.journal import Journal, read_events, verify
+from nca_trader.paper.journal import read_events, verify
 from nca_trader.paper.session import paper_trade
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
@@ -111,15 +111,6 @@ def test_a_part_that_cannot_decide_is_named_and_halts_after_three(file, tmp_path
         paper_trade(mix, f"replay:{file}", path)
     risks = [event.body for event in read_events(path, "risk")]
     assert risks == 3 * [{"code": "policy-not-finite", "parts": ["broken"]}]
-
-
-def test_a_journal_of_sleeves_is_refused_in_one_line(file, tmp_path):
-    path = tmp_path / "paper.db"
-    with Journal(path, lambda: 0) as journal:
-        journal.record("r", "run_started", "", {"sleeves": {"a": {"share": 1.0}}}, 0)
-    with pytest.raises(ConfigError, match=r"journal of sleeves.*nca\.blend") as caught:
-        paper_trade(SUBJECTS["blend"], f"replay:{file}", path)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_session_of_a_strategy_resumes_where_it_stopped(file, tmp_path, digest):
