@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.agents.strategy import BlendPart, Strategy, longest_memory
+from nca_trader.agents.strategy import BlendPart, Strategy, longest_memory, sized_once
 from nca_trader.agents.targets import strategy_faults
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account, gather_account
@@ -158,7 +158,9 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
     if isinstance(subject, Strategy):
         strategy = subject
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
-            strategy = alone(subject, complete_account(given, subject))
+            rules = complete_account(given, subject)
+            sized = subject if rules.scale is None else sized_once(subject, rules.scale.span)
+            strategy = alone(sized, rules)
         return BlendPart(name, share, strategy, subject)
     if isinstance(subject, TradedRun):
         try:
