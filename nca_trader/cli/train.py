@@ -251,12 +251,7 @@ class Watch:
 
         args = self._args
         if not self._rates and "memory_gb" in row and hosts.first():
-            agents = int(row["agents_at_once"])
-            say(
-                f"memory: an update needs {row['memory_gb']:.3g} GB of a device, with "
-                f"{agents} agent{'s' if agents > 1 else ''} at once and micro_batches = "
-                f"{row['micro_batches']:.0f}"
-            )
+            say(f"memory: an update needs {row['memory_gb']:.3g} GB of a device")
         # The guard drops such an update inside the program, where jax would not stop.
         if (args.debug_nans or args.debug_infs) and row["skipped"]:
             raise CheckFailed(f"{dropped_line(row)}.")

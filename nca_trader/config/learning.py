@@ -48,10 +48,9 @@ class LearnerConfig:
       num_epochs, num_minibatches: passes over an update's data, and pieces of each pass.
       micro_batches: pieces in which a minibatch's gradient is summed and a rollout is encoded; more
         take less memory, with the same result. memory_gb: what a device has for an update and all
-        that it holds: agents, market, replay. Where the compiled program needs more, fewer agents
-        of a population move at once, then `micro_batches` is doubled, until it fits; a replay ring
-        that leaves no room is refused. None is what the device reports; on a CPU, the memory that
-        is free.
+        that it holds: agents, market, replay. A compiled program that needs more is refused, with
+        the number of micro-batches or replay slots that would fit. None is what the device
+        reports; on a CPU, the memory that is free.
       target_kl: KL divergence from the policy that acted, over all devices, beyond which the
         rest of an update's minibatches is left out; None is never.
       discount: gamma. gae_lambda: lambda. clip_epsilon: the ratio is clipped to

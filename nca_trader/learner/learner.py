@@ -1,7 +1,8 @@
-"""The learner: `update` as one jitted function over a mesh, in sizes that fit its memory."""
+"""The learner: `update` as one jitted function over a mesh, bounded by its memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
@@ -24,8 +25,8 @@ from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv, begin_dropout, expect_env
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.learner.layout import make_layout
-from nca_trader.learner.population import agents_at_once, draw_hyper, init_each, step_each
-from nca_trader.learner.programs import NO_RING, Fitting, Held, Sizes, memory_limit, sizes_to_try
+from nca_trader.learner.population import draw_hyper, init_each, step_each
+from nca_trader.learner.programs import LESS, Bounded, Held, memory_limit
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.sampled import begin_ring, ring_spec
 from nca_trader.learner.update import LearnerState, Metrics, Parts, make_parts, update
@@ -54,9 +55,8 @@ class Learner(NamedTuple):
         environment's own.
       steps_per_update: environment steps of one call of `step`, of all seeds together.
       mesh: the devices it runs on.
-      fitting: the sizes that were chosen, and the memory that they need.
-      programs: jitted `(state, market) -> (state, metrics)` by sizes, fastest first. `step` runs
-        the first that fits.
+      bounded: what `step` runs, with the memory that it needs and the bound on it.
+      program: jitted `(state, market) -> (state, metrics)`, as a part of another program.
       market: the environment's own market, on the mesh.
     """
 
@@ -64,8 +64,8 @@ class Learner(NamedTuple):
     step: Callable[..., tuple[LearnerState, Metrics]]
     steps_per_update: int
     mesh: Mesh
-    fitting: Fitting
-    programs: dict[Sizes, Any]
+    bounded: Bounded
+    program: Any
     market: Market
 
 
@@ -78,7 +78,7 @@ def make_learner(
     """Build the learner of a policy in an environment.
 
     Nothing is compiled until `step` is called. On a mesh of an AOT topology (see `scale.plan`)
-    the programs can be lowered and compiled, but not run.
+    the program can be lowered and compiled, but not run.
 
     Args:
       env: the environment.
@@ -116,7 +116,8 @@ def make_learner(
     check_shards(env, policy, config)
     per_seed = shape.num_segments * shape.segment_length * shape.envs_per_segment
     # Rounded up: `steps` is reached by a whole number of updates.
-    parts = make_parts(env, policy, layout, -(-shape.steps // per_seed), config)
+    of = functools.partial(make_parts, env, policy, layout, -(-shape.steps // per_seed))
+    parts = of(config)
     # With shards the market given here only describes them: `step` is given one per update.
     market = env.market if streamed else everywhere(env.market, mesh)
     start, placed = functools.partial(initial_state, parts), _spec(parts, FSDP, MODEL)
@@ -126,9 +127,12 @@ def make_learner(
         placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
     init = jax.jit(start, out_shardings=placed)
-    build = functools.partial(make_program, parts, mesh, placed)
 
-    ring = NO_RING
+    def build(micro_batches: int) -> Any:
+        learner = dataclasses.replace(shape, micro_batches=micro_batches)
+        return make_program(of(dataclasses.replace(config, learner=learner)), mesh, placed)
+
+    ring = Held()
     if shape.replay_slots:
         slots = jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).replay.data)
         of_device = _num_bytes(slots) / batch_shards(mesh)
@@ -138,12 +142,13 @@ def make_learner(
     limit = memory_limit(shape.memory_gb, mesh, held)
     if limit is not None and streamed:  # the next shard, and one on its way, are held as well
         limit -= 2 * held
-    sizes = sizes_to_try(agents_at_once(seeds, mesh), shape.micro_batches, items)
-    programs = {cut: build(cut) for cut in sizes}
-    # jit refuses compiler options where a program is traced into another. So only the programs
-    # that `step` calls itself have them.
-    called = functools.cache(functools.partial(build, options=compiler_options(mesh)))
-    step = Fitting(programs.__getitem__, sizes, limit, ring, called)
+    larger = [n for n in range(shape.micro_batches + 1, items + 1) if items % n == 0]
+    # jit refuses compiler options where a program is traced into another. So only the program
+    # that `step` calls itself has them.
+    program = make_program(parts, mesh, placed)
+    called = make_program(parts, mesh, placed, compiler_options(mesh))
+    less = f"lower {'num_seeds, ' if seeds > 1 else ''}{LESS}"
+    step = Bounded(called, program, build, larger, limit, ring, less)
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
         # In a jitted program jax cannot name the operation that made a NaN, and would end with
@@ -153,7 +158,7 @@ def make_learner(
         with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
             return step(state, market if given is None else given)
 
-    return Learner(init, advance, per_seed * seeds, mesh, step, programs, market)
+    return Learner(init, advance, per_seed * seeds, mesh, step, program, market)
 
 
 def _num_bytes(leaves: list[Any]) -> int:
@@ -186,10 +191,9 @@ def make_program(
     parts: Parts,
     mesh: Mesh,
     placed: LearnerState,
-    sizes: Sizes,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Return the jitted `(state, market) -> (state, metrics)` over the mesh, in these sizes."""
+    """Return the jitted `(state, market) -> (state, metrics)` over the mesh."""
     own = _spec(parts, FSDP)
 
     def one_update(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
@@ -197,7 +201,7 @@ def make_program(
         if parts.env.shards is not None:
             turn = shard_updates(parts.env.shards, parts.config.learner)
             state = state._replace(segments=end_with_shard(turn, state.update, state.segments))
-        return update(parts, sizes.micro_batches, state, market)
+        return update(parts, state, market)
 
     step = jax.shard_map(
         one_update,
@@ -207,7 +211,7 @@ def make_program(
         axis_names=parts.layout.by_hand,
     )
     if parts.config.num_seeds > 1:
-        step = step_each(step, sizes.agents)
+        step = step_each(step, parts.config.num_seeds, mesh)
     out = (placed, replicated(mesh))
     # The state is donated, so a device never holds it twice.
     return jax.jit(step, donate_argnums=0, out_shardings=out, compiler_options=options)

@@ -59,18 +59,13 @@ def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], 
     return init_all
 
 
-def agents_at_once(num_agents: int, mesh: Mesh) -> int:
-    """Return how many agents move at once where memory allows.
+def step_each(step: Callable[[Any, Any], T], num_agents: int, mesh: Mesh) -> Callable[..., T]:
+    """Map a learner's step over a leading axis of agents, which move together.
 
     A CPU gains nothing from a batch of small matrix products: it is twice as fast with one agent
     after the other, still in one program.
     """
-    return 1 if mesh.devices.flat[0].platform == "cpu" else num_agents
-
-
-def step_each(step: Callable[[Any, Any], T], together: int) -> Callable[..., T]:
-    """Map a learner's step over a leading axis of agents, `together` at a time."""
-    batch_size = together if together > 1 else None
+    batch_size = None if mesh.devices.flat[0].platform == "cpu" else num_agents
 
     def step_all(state: Any, market: Any) -> T:
         return jax.lax.map(lambda s: step(s, market), state, batch_size=batch_size)

@@ -1,23 +1,21 @@
-"""Compiled programs: sizes that fit the memory of a device, and a count of compilations.
+"""Compiled programs: a bound on the memory of a device, and a count of compilations.
 
 One bound, `learner.memory_gb`, is for everything that a device holds in an update: parameters and
-moments of every agent, the market, the replay ring and intermediate results. Two sizes that do not
-change the result are reduced automatically: first the agents of a population that move at once,
-then the segments of a micro-batch. The size of the replay ring does change the result, so a ring
-that leaves no room is refused.
+moments of every agent, the market, the replay ring and intermediate results. An update that needs
+more is refused, with the number that would fit.
 """
 
 from __future__ import annotations
 
+import bisect
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh
 
@@ -28,7 +26,7 @@ from nca_trader.parallel.mesh import is_described
 
 log = logger(__name__)
 UNCOMPILED = "jax_disable_jit"  # a setting that pyright does not find on jax.config
-LESS = "lower learner.num_segments, learner.segment_length or policy.channels"
+LESS = "learner.num_segments, learner.segment_length or policy.channels"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
@@ -66,42 +64,6 @@ def bytes_needed(compiled: Any) -> int:
     return held + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
 
 
-def piece_counts(first: int, items: int) -> list[int]:
-    """Return numbers of pieces to try: `first`, then divisors of `items` that at least double."""
-    counts = [first]
-    for count in range(first, items + 1):
-        if count >= 2 * counts[-1] and items % count == 0:
-            counts.append(count)
-    return counts
-
-
-class Sizes(NamedTuple):
-    """Sizes of an update: agents computed at once, and micro-batches of each minibatch."""
-
-    agents: int
-    micro_batches: int
-
-    def __str__(self) -> str:
-        """Return the sizes as the log and the command line print them."""
-        agents = "1 agent" if self.agents == 1 else f"{self.agents} agents"
-        return f"{agents} at once, learner.micro_batches = {self.micro_batches}"
-
-
-def sizes_to_try(agents: int, micro_batches: int, items: int) -> list[Sizes]:
-    """List sizes from the fastest to the smallest: fewer agents first, then more micro-batches.
-
-    Args:
-      agents: the most that may move at once.
-      micro_batches: the fewest.
-      items: segments of a minibatch.
-    """
-    sizes = [Sizes(agents, micro_batches)]
-    while sizes[-1].agents > 1:
-        # Halved, rounded up: `lax.map` takes a last batch that is smaller.
-        sizes.append(Sizes(-(-sizes[-1].agents // 2), micro_batches))
-    return sizes + [Sizes(1, count) for count in piece_counts(micro_batches, items)[1:]]
-
-
 class Held(NamedTuple):
     """Memory of a replay ring on a device: `slots` times `slot` bytes."""
 
@@ -116,176 +78,102 @@ class Held(NamedTuple):
     def remedy(self, room: float) -> str:
         """Describe how many slots fit into `room` bytes; "" if two do not, or without a ring."""
         # A ring needs two slots: one is read while the other is written.
-        fit = int(room // self.slot) if self.slot else 0
-        if fit < 2:
+        fit = room // self.slot if self.slot else 0.0
+        if not fit >= 2:  # also where `room` is not known, NaN
             return ""
         return (
             f"; the replay ring takes {self.bytes / 1e9:.3g} GB of it, and "
-            f"learner.replay_slots = {fit} would fit"
+            f"learner.replay_slots = {fit:.0f} would fit"
         )
 
 
-NO_RING = Held()
-
-
-class Fitting:
-    """A jitted step in the first sizes that fit into a device, found at the first call.
-
-    Other sizes than the first are logged: they take longer, with the same result.
+@dataclasses.dataclass
+class Bounded:
+    """A jitted step that is refused at its first call where it needs more than a device has.
 
     Attributes:
+      program: the jitted step.
+      traced: the same, without compiler options, for calls within another program.
+      build: `(micro_batches) -> jitted step`.
+      larger: numbers of micro-batches to name if one of them would fit, in order.
       limit: bytes of a device; None means unbounded.
-      needed: bytes that a device needs for the chosen program; None before the first call, and
-        without a bound.
+      ring: what the state holds for replay.
+      less: what to lower, in words.
+      needed: bytes that a device needs for `program`; None before the first call.
     """
 
-    def __init__(
-        self,
-        build: Callable[[Sizes], Any],
-        sizes: Sequence[Sizes],
-        limit: float | None,
-        ring: Held = NO_RING,
-        called: Callable[[Sizes], Any] | None = None,
-    ):
-        """Compile nothing yet.
+    program: Any
+    traced: Any
+    build: Callable[[int], Any]
+    larger: Sequence[int]
+    limit: float | None
+    ring: Held
+    less: str
+    needed: float | None = None
 
-        Args:
-          build: `(sizes) -> jitted step`.
-          sizes: those to try, see `sizes_to_try`.
-          limit: bytes of a device; None means unbounded.
-          ring: what the state holds for replay.
-          called: as `build`, with compiler options, for calls outside of another program; None is
-            `build`.
-
-        Raises:
-          ConfigError: the ring alone does not fit.
-        """
-        self._build, self._remaining, self.limit, self._ring = build, list(sizes), limit, ring
-        self._called = build if called is None else called
-        # Without a bound there is nothing to choose. Several processes still have to wait for each
-        # other after compiling.
-        at_once = limit is None and hosts.count() == 1
-        self._chosen: Any = self._called(self._remaining[0]) if at_once else None
-        self.needed: int | None = None
-        if limit is not None and ring.bytes > limit:
+    def __post_init__(self):
+        if self.limit is not None and self.ring.bytes > self.limit:
             raise ConfigError(
-                f"learner.replay_slots = {ring.slots}: the ring takes {ring.bytes / 1e9:.3g} GB, "
-                f"and a device has {limit / 1e9:.3g} GB for an update; lower it, or raise "
-                "learner.memory_gb."
+                f"learner.replay_slots = {self.ring.slots}: the ring takes "
+                f"{self.ring.bytes / 1e9:.3g} GB, and a device has {self.limit / 1e9:.3g} GB for "
+                "an update; lower it, or raise learner.memory_gb."
             )
-
-    @property
-    def sizes(self) -> Sizes:
-        """The sizes that were chosen, or will be tried next."""
-        return self._remaining[0]
-
-    @property
-    def program(self) -> Any:
-        """The jitted step in `sizes`."""
-        return self._called(self.sizes)
-
-    def built(self, sizes: Sizes) -> Any:
-        """Return the jitted step in other sizes."""
-        return self._called(sizes)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of memory; {} without a bound."""
-        if self.needed is None:
-            return {}
-        return {"memory_gb": self.needed / 1e9, "agents_at_once": self.sizes.agents}
+        self._ready = False
 
     def __call__(self, *args: Any) -> Any:
         """Run the step.
 
         Raises:
-          ConfigError: at the first call, if not even the smallest sizes fit.
+          ConfigError: at the first call, if it does not fit.
         """
         if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(args)):
-            return self._build(self.sizes)(*args)  # part of another program, which has the bound
-        if self._chosen is not None:
-            return self._chosen(*args)
-        if getattr(jax.config, UNCOMPILED):  # nothing is compiled, so needs are not known
+            return self.traced(*args)  # part of another program, which has the bound
+        # With UNCOMPILED nothing is compiled, so needs are not known.
+        if self._ready or getattr(jax.config, UNCOMPILED):
             return self.program(*args)
-        while True:
-            donated = self._compile_first_that_fits(args)
-            chosen = self.program  # jit finds what was compiled just now
-            # A process that has compiled waits for the others here. Inside the program it would
-            # give up after a minute, and a host may compile for longer than another by that.
-            hosts.barrier()
-            leaves, structure = jax.tree.flatten(args)
-            # The step takes over (donates) leaves. A second try needs them again, so copies are
-            # kept on the host. A CPU's host is the device: there they must fit as well.
-            copied = sum(
-                leaf.size * leaf.dtype.itemsize
-                for leaf, taken in zip(leaves, donated, strict=True)
-                if taken
-            )
-            room = (
-                self.limit is None
-                or self.needed is None
-                or jax.default_backend() != "cpu"
-                or self.needed + copied <= self.limit
-            )
-            # One of several processes cannot try again while the others wait inside the program.
-            last = len(self._remaining) == 1 or hosts.count() > 1 or not room
-            again = [
-                _spare(leaf) if taken and not last else lambda leaf=leaf: leaf
-                for leaf, taken in zip(leaves, donated, strict=True)
-            ]
-            try:
-                # A device reports only while it computes that it could not allocate.
-                result = jax.block_until_ready(chosen(*args))
-            except jax.errors.JaxRuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                if last:
-                    raise ConfigError(f"{self.sizes}: allocation failed; {LESS}.") from None
-                self._next("allocation failed")
-                args = jax.tree.unflatten(structure, [leaf() for leaf in again])
-            else:
-                self._chosen = chosen
-                return result
-
-    def _compile_first_that_fits(self, args: Any) -> list[bool]:
-        """Drop the sizes before the first that fit; return which leaves of `args` it donates."""
         limit = math.inf if self.limit is None else self.limit
-        while True:
-            needed = None
-            try:
-                lowered = self.program.lower(*args)
-                needed = bytes_needed(lowered.compile())
-                if needed <= limit:
-                    self.needed = None if self.limit is None else needed
-                    return [info.donated for info in jax.tree.leaves(lowered.args_info)]
-                why = f"an update needs {needed / 1e9:.3g} GB of {limit / 1e9:.3g} GB"
-            except jax.errors.JaxRuntimeError as error:
-                if not out_of_memory(error):
-                    raise
-                why = f"the compiler says that an update does not fit into {limit / 1e9:.3g} GB"
-            if len(self._remaining) == 1:
-                room = 0.0 if needed is None else limit - (needed - self._ring.bytes)
-                raise ConfigError(
-                    f"{self.sizes}: {why}, and a micro-batch is one segment already"
-                    f"{self._ring.remedy(room)}; raise learner.memory_gb, or {LESS}."
-                )
-            self._next(why)
+        needed = _needs(self.program, args)
+        if not needed <= limit:
+            raise ConfigError(self._refusal(needed, limit, args))
+        # A process that has compiled waits for the others here. Inside the program it would give
+        # up after a minute, and a host may compile for longer than another by that.
+        hosts.barrier()
+        try:
+            # jit finds what was compiled just now. A device reports only while it computes that
+            # it could not allocate.
+            result = jax.block_until_ready(self.program(*args))
+        except jax.errors.JaxRuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            raise ConfigError(
+                f"an update needs {needed / 1e9:.3g} GB, and a device could not allocate it; raise "
+                f"learner.micro_batches, or {self.less}."
+            ) from None
+        self._ready, self.needed = True, needed
+        return result
 
-    def _next(self, why: str) -> None:
-        before = self._remaining.pop(0)
-        log.warning("%s: %s; trying %s, with the same result", before, why, self.sizes)
+    def _refusal(self, needed: float, limit: float, args: Any) -> str:
+        """Say how much is needed of how much, and the number that fits."""
+        found = bisect.bisect_left(
+            self.larger, True, key=lambda count: _needs(self.build(count), args) <= limit
+        )
+        if found < len(self.larger):
+            remedy = f"; learner.micro_batches = {self.larger[found]} would fit"
+        else:
+            remedy = self.ring.remedy(limit - (needed - self.ring.bytes))
+        much = "more than" if math.isnan(needed) else f"{needed / 1e9:.3g} GB of"
+        has = "a device has" if math.isinf(limit) else f"{limit / 1e9:.3g} GB"
+        return f"an update needs {much} {has}{remedy}; raise learner.memory_gb, or {self.less}."
 
 
-def _spare(leaf: Array) -> Callable[[], Array]:
-    """Copy `leaf` to the host; return a function that puts the copy back where it was."""
-    sharding = leaf.sharding
-    # numpy has no type for keys, so their data are copied.
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        impl, data = jax.random.key_impl(leaf), np.array(jax.random.key_data(leaf))
-        wrap = jax.random.wrap_key_data
-        return lambda: jax.device_put(wrap(jnp.asarray(data), impl=impl), sharding)
-    value = np.array(leaf)
-    return lambda: jax.device_put(value, sharding)
+def _needs(program: Any, args: Any) -> float:
+    """Return the bytes a device needs for a jitted step; NaN if the compiler gives up on them."""
+    try:
+        return bytes_needed(program.lower(*args).compile())
+    except jax.errors.JaxRuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        return math.nan
 
 
 class Compilations:

@@ -130,7 +130,7 @@ def train(
         training_run(env, agent, path, seed) as run,
         Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints,
         Markets(env, agent.learner, learner.mesh) as markets,
-        Compilations(step.__name__ for step in learner.programs.values()) as compiled,
+        Compilations([learner.program.__name__]) as compiled,
         contextlib.nullcontext() if hosts.first() else quiet(),  # one line for all processes
         Progress(planned_steps(agent), "train", compiles=True) as shown,
         contextlib.ExitStack() as stack,
@@ -197,7 +197,8 @@ def _updated(
     metrics = jax.device_get(metrics)
     seconds = time.perf_counter() - started
     row = metrics_row(metrics, done + 1, learner.steps_per_update, seconds)
-    row |= learner.fitting.metrics
+    if learner.bounded.needed is not None:
+        row["memory_gb"] = learner.bounded.needed / 1e9
     if (shard := markets.shard(done)) is not None:
         row["shard"] = shard
     return state, row

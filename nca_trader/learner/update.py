@@ -9,7 +9,6 @@ computed by itself, and means over shards are taken in the order of their number
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -146,14 +145,11 @@ def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
     return (num_updates + replayed) * config.num_epochs * config.num_minibatches
 
 
-def update(
-    parts: Parts, micro_batches: int, state: LearnerState, market: Market
-) -> tuple[LearnerState, Metrics]:
+def update(parts: Parts, state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
     """Make one update of one agent on this device's share of the segments.
 
     Args:
       parts: the static parts.
-      micro_batches: pieces in which a minibatch's gradient is summed.
       state: of one agent, this device's part.
       market: the bars.
 
@@ -162,10 +158,6 @@ def update(
     """
     layout, config = parts.layout, parts.config
     setup, optimizer = parts.of(state.hyper)
-    sized = setup.config
-    if micro_batches != sized.micro_batches:  # memory asked for another number
-        sized = dataclasses.replace(sized, micro_batches=micro_batches)
-    setup = setup._replace(config=sized)
     # Folded, not split and carried: a resumed run draws the same numbers from key and update.
     key = jax.random.fold_in(state.key, state.update)
     start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
@@ -184,7 +176,7 @@ def update(
     # Kept until the end, to undo the update if a gradient is dropped.
     before = (state.params, state.opt_state)
     with jax.named_scope("learn"):
-        found = learn_from(*before, batch, shuffle_key, micro_batches, layout)
+        found = learn_from(*before, batch, shuffle_key, layout)
     params, opt_state, losses = found
     old, ring = state.replay, None
     if old is not None and begun is not None:
@@ -193,7 +185,7 @@ def update(
         def again(learnt: tuple[Params, Any]) -> tuple[Params, Any]:
             item = sample(old, sample_key)
             batch = replay(parts, setup, learnt, market, item, scales)
-            return learn_from(*learnt, batch, shuffle_key, micro_batches, layout)[:2]
+            return learn_from(*learnt, batch, shuffle_key, layout)[:2]
 
         with jax.named_scope("replay"):
             learnt = (params, opt_state)
@@ -207,7 +199,7 @@ def update(
     # The optimiser counts over the run; the row of metrics is for one update.
     skipped = opt_state.skipped - state.opt_state.skipped
     metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
-    metrics |= _settings(parts, setup, scales, opt_state, micro_batches)
+    metrics |= _settings(parts, setup, scales, opt_state)
     metrics |= {} if state.hyper is None else state.hyper._asdict()
     state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
     return state._replace(update=state.update + 1), metrics
@@ -288,9 +280,7 @@ def replay(
     return parts.algorithm.normalize(setup, batch, layout.of_all(statistics))[0]
 
 
-def _settings(
-    parts: Parts, setup: AgentSetup, scales: Scales, opt_state: Any, micro_batches: int
-) -> Metrics:
+def _settings(parts: Parts, setup: AgentSetup, scales: Scales, opt_state: Any) -> Metrics:
     """Return the current learning rate and curriculum scales as metrics."""
     config = parts.config
     total = gradient_steps(config.learner, parts.num_updates)
@@ -298,7 +288,7 @@ def _settings(
     names = ("cost_scale", "volatility_scale")
     known = {name: scale for name, scale in zip(names, scales, strict=True) if scale is not None}
     lr = jnp.asarray(schedule(_steps(opt_state)))
-    return known | {"lr": lr, "micro_batches": jnp.int32(micro_batches)}
+    return known | {"lr": lr, "micro_batches": jnp.int32(config.learner.micro_batches)}
 
 
 def learn(
@@ -309,7 +299,6 @@ def learn(
     opt_state: Any,
     batch: Any,
     key: Array,
-    micro_batches: int = 1,
     layout: Layout = EVERYWHERE,
 ) -> tuple[Params, Any, dict[str, Array]]:
     """Take `num_epochs` times `num_minibatches` gradient steps of `lose` on `batch`.
@@ -319,13 +308,12 @@ def learn(
 
     Args:
       lose: `(params, items) -> Loss`, a mean over the items.
-      config: numbers of epochs, minibatches and logical shards, and `target_kl`.
+      config: numbers of epochs, minibatches, micro-batches and logical shards, and `target_kl`.
       optimizer: applied to each gradient.
       params: this device's part of the parameters.
       opt_state: likewise of the optimiser's state.
       batch: pytree of `[N, ...]`, this device's N items, in its share of the `logical_shards`.
       key: of the shuffling, the same on every device.
-      micro_batches: pieces in which a minibatch's gradient is summed.
       layout: of the parameters on the mesh.
 
     Returns:
@@ -339,7 +327,7 @@ def learn(
 
     def compute(params: Params, opt_state: Any, piece: Array) -> Any:
         items = jax.tree.map(lambda a: jax.vmap(lambda rows, at: rows[at])(a, piece), data)
-        gradient, loss = gradient_of(lose, params, items, micro_batches, layout)
+        gradient, loss = gradient_of(lose, params, items, config.micro_batches, layout)
         metrics = loss._asdict() | {"grad_norm": layout.norm(gradient)}
 
         def move() -> Any:

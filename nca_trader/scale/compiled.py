@@ -45,16 +45,15 @@ CODE = 1 / 64
 class Question(NamedTuple):
     """What to compile.
 
-    bars: None if the environment draws its own. search: whether micro-batches are doubled until
-    the program fits, as `train` does. memory_only: whether the compilation ends once every array
-    has its place: seconds for any batch, where the code of a large one takes many minutes.
+    bars: None if the environment draws its own. memory_only: whether the compilation ends once
+    every array has its place: seconds for any batch, where the code of a large one takes many
+    minutes.
     """
 
     env: EnvConfig
     agent: AgentConfig
     bars: Bars | None
     there: Slice
-    search: bool = True
     memory_only: bool = False
 
 
@@ -66,20 +65,18 @@ class Needs(NamedTuple):
       limit: what a program may use.
       needed: what it needs, None if the compiler does not say; of `memory_only` without its code.
       kinds: bytes by kind.
-      micro_batches: number with which it was compiled.
       cost: None where the compiler gave up, or placed the arrays alone.
       unknown_loops: loops that are counted once in it.
       parameters: of the policy.
       bars: at which a decision can be learnt from.
       steps: environment steps per update.
-      seconds: duration of the compilation, of the last one if there were several.
+      seconds: duration of the compilation.
     """
 
     fits: bool
     limit: float
     needed: int | None
     kinds: dict[str, int]
-    micro_batches: int
     cost: ProgramCost | None
     unknown_loops: int
     parameters: int
@@ -106,8 +103,7 @@ def stage_of(folder: pathlib.Path) -> str:
       >>> stage_of(pathlib.Path("not-there"))
       'tracing the update'
     """
-    newest = max(folder.glob("*"), key=lambda path: path.stat().st_mtime, default=folder)
-    found = (stage for pattern, stage in STAGES.items() if any(newest.glob(pattern)))
+    found = (stage for pattern, stage in STAGES.items() if any(folder.glob(pattern)))
     return next(found, "tracing the update")
 
 
@@ -245,7 +241,6 @@ def answer(question: Question, dumps: pathlib.Path) -> Needs:
         limit=limit,
         needed=None,
         kinds=bytes_of | {"rollout": rollout},
-        micro_batches=0,
         cost=None,
         unknown_loops=0,
         parameters=num_parameters(policy),
@@ -253,21 +248,8 @@ def answer(question: Question, dumps: pathlib.Path) -> Needs:
         steps=learner.steps_per_update,
         seconds=0.0,
     )
-    programs, least = list(learner.programs.items()), 0.0
-    for sizes, program in programs if question.search else programs[:1]:
-        pieces = sizes.micro_batches
-        if pieces < least:
-            continue
-        known = known._replace(micro_batches=pieces)
-        args = (state, learner.market)
-        # Of each number of pieces: files of one program alone tell what it is at.
-        own = dumps / str(pieces)
-        found = _compiled(known, program, args, mesh.size, own, question.memory_only)
-        if found.fits:
-            break
-        # n times as many pieces leave at least an n-th of the memory, so fewer cannot fit.
-        least = pieces * (found.needed or 0) / limit
-    return found
+    args = (state, learner.market)
+    return _compiled(known, learner.program, args, mesh.size, dumps, question.memory_only)
 
 
 def _compiled(

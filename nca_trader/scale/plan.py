@@ -155,7 +155,6 @@ def described(found: Needs, chip: Chip) -> Report:
         # The compiler counts by device, and a chip may be several.
         "hbm_limit": int(found.limit * chip.devices),
         "bytes_by_kind": {kind: size * chip.devices for kind, size in found.kinds.items()},
-        "micro_batches": found.micro_batches,
         "parameters": found.parameters,
         "bars": found.bars,
         "bars_per_parameter": found.bars / found.parameters,
@@ -251,7 +250,6 @@ def remat_advice(ask: Ask, question: Question, found: Needs) -> Report:
     advice["with_step"] = {
         "fits": other.fits,
         "temporaries": other.kinds.get("temporaries"),
-        "micro_batches": other.micro_batches,
         "cycles": None if other.cost is None else other.cost.cycles,
     }
     if not other.fits:
@@ -268,7 +266,7 @@ def remat_advice(ask: Ask, question: Question, found: Needs) -> Report:
 
 
 def largest_batch(ask: Ask, question: Question, found: Needs) -> Iterator[Report]:
-    """Search for the most segments that fit without more micro-batches.
+    """Search for the most segments that fit.
 
     Their memory is asked for, at most `MOST` times. Their code is not generated: that of a large
     batch takes many minutes. So the seconds of an update are on the line through two compilations,
@@ -308,12 +306,9 @@ def largest_batch(ask: Ask, question: Question, found: Needs) -> Iterator[Report
     def asked(segments: int, memory_only: bool) -> Needs:
         changed = dataclasses.replace(learner, num_segments=segments)
         agent = dataclasses.replace(question.agent, learner=changed)
-        # A search would make any batch fit, by more micro-batches.
-        return ask(question._replace(agent=agent, search=False, memory_only=memory_only))
+        return ask(question._replace(agent=agent, memory_only=memory_only))
 
     begin, left = learner.num_segments, MOST
-    if found.micro_batches != learner.micro_batches:
-        found, left = asked(begin, True), left - 1
     known = add(begin, found)
     yield known
     while left and (segments := next_largest(known["tries"], shares, unit)):

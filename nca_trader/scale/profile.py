@@ -22,7 +22,7 @@ from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner.learner import make_learner
-from nca_trader.learner.programs import Sizes, bytes_needed
+from nca_trader.learner.programs import bytes_needed
 from nca_trader.machine import make_directory
 from nca_trader.scale.chips import rates_of
 from nca_trader.scale.hlo import Module, cost_of, part_of, read_module, runs, unknown_loops
@@ -100,11 +100,9 @@ def profile(env: TradingEnv, agent: AgentConfig, watched: Profiler) -> dict[str,
     if watched.row is None or not watched.traced:
         return None
     learner = make_learner(env, make_policy(agent, env.spec), agent)
-    agents = watched.row.get("agents_at_once", learner.fitting.sizes.agents)
-    program = learner.fitting.built(Sizes(int(agents), int(watched.row["micro_batches"])))
     # The program that ran, compiled once more: a trace names operations and has no text of them.
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    compiled: Any = program.lower(state, learner.market).compile()
+    compiled: Any = learner.bounded.program.lower(state, learner.market).compile()
     module, device = read_module(compiled.as_text()), learner.mesh.devices.flat[0]
     seconds = watched.timed or watched.traced
     update = statistics.median(seconds)

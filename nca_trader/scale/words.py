@@ -63,8 +63,8 @@ def _memory_lines(report: dict[str, Any]) -> Iterator[str]:
         # A program that was refused has no sizes of arguments and temporaries.
         if kind in kinds:
             yield f"{label}{binary_size(kinds[kind]):>10}"
-    if report["micro_batches"] > 1:
-        yield f"  with learner.micro_batches = {report['micro_batches']}, as train would choose"
+    if not report["fits"]:
+        yield "  a larger learner.micro_batches needs less"
 
 
 def _communication_lines(collectives: dict[str, Any]) -> Iterator[str]:

@@ -36,7 +36,6 @@ def answers(monkeypatch):
             fits=True, limit=15.75 * 2**30, needed=12 * 2**20,
             kinds={"params": 28_932, "optimiser": 57_876, "replay": 0, "rollout": 230_208,
                    "arguments": 992_768, "temporaries": 4_571_136, "code": 6_144_000},
-            micro_batches=1,
             cost=ProgramCost({"collect: accounts": Part(3_000_000, 0),
                        "learn: encoder forward": Part(1_000_000, 131_072 * 800_000)},
                       {"all-reduce": Collective(18, 231_716, ("f32", "s32"), 8)}, 10**6),
@@ -172,7 +171,7 @@ def up_to_a_thousand(question):
     """An answer by which 1,000 segments fit."""
     count = question.agent.learner.num_segments
     cost = ProgramCost({"other": Part(10_000 + 1_000 * count, 0)}, {}, 0)
-    return Needs(count <= 1_000, 1e9, count * 10**6, {"temporaries": 0}, 1, cost, 0,
+    return Needs(count <= 1_000, 1e9, count * 10**6, {"temporaries": 0}, cost, 0,
                   7_233, 4_895, count * 512, 1.0)  # fmt: skip
 
 

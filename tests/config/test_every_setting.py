@@ -178,15 +178,11 @@ def updated(agent):
     """The program of an update."""
     learner = learner_of(agent)
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    return next(iter(learner.programs.values())).lower(state, learner.market).as_text()
-
-
-def first_sizes(agent):
-    return next(iter(learner_of(agent).programs))
+    return learner.program.lower(state, learner.market).as_text()
 
 
 def device_limit(agent):
-    return learner_of(agent).fitting.limit
+    return learner_of(agent).bounded.limit
 
 
 def mesh_of(agent):
@@ -402,7 +398,7 @@ AGENTS = {
     "learner.replay_slots": Row(updated, 3, RING),
     "learner.num_epochs": Row(updated, 2),
     "learner.num_minibatches": Row(updated, 1),
-    "learner.micro_batches": Row(first_sizes, 2, dict(mesh__devices=1)),
+    "learner.micro_batches": Row(updated, 2, dict(mesh__devices=1)),
     "learner.memory_gb": Row(device_limit, 3.0),
     "learner.target_kl": Row(updated, 0.01),
     "learner.discount": Row(updated, 0.9),

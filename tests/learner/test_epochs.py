@@ -30,11 +30,10 @@ def lose(params, items):
 
 @functools.cache
 def run(devices, **changes):
-    micro_batches = changes.pop("micro_batches", 1)
     config, optimizer = dataclasses.replace(CONFIG, **changes), optax.sgd(0.1)
 
     def once(params, items, key):
-        args = (config, optimizer, params, optimizer.init(params), items, key, micro_batches)
+        args = (config, optimizer, params, optimizer.init(params), items, key)
         params, _, metrics = learn(lose, *args)
         return params, metrics
 

@@ -146,12 +146,12 @@ def test_the_shards_that_wait_on_the_device_are_taken_from_its_memory(sharded, m
     rows, assets = 120, 2
     # Two features, two returns and a presence of each asset and row, and the count of rows.
     market = rows * assets * (2 * 4 + 2 * 4 + 1) + 4
-    assert bounded.fitting.limit == pytest.approx(1e7 - 2 * market)
+    assert bounded.bounded.limit == pytest.approx(1e7 - 2 * market)
 
     auto = dataclasses.replace(TURN, learner=dataclasses.replace(TURN.learner, memory_gb=None))
     monkeypatch.setattr(machine, "memory", lambda: machine.Memory(10**12, 10**7))
     free = make_learner(env, make_policy(auto, env.spec), auto, make_mesh(1))
-    assert free.fitting.limit == pytest.approx(1e7 - market)
+    assert free.bounded.limit == pytest.approx(1e7 - market)
 
 
 @pytest.mark.heavy

@@ -80,7 +80,7 @@ def learnt(axes, deterministic=False, dtype="f8", config=CONFIG):
         by_hand, placed = (learners._spec(parts, *names)[:2] for names in ((FSDP,), (FSDP, MODEL)))
 
         def once(params, state, items, key):
-            args = (config, optimizer, params, state, items, key, 1, layout)
+            args = (config, optimizer, params, state, items, key, layout)
             params, state, metrics = learn(lose, *args)
             return (params, state), metrics
 

@@ -13,7 +13,7 @@ from nca_trader.scale.plan import MOST, largest_batch
 V5E = slice_of("v5e-8")
 
 
-def search(share, begin=8, unit=8, cycles=lambda n: 100_000 + 1_000 * n, known=True):
+def search(share, begin=8, unit=8, cycles=lambda n: 100_000 + 1_000 * n):
     """The last report, what was asked about memory, and what was compiled.
 
     n segments need `share(n)` of 10^9 bytes, and their code a tenth of it, which only a compilation
@@ -31,12 +31,10 @@ def search(share, begin=8, unit=8, cycles=lambda n: 100_000 + 1_000 * n, known=T
         whole = fits and not memory_only
         cost = ProgramCost({"other": Part(cycles(n), 0)}, {}, 0) if whole else None
         needed = None if needed is None else int(needed * 1e9) + whole * 10**8
-        return Needs(
-            fits, 1e9, needed, {"code": 10**8} if whole else {}, 1, cost, 0, 7, 9, n * 16, 1.0
-        )
+        kinds = {"code": 10**8} if whole else {}
+        return Needs(fits, 1e9, needed, kinds, cost, 0, 7, 9, n * 16, 1.0)
 
     def ask(question):
-        assert not question.search
         segments = question.agent.learner.num_segments
         before = asked if question.memory_only else built
         assert segments % unit == 0 and segments not in before
@@ -44,9 +42,8 @@ def search(share, begin=8, unit=8, cycles=lambda n: 100_000 + 1_000 * n, known=T
         return answer_of(segments, question.memory_only)
 
     question = Question(ENV, agent, None, V5E)
-    first = answer_of(begin, False)
     found = None
-    for found in largest_batch(ask, question, first if known else first._replace(micro_batches=2)):
+    for found in largest_batch(ask, question, answer_of(begin, False)):
         tried = {begin, *asked, *built}
         assert [each["num_segments"] for each in found["tries"]] == sorted(tried)
     assert len(asked) <= MOST and len(built) <= 2
@@ -132,8 +129,3 @@ def test_nothing_follows_from_cycles_that_do_not_grow():
 def test_cycles_that_grow_faster_than_the_batch_leave_it_as_it_is():
     found, *_ = search(lambda n: n / 40_000, begin=512, cycles=lambda n: 10_000 * n**2)
     assert found["efficient"]["num_segments"] == 512
-
-
-def test_what_was_cut_into_micro_batches_is_asked_again():
-    _, asked, built = search(lambda n: n / 1e4, begin=8, known=False)
-    assert asked[0] == 8 and built == [8, 24]

@@ -28,7 +28,6 @@ ANSWER = Needs(
     limit=V5E.of.hbm_usable,
     needed=2**30,
     kinds={"params": 400, "temporaries": 2**29},
-    micro_batches=1,
     cost=COST,
     unknown_loops=0,
     parameters=1_000,
