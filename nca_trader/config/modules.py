@@ -39,7 +39,7 @@ THEN = (
     "80f38a3838d7d419adf882f43ff4058b721018c764836ce23006d7071a6b513a",
     "3ab918b394ad1ec778a221c8b985b744f138b9f53c6e2cdfdcc56e69f5f43d45",
 )
-DECIDES_AS = dict(zip(NOW, THEN, strict=True))
+DECIDES_AS: dict[str, str] = dict(zip(NOW, THEN, strict=True))
 
 
 class OwnFiles(NamedTuple):

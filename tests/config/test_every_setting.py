@@ -32,7 +32,7 @@ from nca_trader.agents.base import env_on_base
 from nca_trader.agents.heads import best_target
 from nca_trader.agents.nca import Fire
 from nca_trader.cli import main
-from nca_trader.config.env import Limits
+from nca_trader.config.account import Limits
 from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
 from nca_trader.envs.account.state import open_account
