@@ -52,7 +52,7 @@ def check_broker(
       >>> import numpy as np
       >>> from nca_trader.paper.exchange import Exchange
       >>> books = pathlib.Path(tempfile.mkdtemp()) / "books"
-      >>> venue = Exchange(books, 1000.0, nca.Costs(), ["X"])
+      >>> venue = Exchange(books, 1000.0, ["X"])
       >>> days = iter(range(1, 100))
       >>> def advance():
       ...     day, price = next(days), np.array([10.0])

@@ -138,11 +138,11 @@ def test_the_page_says_what_the_result_may_be_and_what_to_try_next(demo):
     assert "Generalisation gap" in page and "exposure-matched hold" in page
     assert list(result["checks"]) == [
         "Evaluations on the test span", "The same exposure without its timing",
-        "Timing, by permutation", "Break-even costs", "Independent bars per parameter",
+        "Independent bars per parameter",
     ]  # fmt: skip
     for text in result["checks"].values():
         assert text[:40] in done.stdout
-    assert "at least 24 of them" in result["checks"]["Evaluations on the test span"]
+    assert result["checks"]["Evaluations on the test span"].endswith(", by the trial log.")
     assert "3,019 bars" in result["checks"]["Independent bars per parameter"]
     assert "What to try next" in page and "demo --panel" in page
     assert "--deploy" in done.stdout

@@ -11,7 +11,7 @@ from scipy.interpolate import CubicSpline
 from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import linprog, minimize_scalar
 
-from nca_trader.config import env
+from nca_trader.config import account
 from nca_trader.optimum import synthetic
 
 # From ../shared/expected/known_optimum.json, so that these hold without it. The grid behind the
@@ -40,7 +40,7 @@ PUBLISHED = [
 @pytest.fixture(autouse=True)
 def _any_cost(monkeypatch):
     """A market of theory may charge what no venue does."""
-    monkeypatch.setitem(env.IMPLAUSIBLE, "commission", 1.0)
+    monkeypatch.setitem(account.IMPLAUSIBLE, "commission", 1.0)
 
 
 @pytest.fixture(scope="module")

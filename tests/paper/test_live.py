@@ -11,7 +11,7 @@ from livedesk import BEGIN, SECOND, Desk, Room, Tape
 import nca_trader as nca
 from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.targets import strategy_targets
-from nca_trader.envs.account.risk import sizes
+from nca_trader.envs.account.risk import bars_of_size, sizes
 from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.agents import strategy_agent
 from nca_trader.paper.exchange import Exchange
@@ -69,7 +69,7 @@ def test_a_strategy_gets_the_bars_that_it_remembers_of_each_asset(stage, tmp_pat
     bars = stage.bars(num_bars=330, missing=0.33)
     traded = np.arange(330)[:, None] >= 299  # a desk needs a price of each
     room.bars = dataclasses.replace(bars, present=bars.present | traded)
-    room.agent = strategy_agent(strategy, room.bars, stage.costs, stage.agent().rules)
+    room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
     tape = Tape(room.bars, tmp_path / "tape", 300)
     give, asked = tape.history, []
     tape.history = lambda count: (asked.append(count), give(count))[1]
@@ -84,7 +84,7 @@ def test_an_asset_without_more_bars_is_asked_for_once_more(stage, tmp_path):
     room = Room(stage, tmp_path)
     present = np.arange(300)[:, None] >= [0, 270]
     room.bars = dataclasses.replace(stage.bars(num_bars=300), present=present)
-    room.agent = strategy_agent(LONG, room.bars, stage.costs, stage.agent().rules)
+    room.agent = strategy_agent(LONG, room.bars, stage.agent().rules)
     tape = Tape(room.bars, tmp_path / "tape", 290)
     give, asked = tape.history, []
     tape.history = lambda count: (asked.append(count), give(count))[1]
@@ -95,13 +95,13 @@ def test_an_asset_without_more_bars_is_asked_for_once_more(stage, tmp_path):
 def test_sizes_are_remembered_too(stage, tmp_path):
     room, rules = Room(stage, tmp_path), stage.agent().rules
     room.bars = stage.bars(num_bars=510)
-    rules = rules._replace(sizing="volatility", volatility_span=25)
-    room.agent = strategy_agent(nca.rules.momentum(5), room.bars, stage.costs, rules)
+    rules = dataclasses.replace(rules, sizing="volatility", volatility_span=25)
+    room.agent = strategy_agent(nca.rules.momentum(5), room.bars, rules)
     tape = Tape(room.bars, tmp_path / "tape", 500)
     give, asked = tape.history, []
     tape.history = lambda count: (asked.append(count), give(count))[1]
     room.trade(tape=tape)
-    assert asked == [rules.scale.memory]
+    assert asked == [bars_of_size(rules.scale)]
     # As a size is on all bars: older ones weigh less than rounding does.
     whole, part = (sizes(bars, rules.scale)[-1] for bars in (room.bars, room.bars[-asked[0] :]))
     np.testing.assert_allclose(part, whole, rtol=1e-14)
