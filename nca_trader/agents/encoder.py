@@ -19,21 +19,22 @@ that is `config.window`. Everything else has a default here, and may be defined 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.heads import PolicyHead
-from nca_trader.agents.lattice import ROWS, delayed, entered, rows_dense, stored, wide
+from nca_trader.agents.lattice import ROWS, delayed, entered, rows_dense, stored
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
+from nca_trader.config.agent import KINDS
 from nca_trader.config.ranges import described
 from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
+from nca_trader.numerics import wide
 from nca_trader.types import EnvSpec
 
 
@@ -184,32 +185,8 @@ GIVEN = ("spec", "config", "precision", "rngs")
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-class Encoder(NamedTuple):
-    """An encoder's parts, with defaults where its class has none.
-
-    Attributes:
-      name: of its parameters in a run.
-      build: `(spec, config, precision, rngs) -> module`.
-      receptive_field: `(config) ->` bars that a cell depends on, its own included.
-      encode: `(module, x, present, fire, halo) -> cells`.
-      begin: `(spec, config) -> state` of a stream.
-      stream: `(module, state, x, present) -> (state, cells)`.
-      hidden: parameter to axis, see `Policy.hidden_axis`.
-      head: the class of the policy head.
-    """
-
-    name: str
-    build: Callable[[EnvSpec, PolicyConfig, PrecisionConfig, nnx.Rngs], nnx.Module]
-    receptive_field: Callable[[PolicyConfig], int]
-    encode: Callable[[Any, Array, Array, Fire | None, int], Array]
-    begin: Callable[[EnvSpec, PolicyConfig], Any]
-    stream: Callable[[Any, Any, Array, Array], tuple[Any, Array]]
-    hidden: dict[str, int]
-    head: Any
-
-
-def encoder_of(cls: Any, name: str) -> Encoder:
-    """Return the parts of an encoder's class.
+def encoder_of(cls: Any, name: str) -> Any:
+    """Return an encoder's class.
 
     Args:
       cls: the class of an nnx module.
@@ -224,13 +201,9 @@ def encoder_of(cls: Any, name: str) -> Encoder:
         raise ConfigError(f"{name}: has no __call__; define __call__(self, x, present) -> cells.")
     if hasattr(cls, "stream") != hasattr(cls, "begin"):
         raise ConfigError(f"{name}: has one of stream and begin; define both, or neither.")
-    # The signature of Python's own constructor is "anything", but it takes no arguments.
-    own = cls.__init__ is not object.__init__
-    taken = inspect.signature(cls.__init__).parameters if own else {}
-    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     unknown = [
         p.name
-        for p in [*taken.values()][1:]
+        for p in [*_taken(cls).values()][1:]
         if p.name not in GIVEN and p.default is p.empty and p.kind not in VARIADIC
     ]
     if unknown:
@@ -238,36 +211,60 @@ def encoder_of(cls: Any, name: str) -> Encoder:
             f"{name}: its constructor asks for {', '.join(unknown)}; it is given "
             f"{', '.join(GIVEN)}, so give the others defaults."
         )
+    return cls
 
-    def build(*given: Any) -> nnx.Module:
-        named = zip(GIVEN, given, strict=True)
-        return cls(**{key: value for key, value in named if every or key in taken})
 
-    whole = {"fire", "halo"} <= set(inspect.signature(cls.__call__).parameters)
+def _taken(cls: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a class's constructor, with `self`."""
+    # The signature of Python's own constructor is "anything", but it takes no arguments.
+    return {} if cls.__init__ is object.__init__ else inspect.signature(cls.__init__).parameters
 
-    def encode(module: Any, x: Array, present: Array, fire: Fire | None, halo: int) -> Array:
-        return module(x, present, fire, halo) if whole else module(x, present)[:, halo:]
 
-    receptive_field = getattr(cls, "receptive_field", lambda config: config.window)
+def built(cls: Any, *given: Any) -> nnx.Module:
+    """Build the module of a class with those of `given`, named `GIVEN`, that it takes."""
+    taken = _taken(cls)
+    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    named = zip(GIVEN, given, strict=True)
+    return cls(**{key: value for key, value in named if every or key in taken})
 
-    def begin(spec: EnvSpec, config: PolicyConfig) -> Any:
-        shape = (receptive_field(config), spec.num_assets)
-        return jnp.zeros((*shape, spec.num_features), jnp.float32), jnp.zeros(shape, bool)
 
-    def stream(module: Any, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
-        # The whole receptive field again for each bar: slow, and right for any encoder.
-        bars = jnp.concatenate([state[0][1:], x[None].astype(jnp.float32)])
-        there = jnp.concatenate([state[1][1:], present[None]])
-        return (bars, there), encode(module, bars[None], there[None], None, len(bars) - 1)[0, 0]
+def receptive_field(cls: Any, config: PolicyConfig) -> int:
+    """Return the bars that a cell depends on, its own included."""
+    return getattr(cls, "receptive_field", lambda config: config.window)(config)
+
+
+def encode(module: Any, x: Array, present: Array, fire: Fire | None, halo: int) -> Array:
+    """Return the cells of a module, which need not know `fire` and `halo`."""
+    whole = {"fire", "halo"} <= set(inspect.signature(type(module).__call__).parameters)
+    return module(x, present, fire, halo) if whole else module(x, present)[:, halo:]
+
+
+def begin(cls: Any, spec: EnvSpec, config: PolicyConfig) -> Any:
+    """Return the state of a stream before the first bar."""
+    if _has_stream(cls):
+        return cls.begin(spec, config)
+    shape = (receptive_field(cls, config), spec.num_assets)
+    return jnp.zeros((*shape, spec.num_features), jnp.float32), jnp.zeros(shape, bool)
+
+
+def stream(module: Any, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
+    """Encode one new bar; return the next state and its cells."""
+    if _has_stream(type(module)):
+        return module.stream(state, x, present)
+    # The whole receptive field again for each bar: slow, and right for any encoder.
+    bars = jnp.concatenate([state[0][1:], x[None].astype(jnp.float32)])
+    there = jnp.concatenate([state[1][1:], present[None]])
+    return (bars, there), encode(module, bars[None], there[None], None, len(bars) - 1)[0, 0]
+
+
+def _has_stream(cls: Any) -> bool:
+    """Whether a class has a stream that makes the cells of its `__call__`."""
 
     def above(name: str) -> type:
         return next(base for base in cls.__mro__ if name in vars(base))
 
     # A stream of a class above the one with `__call__` makes the cells of another rule.
-    if hasattr(cls, "stream") and issubclass(above("stream"), above("__call__")):
-        begin, stream = getattr(cls, "begin"), getattr(cls, "stream")  # noqa: B009 (unknown to types)
-    hidden, head = getattr(cls, "HIDDEN", {}), getattr(cls, "HEAD", PolicyHead)
-    return Encoder("encoder", build, receptive_field, encode, begin, stream, hidden, head)
+    return hasattr(cls, "stream") and issubclass(above("stream"), above("__call__"))
 
 
 def check_parameters(name: str, module: Any) -> None:
@@ -317,11 +314,6 @@ def check_cells(
 
 
 # By the names that `PolicyConfig.kind` takes.
-ENCODERS: Registry[Encoder] = Registry(
-    "policies",
-    {
-        name: encoder_of(cls, name)._replace(name=name)
-        for name, cls in (("nca", NCA), ("mlp", MLP), ("gru", GRU))
-    },
-    encoder_of,
+ENCODERS: Registry[Any] = Registry(
+    "policies", dict(zip(KINDS, (NCA, MLP, GRU), strict=True)), encoder_of
 )

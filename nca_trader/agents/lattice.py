@@ -121,11 +121,6 @@ def stored(x: Array, precision: PrecisionConfig) -> Array:
     return x.astype(jnp.bfloat16) if precision.compute == "bfloat16" else x
 
 
-def wide(x: Array) -> Array:
-    """Cast cells to at least float32."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def entered(form: Form, clip: float, x: Array, present: Array) -> Array:
     """Return features `[B, T, A, F]`, clipped, and the mask of bars as one more, laid out.
 

@@ -19,9 +19,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, entered, stored, wide
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, entered, stored
 from nca_trader.config import PolicyConfig, PrecisionConfig
-from nca_trader.numerics import hash_uniform
+from nca_trader.numerics import hash_uniform, wide
 from nca_trader.types import EnvSpec
 
 

@@ -16,10 +16,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents import load_agent
+from nca_trader.agents import encoder, load_agent
 from nca_trader.agents.base import spec_on_base
-from nca_trader.agents.encoder import ENCODERS, check_cells, check_parameters
-from nca_trader.agents.heads import Distribution, account_features, distribution
+from nca_trader.agents.heads import Distribution, PolicyHead, account_features, distribution
 from nca_trader.agents.nca import Fire
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.config.extensions import FORGET, own_code
@@ -113,18 +112,20 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
 
 @functools.lru_cache(maxsize=64)
 def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec) -> Policy:
-    encoder = ENCODERS[config.kind]
+    cls, own = encoder.ENCODERS[config.kind], config.kind not in encoder.ENCODERS.builtin
+    # Of its parameters in a run.
+    kind, head = "encoder" if own else config.kind, getattr(cls, "HEAD", PolicyHead)
 
     def build(rngs: nnx.Rngs) -> dict[str, nnx.Module]:
         return {
-            encoder.name: encoder.build(spec, config, precision, rngs),
-            "head": encoder.head(spec, config.channels, config.head_hidden, rngs),
+            kind: encoder.built(cls, spec, config, precision, rngs),
+            "head": head(spec, config.channels, config.head_hidden, rngs),
         }
 
     # Shapes alone are traced: the graph is known without drawing parameters.
     with own_code(f"policy.kind = {config.kind!r}"):
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    hidden = {encoder.name: encoder.hidden, "head": getattr(encoder.head, "HIDDEN", {})}
+    hidden = {name: getattr(part, "HIDDEN", {}) for name, part in ((kind, cls), ("head", head))}
     graphs = {name: nnx.graphdef(module) for name, module in abstract.items()}
     pure = {name: nnx.to_pure_dict(nnx.state(module)) for name, module in abstract.items()}
     paths = {name: dict(_paths(tree)) for name, tree in pure.items()}
@@ -153,25 +154,25 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     def encode(
         params: Params, x: Array, present: Array, fire: Fire | None = None, halo: int = 0
     ) -> Array:
-        return encoder.encode(module(encoder.name, params), x, present, fire, halo)
+        return encoder.encode(module(kind, params), x, present, fire, halo)
 
     def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
-        return encoder.stream(module(encoder.name, params), state, x, present)
+        return encoder.stream(module(kind, params), state, x, present)
 
-    if config.kind not in ENCODERS.builtin:
+    field = encoder.receptive_field(cls, config)
+    if own:
         for name, part in abstract.items():
-            check_parameters(f"policy.kind = {config.kind!r}: {name}", part)
+            encoder.check_parameters(f"policy.kind = {config.kind!r}: {name}", part)
         with own_code(f"policy.kind = {config.kind!r}"):
             like = jax.eval_shape(init, jax.random.key(0))
-            rows = encoder.receptive_field(config) + 1
-            check_cells(config.kind, encode, like, spec, config.channels, rows)
+            encoder.check_cells(config.kind, encode, like, spec, config.channels, field + 1)
     return Policy(
         init=init,
         encode=encode,
         act=lambda params, cells, seen: module("head", params)(cells, seen),
-        begin=lambda: encoder.begin(spec, config),
+        begin=lambda: encoder.begin(cls, spec, config),
         stream=stream,
-        receptive_field=encoder.receptive_field(config),
+        receptive_field=field,
         spec=spec,
         fire_rate=config.fire_rate,
         hidden_axis=lambda name, parameter: hidden[name].get(parameter),
