@@ -13,13 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nca_trader.agents.rules import buy_and_hold
-from nca_trader.agents.strategy import sized_once
-from nca_trader.agents.targets import in_force, late, strategy_targets
-from nca_trader.config import AccountConfig
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.metrics import NO_VOLATILITY
-from nca_trader.evaluate.simulate import Trace, simulate_targets
-from nca_trader.types import Bars
 
 HOLD = buy_and_hold()  # one object, so that its program is compiled once
 
@@ -129,14 +124,3 @@ def _long_run_error(terms: np.ndarray) -> float:
         variance += 2.0 * (1.0 - lag / (lags + 1.0)) * product
     # Bartlett's weights make it 0 or above, but for rounding.
     return math.sqrt(max(variance, 0.0))
-
-
-def hold(bars: Bars, rules: AccountConfig, first: int, last: int) -> Trace:
-    """Run `rules.buy_and_hold()` in an account over rows first .. last - 1.
-
-    It trades, pays and earns as every account with these rules does, and as late, so that a
-    strategy which does the same has an alpha of 0.
-    """
-    rule = HOLD if rules.scale is None else sized_once(HOLD, rules.scale.span)
-    targets = in_force(late(strategy_targets(bars, rule), rules.delay), first)
-    return simulate_targets(bars, targets, rules, first, last)

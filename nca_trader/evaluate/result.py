@@ -215,19 +215,7 @@ class Result:
     @functools.cached_property
     def hold(self) -> Result | None:
         """`nca.rules.buy_and_hold()` in the same account: its costs, income, fills and rules."""
-        if self.bars is None:
-            return None
-        first = self.bars.row(self.equity.index[0])
-        last = first + len(self.equity)
-        trace = benchmark.hold(self.bars, self.rules, first, last)
-        columns = columns_of(trace, self.equity.index, self.weights.columns, self.charged)
-        return Result(
-            name="buy and hold",
-            **columns,
-            rules=self.rules,
-            bars_per_year=self.bars_per_year,
-            bars=self.bars,
-        )
+        return None if self.again is None else self.again(benchmark.HOLD)
 
     @property
     def benchmark(self) -> pd.Series | None:
