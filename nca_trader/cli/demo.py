@@ -12,12 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.demo_bars import DemoJob, job_of
 from nca_trader.cli.options import COUNT, add_options, typed
 from nca_trader.cli.train import selection_line
+from nca_trader.cloud import local
+from nca_trader.config.agent import LEAST_SEEDS
+from nca_trader.errors import CheckFailed
+from nca_trader.evaluate.wording import decimal
+from nca_trader.progress import Progress
 
 AS_FUTURES = (
     " The account trades the assets as futures are traded: a position is not paid for, and the "
@@ -81,8 +86,6 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
       CheckFailed: the paper session differs from the backtest.
     """
     from nca_trader.agents import load_agent
-    from nca_trader.cloud import local
-    from nca_trader.config.agent import LEAST_SEEDS
     from nca_trader.envs import load_env
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.evaluate.selection import Selector
@@ -133,72 +136,20 @@ class Stages:
     @contextlib.contextmanager
     def __call__(self, name: str, label: str | None = None) -> Iterator[None]:
         """Run a stage; without `label`, the stage shows its own progress."""
-        from nca_trader.progress import Progress
-
         began = time.perf_counter()
         with Progress(None, label, always=True) if label else contextlib.nullcontext():
             yield
         self.seconds[name] = time.perf_counter() - began
 
 
-class Findings(NamedTuple):
-    """What a demo found out, for its table and its page.
-
-    mean: the mean agent. results: backtests of the test span, of each seed and of the mean agent.
-    scores: a `Seed` for each of these. baselines: results by name, its base first.
-    learnt: what its network learns on a market whose optimum is known.
-    gate: the decision. checks: name and finding. advice: empty where the gate passed the agent.
-    parity: how the paper session compares. paper: what the session returned.
-    """
-
-    mean: Any
-    results: list[Any]
-    scores: list[Any]
-    baselines: dict[str, Any]
-    gate: Any
-    learnt: Any
-    checks: list[tuple[str, str]]
-    advice: list[str]
-    parity: Any
-    paper: dict[str, Any]
-
-
 def _evaluate(
     args: argparse.Namespace, run: Any, job: DemoJob, select: Any, stage: Stages
 ) -> dict[str, Any]:
     """Decide on the selection span what is deployed, evaluate it, and write the page."""
-    from nca_trader.errors import CheckFailed
-
-    found = _findings(args, run, job, select, stage)
-    with stage("page", "write the page"):
-        page = _write_page(args, job, found, stage.seconds)
-    _print_findings(found, job)
-    print(f"The page: {page}")
-    # After the page, which shows where they differ.
-    if not found.parity.ok:
-        raise CheckFailed(found.parity.sentence)
-    rows = [found.results[-1], *found.baselines.values()]
-    return {
-        "run": str(run.path),
-        "page": str(page),
-        "complete": True,
-        "deployed": "the mean agent" if found.gate.trades else found.gate.deployed,
-        "gate": dataclasses.asdict(found.gate),
-        "checks": dict(found.checks),
-        "parity": found.parity.ok,
-        "paper": found.paper,
-        "results": {result.name: result.metrics for result in rows},
-        "seconds": stage.seconds,
-    }
-
-
-def _findings(
-    args: argparse.Namespace, run: Any, job: DemoJob, select: Any, stage: Stages
-) -> Findings:
-    """Backtest each span, decide, check, and replay the test span on paper."""
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.deploy import deployable
-    from nca_trader.evaluate.report.contents import Seed
+    from nca_trader.evaluate.report.contents import Demo, Seed
+    from nca_trader.evaluate.report.page import report_on, write_report
     from nca_trader.paper.parity import compare
     from nca_trader.runs.manifest import Run
 
@@ -242,16 +193,48 @@ def _findings(
         paper = _replay(path, job)
         parity = compare(path, path / JOURNAL)
     sharpe = [[result.metrics["sharpe"] for result in span] for span in (before, chosen, results)]
-    scores = [Seed(seed, *each) for seed, *each in zip([*seeds, None], *sharpe, strict=True)]
-    advice = [] if gate.trades else _advice(args, run, job)
-    return Findings(mean, results, scores, baselines, gate, learnt, checks, advice, parity, paper)
+    as_futures = AS_FUTURES if run.env_config.borrow else ""
+    demo = Demo(
+        lead=_lead(agent, baselines, testing, base),
+        first=[name for name in (base, "buy and hold") if name],
+        tilt=_tilt(agent, baselines[base]) if base else [],
+        learnt=learnt,
+        deployment=f"{gate.sentence} {job.note}{as_futures}",
+        deployed=gate.trades,
+        checks=checks,
+        advice=[] if gate.trades else _advice(args, run, job),
+        seeds=[Seed(seed, *each) for seed, *each in zip([*seeds, None], *sharpe, strict=True)],
+        other_seeds=results[:-1],
+        parity=parity,
+        wall_times=stage.seconds,
+    )
+    with stage("page", "write the page"):
+        report = report_on(bars, agent, baselines, mean, command_of(args))
+        page = write_report(path / PAGE, dataclasses.replace(report, title=job.title, demo=demo))
+    rows = [agent, *baselines.values()]
+    _print_findings(demo, rows, testing, mean, gate)
+    print(f"The page: {page}")
+    # After the page, which shows where they differ.
+    if not parity.ok:
+        raise CheckFailed(parity.sentence)
+    return {
+        "run": str(path),
+        "page": str(page),
+        "complete": True,
+        "deployed": "the mean agent" if gate.trades else gate.deployed,
+        "gate": dataclasses.asdict(gate),
+        "checks": dict(checks),
+        "parity": parity.ok,
+        "paper": paper,
+        "results": {result.name: result.metrics for result in rows},
+        "seconds": stage.seconds,
+    }
 
 
-def _learnt(run: Any, seed: int) -> Any:
+def _learnt(run: Any, seed: int) -> dict[str, Any]:
     """Train the network of a run on a market whose optimum is known."""
     from nca_trader.agents import load_agent
     from nca_trader.config.ranges import switched
-    from nca_trader.evaluate.report.contents import Learnt
     from nca_trader.optimum.prove import prove
 
     quick = load_agent("nano")
@@ -261,35 +244,29 @@ def _learnt(run: Any, seed: int) -> Any:
         learner=switched(quick.learner, **QUICK),
         optimizer=dataclasses.replace(quick.optimizer, learning_rate=1e-2),
     )
-    row = prove([KNOWN], agent, seeds=[seed], controls=False)[0].row()
-    return Learnt(KNOWN, row["fraction"], row["untrained"], row["seconds"])
+    return prove([KNOWN], agent, seeds=[seed], controls=False)[0].row()
 
 
-def _lead(found: Findings, job: DemoJob, base: str) -> str:
+def _lead(agent: Any, baselines: dict[str, Any], span: str, base: str) -> str:
     """Return the one sentence of the page: what the agent, its base and hold earned."""
 
     def earned(name: str, result: Any) -> str:
         m = result.metrics
-        ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
-        return f"{name} {m['total_return']:+.1%} (Sharpe ratio {ratio})"
+        return f"{name} {m['total_return']:+.1%} (Sharpe ratio {decimal(m['sharpe'])})"
 
-    held = found.baselines
-    rows = [earned("the mean of the agents earned", found.results[-1])]
+    rows = [earned("the mean of the agents earned", agent)]
     if base:
-        rows.append(earned(f"its base, {base},", held[base]))
-    rows.append(earned("buy and hold", held["buy and hold"]))
-    return f"Out of sample, {job.spans[1]}: {'; '.join(rows)}."
+        rows.append(earned(f"its base, {base},", baselines[base]))
+    rows.append(earned("buy and hold", baselines["buy and hold"]))
+    return f"Out of sample, {span}: {'; '.join(rows)}."
 
 
-def _tilt(found: Findings, base: str) -> list[tuple[str, str]]:
+def _tilt(agent: Any, rule: Any) -> list[tuple[str, str]]:
     """Return what the agent changed of its base, and what that earned: name and finding."""
     import numpy as np
 
     from nca_trader.evaluate.inference import sharpe_difference_interval
 
-    if not base:
-        return []
-    agent, rule = found.results[-1], found.baselines[base]
     ours, theirs = (np.asarray(each.weights) for each in (agent, rule))
     gross = np.abs(theirs).sum(axis=1).mean()
     moved = np.abs(ours - theirs).sum(axis=1).mean() / gross if gross else 0.0
@@ -313,37 +290,34 @@ def _tilt(found: Findings, base: str) -> list[tuple[str, str]]:
     ]
 
 
-def _print_findings(found: Findings, job: DemoJob) -> None:
+def _print_findings(demo: Any, rows: list[Any], span: str, run: Any, gate: Any) -> None:
     """Print the table of the test span, the decision, the checks and what to try next."""
     from nca_trader.runs import trials
 
-    rows = [found.results[-1], *found.baselines.values()]
     width = max(len(result.name) for result in rows) + 2
-    print(f"\n{job.spans[1]:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
+    print(f"\n{span:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
     for result in rows:
         m = result.metrics
-        # NaN is the ratio of an account that never traded.
-        ratio = f"{m['sharpe']:.2f}" if m["sharpe"] == m["sharpe"] else "n/a"
         print(
-            f"{result.name:<{width}}{m['total_return']:>10.1%}{ratio:>10}"
+            f"{result.name:<{width}}{m['total_return']:>10.1%}{decimal(m['sharpe']):>10}"
             f"{m['max_drawdown']:>10.1%}{m['turnover']:>9.1f}x"
         )
-    print(found.parity.sentence)
-    print(f"  {found.mean.described}")
-    print(found.gate.sentence)
-    known = found.learnt
+    print(demo.parity.sentence)
+    print(f"  {run.described}")
+    print(gate.sentence)
+    known = demo.learnt
     print(
-        f"On {known.market}, whose optimum is known, the same network reached {known.fraction:.1%} "
-        f"of it; untrained {known.untrained:.1%}."
+        f"On {known['market']}, whose optimum is known, the same network reached "
+        f"{known['fraction']:.1%} of it; untrained {known['untrained']:.1%}."
     )
-    for name, text in found.checks:
+    for name, text in demo.checks:
         print(f"  {name}: {text}")
-    if found.advice:
+    if demo.advice:
         print("What to try next:")
-        for text in found.advice:
+        for text in demo.advice:
             print(f"  - {text}")
     # Of all runs in the folder on these bars: a search by hand is one as well.
-    trained = trials.count(found.mean.root, "train", found.mean.manifest.data)
+    trained = trials.count(run.root, "train", run.manifest.data)
     print(f"Agents trained so far: {trained}")
 
 
@@ -351,7 +325,6 @@ def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, 
     """Return what else a reader should know of the mean agent: name and finding."""
     from nca_trader.agents.baselines import MATCHED
     from nca_trader.agents.policy import num_parameters
-    from nca_trader.evaluate.wording import decimal
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
     parameters = num_parameters(run.each)
@@ -395,7 +368,6 @@ def _advice(args: argparse.Namespace, run: Any, job: DemoJob) -> list[str]:
 def _replay(path: pathlib.Path, job: DemoJob) -> dict[str, Any]:
     """Paper-trade the test span in another process, from only the run folder and a bar file."""
     from nca_trader.data.bars import write_bars
-    from nca_trader.errors import CheckFailed
 
     write_bars(job.bars, path / BARS)  # all bars: features need those before the span
     command = [
@@ -413,32 +385,3 @@ def _replay(path: pathlib.Path, job: DemoJob) -> dict[str, Any]:
         raise CheckFailed(f"the paper replay ended with exit code {done.returncode}: {last}")
     # With --json the object is the last line of stdout.
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def _write_page(
-    args: argparse.Namespace, job: DemoJob, found: Findings, seconds: dict[str, float]
-) -> pathlib.Path:
-    """Fill the report from the findings and the run folder, and write the page."""
-    from nca_trader.evaluate.report.contents import Demo
-    from nca_trader.evaluate.report.page import report_on, write_report
-
-    run = found.mean
-    base = run.base.name if run.base is not None else ""
-    as_futures = AS_FUTURES if run.env_config.borrow else ""
-    demo = Demo(
-        lead=_lead(found, job, base),
-        first=[name for name in (base, "buy and hold") if name],
-        tilt=_tilt(found, base),
-        learnt=found.learnt,
-        deployment=f"{found.gate.sentence} {job.note}{as_futures}",
-        deployed=found.gate.trades,
-        checks=found.checks,
-        advice=found.advice,
-        seeds=found.scores,
-        other_seeds=found.results[:-1],
-        parity=found.parity,
-        wall_times=seconds,
-    )
-    report = report_on(job.bars, found.results[-1], found.baselines, run, command_of(args))
-    report = dataclasses.replace(report, title=job.title, demo=demo)
-    return write_report(run.path / PAGE, report)

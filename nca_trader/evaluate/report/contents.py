@@ -33,25 +33,12 @@ class Seed(NamedTuple):
     test: float
 
 
-class Learnt(NamedTuple):
-    """What an agent's network learnt on a market whose optimum is known.
-
-    market: its name. fraction, untrained: of the optimum, after and before training. seconds: of
-    training, without compilation.
-    """
-
-    market: str
-    fraction: float
-    untrained: float
-    seconds: float
-
-
 class Demo(NamedTuple):
     """What the demo knows of its agent in addition. An empty field has no section.
 
     lead: the one sentence above the first plot. first: of the baselines, those in that plot. tilt:
     name and finding of what the agent changed of its base.
-    learnt: of the same network on a known market.
+    learnt: the row of `prove` of the same network on a market whose optimum is known.
     deployment: what was decided to trade, in words. deployed: whether the agent is what trades.
     checks: name and finding of each further check. advice: what to try next, in words. seeds: every
     seed, and the mean of all. other_seeds: backtests of the seeds that do not act. parity: of the
@@ -62,7 +49,7 @@ class Demo(NamedTuple):
     lead: str = ""
     first: Sequence[str] = ()
     tilt: Sequence[tuple[str, str]] = ()
-    learnt: Learnt | None = None
+    learnt: Mapping[str, Any] | None = None
     deployment: str = ""
     deployed: bool = True
     checks: Sequence[tuple[str, str]] = ()
