@@ -13,9 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from nca_trader.cli.options import ACCOUNT, READING, agent_of, limits_of, overrides, params_of
+from nca_trader.cloud import CloudPath, local, place
+from nca_trader.config import EnvConfig, spans
+from nca_trader.config.account import Costs
 from nca_trader.config.agent import RULES
-from nca_trader.config.ranges import refuse
+from nca_trader.config.extensions import is_source, origin_of
+from nca_trader.config.ranges import moment, nearest, refuse
+from nca_trader.config.toml import read_preset
 from nca_trader.errors import BarError, ConfigError, RunError, argument
+from nca_trader.machine import run_file
 from nca_trader.parallel import processes
 
 
@@ -84,10 +90,6 @@ def check(args: argparse.Namespace) -> None:
     Raises:
       ConfigError, BarError, RunError: for the first fault.
     """
-    from nca_trader.config import EnvConfig
-    from nca_trader.config.account import Costs
-    from nca_trader.config.toml import read_preset
-
     _refuse_idle(args)
     given = {name: value for name, value in vars(args).items() if value is not None}
     judged = args.command in ("prove", "board") and "agent" in given
@@ -120,13 +122,9 @@ def check(args: argparse.Namespace) -> None:
     # Built and dropped: its own checks say what is wrong with a cost.
     Costs(**{name: given[name] for name in ("commission", "slippage") if name in given})
     if args.command == "sweep":
-        from nca_trader.config.spans import parse_grid
-
-        parse_grid(given["grid"], "sample" in given)
+        spans.parse_grid(given["grid"], "sample" in given)
     for name in DATES:
         if name in given:
-            from nca_trader.config.ranges import moment  # imports pandas, which takes a while
-
             moment(given[name], name)
     _check_jobs(args.command, given)
     if args.command == "trials":
@@ -169,8 +167,6 @@ def _check_jobs(command: str, given: dict[str, Any]) -> None:
         parse_workers(given["workers"])
     if command not in ("walkforward", "tune"):
         return
-    from nca_trader.config import spans
-
     spans.check_metric(given["metric"])
     if command == "tune":
         # Optuna is an extra; its absence is said before bars are read.
@@ -209,9 +205,6 @@ def _check_reading(command: str, given: dict[str, Any], sampled: tuple[str, ...]
 
 def _check_files(command: str, given: dict[str, Any]) -> None:
     """Look for the bar file, the run, and the folder of the journal."""
-    from nca_trader.cloud import CloudPath, place
-    from nca_trader.machine import run_file
-
     bars = given.get("file") if command == "data" else given.get("data")
     if given.get("what") == "fetch":  # a venue in place of a file
         bars = None
@@ -226,19 +219,17 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         folder = pathlib.Path(given["journal"]).parent
         if not folder.is_dir():
             raise ConfigError(f"{folder}: there is no such folder; make it, or choose another.")
-    from nca_trader.config.extensions import is_source
     from nca_trader.config.reading import SAMPLE
 
     if (
         bars and command != "doctor" and not bars.startswith(SAMPLE) and not is_source(bars)
     ):  # the doctor reports a missing file as a finding
-        path = place(bars)
-        if not isinstance(path, CloudPath) and not path.exists():
+        path = _here(bars)
+        if path is not None and not path.exists():
             raise BarError(f"{path}: D001 no such file. Check the path.")
     # `demo --resume` is the one place where a run is not called `--run`.
     run = given.get("resume") if command == "demo" else given.get("run_dir")
-    # To ask an object store takes a network call: the library does it when it reads the run.
-    if run is None or isinstance(path := place(run), CloudPath):
+    if run is None or (path := _here(run)) is None:
         return
     if command == "train":
         # A folder that is not there is what a new run begins with.
@@ -253,9 +244,6 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
 
 def _check_runs(given: dict[str, Any]) -> None:
     """Check the folders of `runs`, whose number depends on what is done with them."""
-    from nca_trader.cloud import CloudPath, place
-    from nca_trader.machine import run_file
-
     action, paths = given["action"], given["paths"]
     if action == "list":
         if len(paths) > 1:
@@ -267,22 +255,21 @@ def _check_runs(given: dict[str, Any]) -> None:
         raise ConfigError("compare needs at least two runs; give their folders.")
     if not paths:
         raise ConfigError("rm needs the folder of a run.")
-    for path in map(place, paths):
-        if not isinstance(path, CloudPath):
-            run_file(path)
+    for path in filter(None, map(_here, paths)):
+        run_file(path)
 
 
 def _check_project(folder: str) -> None:
-    from nca_trader.cloud import CloudPath, place
-
-    path = place(folder)
-    if not isinstance(path, CloudPath) and not path.is_dir():
+    if (path := _here(folder)) is not None and not path.is_dir():
         raise ConfigError(f"{path}: there is no such folder; give the folder of the runs.")
 
 
-def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
-    from nca_trader.cloud import local
+def _here(name: str) -> pathlib.Path | None:
+    """Return a path of this machine, or None: to ask an object store takes a network call."""
+    return None if isinstance(path := place(name), CloudPath) else path
 
+
+def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
     # A page and a table are written by libraries that take a path of this machine.
     path = local(out, f"what {argument('out')} writes")
     if path.suffix not in endings:
@@ -298,8 +285,6 @@ def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
 
 def check_strategy(name: str, features: bool = False) -> None:
     """Refuse an unknown rule, or a file that is not there; with `features`, accept features too."""
-    from nca_trader.config.ranges import nearest
-
     if features and name.startswith(("feature:", "cost:", "reward:", "actions:")):
         return  # what they name is seen when it is loaded
     # A Windows path has a colon of its own, so the last one separates the member.
@@ -308,8 +293,6 @@ def check_strategy(name: str, features: bool = False) -> None:
         if not pathlib.Path(file).is_file():
             raise ConfigError(f"{file}: no such file; check the path.")
     elif name not in RULES:
-        from nca_trader.config.extensions import origin_of
-
         if origin_of("strategies", name) is not None:
             return
         more = "feature:NAME names a feature, cost:NAME a cost, " if features else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nca_trader.config.records import loads
-from nca_trader.errors import ConfigError, argument, options_named
+from nca_trader.errors import BarError, ConfigError, argument, options_named
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -313,7 +313,6 @@ def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
     from nca_trader.data.shards import folder_of_shards, open_shards
     from nca_trader.data.synthetic import task_of
     from nca_trader.envs.trading import TradingEnv
-    from nca_trader.errors import BarError, ConfigError
     from nca_trader.machine import cores
     from nca_trader.parallel.mesh import use_cores
 
@@ -350,7 +349,6 @@ def load_selection(args: argparse.Namespace) -> Any:
       BarError, StateError: see `read_bars` and `Selector`.
     """
     from nca_trader.data.shards import folder_of_shards
-    from nca_trader.errors import ConfigError
     from nca_trader.evaluate.selection import Selector
 
     if args.select is None:

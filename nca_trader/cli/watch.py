@@ -11,6 +11,8 @@ from typing import Any
 
 from nca_trader.cli import fail_check, stop_on_signal, stopped
 from nca_trader.cli.options import real
+from nca_trader.cloud import local, place
+from nca_trader.errors import ConfigError
 
 SHOWN = ("update", "steps", "steps_per_s", "reward", "loss", "approx_kl", "skipped")
 SHOWN += ("paper_bars", "paper_equity", "paper_drawdown")
@@ -50,8 +52,6 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
       StateError: with `--once`, the journal cannot be read.
       CheckFailed: with `--once`, the condition of a rule holds.
     """
-    from nca_trader.cloud import local, place
-    from nca_trader.errors import ConfigError
     from nca_trader.paper.journal import read_events
     from nca_trader.watch.alerts import Alerts, read_rules
     from nca_trader.watch.metrics import Watched
@@ -160,7 +160,6 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: a path outside the root, or an address that is not allowed.
       StateError: the port is taken.
     """
-    from nca_trader.errors import ConfigError
     from nca_trader.watch.dashboard.sources import FollowedSessions
 
     try:
