@@ -47,21 +47,41 @@ def real(interval: str) -> Callable[[str], float]:
 
 COUNT, SEED = whole(1), whole(0, 2**32 - 1)
 # The options of `read_bars`, the same for every command that reads a bar file.
-READING = (
-    "symbol",
-    "timezone",
-    "repair",
-    "columns",
-    "dates",
-    "decimal",
-    "every",
-    "memory_gb",
-    "split",
-    "extra",
-)
+READ: dict[str, dict[str, Any]] = {
+    "symbol": {"help": "of a file that holds several"},
+    "timezone": {"help": "of times without an offset, e.g. America/New_York"},
+    "repair": {
+        "metavar": "NAMES",
+        "help": "repairs of the file that are allowed, e.g. sort,drop-nan: sort, keep-first, "
+        "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, part-reuse, "
+        "keep-gaps, keep-jumps, keep-case, unadjusted; without it a fault is refused",
+    },
+    "columns": {
+        "metavar": "ROLE=COLUMN,...",
+        "help": "the column of each role, by name or number from 1, e.g. time=1+2,close=prccd; "
+        "roles: time, symbol, open, high, low, close, volume; factors of prices: split, dividend; "
+        "cash and quotes: cash_dividend, funding, bid, ask, spread, half_spread; ROLE=- takes none",
+    },
+    "dates": {"choices": ("dmy", "mdy"), "help": "the order in 01/02/2018"},
+    "decimal": {"choices": (".", ","), "help": "the decimal sign of a CSV"},
+    "every": {"metavar": "LENGTH", "help": "e.g. 1min, 1h, 1d: gaps of trading are missing bars"},
+    "memory_gb": {"type": float, "metavar": "GIB", "help": "memory of reading a file, at most (2)"},
+    "split": {
+        "action": "append",
+        "metavar": "SYMBOL:DATE:RATIO",
+        "help": "a split of prices as traded that no column gives, repeatable: AAPL:2020-08-31:4",
+    },
+    "extra": {
+        "metavar": "NAME=FILE,...",
+        "help": "columns of your own, of a file or of the bars' file, known a step or +DELAY after "
+        "their stamps: vix=vix.csv,cpi=cpi.csv+45d,score=Score; see docs/guides/bars.md",
+    },
+}
+READING = tuple(READ)
 # The options of an account, the same for every command that trades.
 ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
 SHARED: dict[str, dict[str, Any]] = {
+    **READ,
     "env": {"help": "an environment: preset name or TOML file"},
     "agent": {"help": "an agent: preset name or TOML file"},
     "track": {
@@ -110,34 +130,6 @@ SHARED: dict[str, dict[str, Any]] = {
         "max_drawdown=0.2",
     },
     "delay": {"type": int, "metavar": "BARS", "help": "every order is late by so many"},
-    "symbol": {"help": "of a file that holds several"},
-    "timezone": {"help": "of times without an offset, e.g. America/New_York"},
-    "repair": {
-        "metavar": "NAMES",
-        "help": "repairs of the file that are allowed, e.g. sort,drop-nan: sort, keep-first, "
-        "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, part-reuse, "
-        "keep-gaps, keep-jumps, keep-case, unadjusted; without it a fault is refused",
-    },
-    "columns": {
-        "metavar": "ROLE=COLUMN,...",
-        "help": "the column of each role, by name or number from 1, e.g. time=1+2,close=prccd; "
-        "roles: time, symbol, open, high, low, close, volume; factors of prices: split, dividend; "
-        "cash and quotes: cash_dividend, funding, bid, ask, spread, half_spread; ROLE=- takes none",
-    },
-    "dates": {"choices": ("dmy", "mdy"), "help": "the order in 01/02/2018"},
-    "decimal": {"choices": (".", ","), "help": "the decimal sign of a CSV"},
-    "every": {"metavar": "LENGTH", "help": "e.g. 1min, 1h, 1d: gaps of trading are missing bars"},
-    "memory_gb": {"type": float, "metavar": "GIB", "help": "memory of reading a file, at most (2)"},
-    "extra": {
-        "metavar": "NAME=FILE,...",
-        "help": "columns of your own, of a file or of the bars' file, known a step or +DELAY after "
-        "their stamps: vix=vix.csv,cpi=cpi.csv+45d,score=Score; see docs/guides/bars.md",
-    },
-    "split": {
-        "action": "append",
-        "metavar": "SYMBOL:DATE:RATIO",
-        "help": "a split of prices as traded that no column gives, repeatable: AAPL:2020-08-31:4",
-    },
 }
 
 

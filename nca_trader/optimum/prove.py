@@ -65,30 +65,16 @@ SPED = {"pathwise": (2, 4.0), "coupled": (16, 40.0)}
 MOST_RATE = 8.0
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
 # The fraction of the optimum to reach. The nano preset does with every seed, but see `NEEDS`.
-BARS = {
-    "ou_mid": 0.95,
+DEFAULT_BAR = 0.95
+BARS = dict.fromkeys(FROZEN, DEFAULT_BAR) | {
     "ou_log": 0.98,
-    "ou_expensive": 0.95,
-    "ar1_weak": 0.95,
-    "hidden": 0.95,
-    "garleanu_pedersen": 0.95,
     "sine": 0.99,
-    "ring": 0.95,
-    "ring_hop3": 0.95,
-    "lagged_ar": 0.95,
-    "hidden_level": 0.95,
-    "kelly": 0.95,
-    "merton": 0.95,
-    "factor_panel": 0.95,
-    "moving_volatility": 0.95,
-    "lead_lag": 0.95,
     "martingale": 0.0,  # there is nothing to earn: the agent must hardly trade
 }
 UNSAMPLED = {"exact": check_finite, "pathwise": check_smooth}  # no actions are drawn, no critic
 # A setting with which the preset reaches the bar: the asset next to another in the table says
 # nothing of it.
 NEEDS = {"lead_lag": "policy.neighbours=nearest"}
-DEFAULT_BAR = 0.95
 NUM_SEEDS = 3
 # Fields of an environment that do not change what a position is paid.
 FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "random_start",
