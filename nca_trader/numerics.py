@@ -1,7 +1,7 @@
 """Arithmetic that keeps the digits that bfloat16, or float32, would lose.
 
-Islands: `sum32`, `cumsum32`, `ema32`, `exp32`, `logprob32`, `cov32`, `dot32` and `einsum32` compute
-in float32 (in float64 for float64 operands) and return it. Matrix products may have bfloat16
+Islands: `sum32`, `cumsum32`, `ema32`, `exp32`, `logprob32`, `dot32` and `einsum32` compute in
+float32 (in float64 for float64 operands) and return it. Matrix products may have bfloat16
 operands, but sums over time, exponentials and comparisons may not. Do not cast their results back.
 
 Pairs: `(high, low)` stands for their exact sum, with `low` below half a unit in the last place
@@ -130,17 +130,6 @@ def exp32(x: Array) -> Array:
 def logprob32(logits: Array) -> Array:
     """Return `log softmax` over the last axis; bfloat16 turns a ratio of 0.98807 into 0.98438."""
     return jax.nn.log_softmax(wide(logits))
-
-
-def cov32(x: Array, jitter: float = 0.0) -> Array:
-    """Return `[D, D]` covariance of the columns of `x` `[N, D]`, plus `jitter` on its diagonal.
-
-    With a jitter above the rounding error of its largest entry it has a Cholesky factor, and a
-    constant column has the correlation 0 with all others.
-    """
-    # Centred before the product: the difference of two large moments would lose the small variance.
-    centred = wide(x) - wide(x).mean(0, keepdims=True)
-    return dot32(centred.T, centred) / x.shape[0] + jitter * jnp.eye(x.shape[1])
 
 
 def unrounded(*operands: Array) -> jax.lax.Precision | None:

@@ -188,27 +188,30 @@ def difference(one: Any, other: Any, tolerance: float = 0.0) -> str:
     """Return where two pytrees of arrays differ by more than `tolerance`; "" where they do not."""
     if jax.tree.structure(one) != jax.tree.structure(other):
         return "the results have different fields"
-    pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
-    for (path, a), b in pairs:
+    for name, a, b in _leaves(one, other):
         a, b = _plain(a), _plain(b)
         if a.shape != b.shape or a.dtype != b.dtype:
-            return f"{jax.tree_util.keystr(path)} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
+            return f"{name} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
         # NaN equals NaN here: whether numbers are finite is a check of its own.
         near = np.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
         if not near.all():
             at = tuple(np.argwhere(~near)[0])
-            return f"{jax.tree_util.keystr(path)} is {a[at]}, then {b[at]}"
+            return f"{name} is {a[at]}, then {b[at]}"
     return ""
+
+
+def _leaves(one: Any, other: Any) -> list[tuple[str, Any, Any]]:
+    """Return the name and both leaves of each place of two pytrees of one structure."""
+    pairs = zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True)
+    return [(jax.tree_util.keystr(path), a, b) for (path, a), b in pairs]
 
 
 def retyped(before: Any, after: Any) -> str:
     """Return where a pytree cannot be the carry of a scan that returns `after`; "" where it can."""
     if jax.tree.structure(before) != jax.tree.structure(after):
         return "the state has another structure afterwards"
-    pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
-    for (path, a), b in pairs:
+    for name, a, b in _leaves(before, after):
         if (a.shape, a.dtype) != (b.shape, b.dtype):
-            name = jax.tree_util.keystr(path)
             return f"state{name} is {a.dtype}{a.shape}, then {b.dtype}{b.shape}"
     return ""
 

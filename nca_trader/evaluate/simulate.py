@@ -313,6 +313,24 @@ def simulate_agent(
     Raises:
       BarError: bars of symbols that the run does not trade, or too few for it to decide.
     """
+    policy, legs, cells = _shown(source, run, params, rules, first, last)
+    # Before its features and receptive field are full the agent holds what it has.
+    ready = np.arange(first, last) >= policy.first_decision
+    with float64_on_cpu():
+        prompt = dataclasses.replace(rules, delay=0)
+        found = _scan_agent(params, legs, cells, ready, policy, prompt)
+        return jax.tree.map(np.asarray, found)
+
+
+def _shown(
+    source: Bars | Task,
+    run: Run,
+    params: tuple[Params, ...],
+    rules: AccountConfig,
+    first: int,
+    last: int,
+) -> tuple[Policy, Legs, tuple[np.ndarray, ...]]:
+    """Return a run's policy, and what it sees in rows first .. last - 1, see `simulate_agent`."""
     bars = source.bars if isinstance(source, Task) else source
     run = run_on(run, bars)
     policy = run.policy
@@ -320,16 +338,12 @@ def simulate_agent(
     states = observed_states(source, run.env_config)[1]
     features = features_of(bars[:last], run.env_config, states[:last], policy.spec.bar_seconds)
     # Before float64 is on: training and the live loop encode in float32 too.
-    cells = tuple(encode(policy, p, features, bars.present[:last])[first:last] for p in params)
-    # Before its features and receptive field are full the agent holds what it has.
-    ready = np.arange(first, last) >= policy.first_decision
+    cells = tuple(encode(policy, p, features, bars.present[:last], first) for p in params)
     with float64_on_cpu():
         legs = legs_between(bars, rules, first, last)
         if (base := base_of(policy.spec)) is not None:
             legs = legs._replace(base=base.column(bars[:last])[first:])
-        prompt = dataclasses.replace(rules, delay=0)
-        found = _scan_agent(params, legs, cells, ready, policy, prompt)
-        return jax.tree.map(np.asarray, found)
+    return policy, legs, cells
 
 
 def refuse_short(bars: Bars, policy: Policy, last: int) -> None:
@@ -371,22 +385,14 @@ def decide_last(
       BarError: bars of symbols that the run does not trade, or too few for it to decide.
       ConfigError: the agent observes the state of a synthetic market.
     """
-    run, last = run_on(run, bars), len(bars)
-    policy = run.policy
-    refuse_short(bars, policy, last)
-    states = observed_states(bars, run.env_config)[1]
-    features = features_of(bars, run.env_config, states, policy.spec.bar_seconds)
-    cells = encode(policy, params, features, bars.present, start=last - 1)
-    rules = run.account
+    rules, last = run.account, len(bars)
+    policy, legs, cells = _shown(bars, run, (params,), rules, last - 1, last)
     with float64_on_cpu():
-        legs = legs_between(bars, rules, last - 1, last)
-        if (base := base_of(policy.spec)) is not None:
-            legs = legs._replace(base=base.column(bars)[last - 1 :])
         # The account is as it stands at the close: this bar must not move it again.
         moving = {name: getattr(legs, name) for name in MOVING}
         still = {name: np.zeros_like(x) for name, x in moving.items() if x is not None}
         # Twice, since a loop of one turn is compiled as no loop, which may round otherwise.
-        both = jax.tree.map(lambda x: np.repeat(x, 2, axis=0), (legs._replace(**still), (cells,)))
+        both = jax.tree.map(lambda x: np.repeat(x, 2, axis=0), (legs._replace(**still), cells))
         ready, held = np.ones(2, bool), (weight, ordered)
         found = _scan_agent((params,), *both, ready, policy, rules, held)
         return np.asarray(found[0].target[0])

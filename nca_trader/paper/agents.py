@@ -99,7 +99,7 @@ def identity_of(run: Run) -> dict[str, Any]:
         "agent": run.name,
         "config": {name: run.manifest.config[name] for name in ("env.toml", "agent.toml")},
         "params": digest_of(run.params()),
-        "versions": versions() | {"nca-trader": NUMBERS},
+        **_versions(),
     }
 
 
@@ -364,17 +364,14 @@ def _identity_of(strategy: Strategy) -> dict[str, Any]:
         }
         for part in strategy.parts
     }
-    return {
-        "strategy": strategy.name,
-        "parts": parts,
-        "versions": versions() | {"nca-trader": NUMBERS},
-    }
+    return {"strategy": strategy.name, "parts": parts, **_versions()}
 
 
 def _identity(name: str, subject: Any) -> dict[str, Any]:
     """Return the name of a strategy or a function, and the digest of its code and its values."""
-    return {
-        "strategy": name,
-        "strategy_source": digest_of(subject)[:16],
-        "versions": versions() | {"nca-trader": NUMBERS},
-    }
+    return {"strategy": name, "strategy_source": digest_of(subject)[:16], **_versions()}
+
+
+def _versions() -> dict[str, Any]:
+    """Return the versions that a journal resumes with."""
+    return {"versions": versions() | {"nca-trader": NUMBERS}}

@@ -47,7 +47,7 @@ DUST = 1e-12  # a trade smaller than this fraction of equity is rounding, and ma
 
 
 class Exchange:
-    """A `SimulatedVenue`. What it has answered is in its file.
+    """A simulated venue, which the session tells each bar. What it has answered is in its file.
 
     Sells fill first. Where cash does not pay for the buys, every buy is cut by one factor. An
     asset whose bar is missing fills nothing. Cash is never negative unless `rules.borrow`.

@@ -18,7 +18,7 @@ import numpy as np
 from nca_trader.errors import NcaTraderError
 
 if TYPE_CHECKING:  # a dashboard reads fills, and starts without jax
-    from nca_trader.types import Bar
+    pass
 
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
 MARGIN = "margin-"
@@ -264,17 +264,3 @@ class Awaited:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return a method of the venue."""
         return functools.partial(self._call, getattr(self._venue, name))
-
-
-class SimulatedVenue(Venue, Protocol):
-    """A venue without a market of its own: the session tells it each bar, and it fills there."""
-
-    def quote(self, bar: Bar, now: int) -> Any:
-        """Fill what works at this bar's open. A bar that is not newer than the last is ignored.
-
-        Args:
-          bar: the closed bar, fields `[A]` in the order of the session's symbols; a missing asset
-            has its last close as its prices.
-          now: nanoseconds since 1970 UTC, the venue's clock from here on.
-        """
-        ...

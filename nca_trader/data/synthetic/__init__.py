@@ -4,7 +4,6 @@
 from nca_trader.data.synthetic import closed_form, harder, switching
 from nca_trader.data.synthetic.market import (
     MARKETS,
-    Path,
     SyntheticMarket,
     Task,
     market,
@@ -15,7 +14,6 @@ from nca_trader.data.synthetic.market import (
 
 __all__ = [
     "MARKETS",
-    "Path",
     "SyntheticMarket",
     "Task",
     "closed_form",

@@ -24,17 +24,6 @@ from nca_trader.machine import make_directory, write_atomically
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "lightweight_charts" / "lightweight-charts.standalone.production.js"
-# Functions with which the templates write numbers and sentences.
-WRITERS = (
-    "count",
-    "decimal",
-    "percent",
-    "times",
-    "whole",
-    "in_sample_sentence",
-    "first_sentence",
-    "few",
-)
 
 
 def script(path: Path) -> str:
@@ -81,7 +70,8 @@ def render(template: str, scripts: Sequence[str] = (), **shown: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {name: getattr(wording, name) for name in WRITERS}
+    # With these the templates write numbers and sentences.
+    environment.globals |= {name: write for name, write in vars(wording).items() if callable(write)}
     environment.globals |= {"copy_sentence": copy_sentence, "packed": packed}
     environment.globals |= {"scripts": scripts, "policy": policy(scripts)}
     environment.filters["percent"] = wording.percent

@@ -26,8 +26,7 @@ def percent(share: float, digits: int = 1, signed: bool = False) -> str:
         return NOTHING
     text = f"{100.0 * share:{'+' if signed else ''},.{digits}f}%"
     # A loss that rounds to zero has no sign.
-    text = text.lstrip("+-") if not text.strip("+-0.%") else text
-    return text
+    return text if text.strip("+-0.%") else text.lstrip("+-")
 
 
 def amount(value: float, digits: int = 2) -> str:
@@ -36,10 +35,8 @@ def amount(value: float, digits: int = 2) -> str:
     >>> amount(1234.5), amount(-0.25, 4), amount(-1e-9), amount(math.inf)
     ('1,234.50', '-0.2500', '0.00', 'n/a')
     """
-    if not math.isfinite(value):
-        return NOTHING
-    text = f"{value:,.{digits}f}"
-    return text if text.strip("-0.") else text.lstrip("-")  # less than a digit has no sign
+    # Less than a digit has no sign.
+    return f"{value:z,.{digits}f}" if math.isfinite(value) else NOTHING
 
 
 def points(share: float) -> str:
@@ -48,9 +45,7 @@ def points(share: float) -> str:
     >>> points(0.00025), points(math.nan)
     ('2.5 bp', 'n/a')
     """
-    if not math.isfinite(share):
-        return NOTHING
-    return f"{1e4 * share:.1f} bp".replace("-0.0 ", "0.0 ")
+    return f"{1e4 * share:z.1f} bp" if math.isfinite(share) else NOTHING
 
 
 def mean(values: Collection[float]) -> float:
@@ -71,8 +66,7 @@ def short(value: float) -> str:
     """
     if not math.isfinite(value):
         return NOTHING
-    large = abs(value) >= 1000.0
-    return f"{value:,.0f}" if large else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000.0 else f"{value:.4g}"
 
 
 def moment(nanoseconds: int, seconds: bool = False) -> str:

@@ -124,7 +124,7 @@ def _state(word: str, tone: str, sentence: str) -> dict[str, str]:
 
 
 def _tiles(tally: Tally) -> list[dict[str, str]]:
-    now = gauges(tally)
+    now = {name: value for name, (_, value) in gauges(tally).items()}
     gained, held = last(tally.equity) - 1.0, last(tally.hold) - 1.0
     weights = by_symbol(tally, tally.snapshot.get("weight")).values()
     net = percent(sum(weights) if weights else math.nan, signed=True)
@@ -176,20 +176,8 @@ def _charts(tally: Tally) -> dict[str, Any]:
     }
 
 
-LIMITS = {
-    "max_position": "Largest position",
-    "max_gross": "Gross position",
-    "max_net": "Net position",
-    "max_order": "Last change of a target",
-    "max_orders_per_minute": "Orders in the last minute of trading",
-    "price_collar": "Worst slippage",
-    "max_daily_loss": "Loss today",
-    "max_drawdown": "Below its peak",
-}
-
-
-def gauges(tally: Tally) -> dict[str, float]:
-    """Return the present value of what each of `LIMITS` is about; NaN where there is none."""
+def gauges(tally: Tally) -> dict[str, tuple[str, float]]:
+    """Return what each limit is about, and its present value; NaN where there is none."""
     weights = by_symbol(tally, tally.snapshot.get("weight")).values()
     weights = [w for w in weights if math.isfinite(w)] or [math.nan]
     decided = [by_symbol(tally, body.get("target")) for body in [*tally.decisions.values()][-2:]]
@@ -200,14 +188,14 @@ def gauges(tally: Tally) -> dict[str, float]:
     # Of the last order's minute, so that a replay shows one too.
     minute = [t for t in tally.sent_at if tally.sent_at[-1] - t < 60 * NANOSECONDS]
     return {
-        "max_position": max(map(abs, weights)),
-        "max_gross": sum(map(abs, weights)),
-        "max_net": abs(sum(weights)),
-        "max_order": moved,
-        "max_orders_per_minute": float(len(minute)),
-        "price_collar": max(tally.slippage, default=math.nan),
-        "max_daily_loss": max(1.0 - last(tally.equity) / tally.day_start, 0.0),
-        "max_drawdown": -last(tally.drawdown),
+        "max_position": ("Largest position", max(map(abs, weights))),
+        "max_gross": ("Gross position", sum(map(abs, weights))),
+        "max_net": ("Net position", abs(sum(weights))),
+        "max_order": ("Last change of a target", moved),
+        "max_orders_per_minute": ("Orders in the last minute of trading", float(len(minute))),
+        "price_collar": ("Worst slippage", max(tally.slippage, default=math.nan)),
+        "max_daily_loss": ("Loss today", max(1.0 - last(tally.equity) / tally.day_start, 0.0)),
+        "max_drawdown": ("Below its peak", -last(tally.drawdown)),
     }
 
 
@@ -215,14 +203,14 @@ def _gauges(tally: Tally) -> dict[str, Any]:
     own, rows = tally.started.get("limits"), []
     # Those of the session replace the account's of the same name.
     limits = tally.rules | (own if isinstance(own, dict) else {})
-    for name, value in gauges(tally).items():
+    for name, (label, value) in gauges(tally).items():
         limit = number(limits.get(name))
         write = short if name == "max_orders_per_minute" else percent
         used = value / limit if limit > 0.0 else math.nan
         # NaN, without a limit, is none of these comparisons and has no colour.
         tone = "bad" if used >= 1.0 else "warn" if used >= CLOSE_TO else "good"
         shown = cell(write(value), tone if math.isfinite(used) else "", used)
-        rows.append([LIMITS[name], shown, write(limit) if math.isfinite(limit) else "no limit"])
+        rows.append([label, shown, write(limit) if math.isfinite(limit) else "no limit"])
     return table(["Risk", "Now", "Limit"], rows)
 
 
