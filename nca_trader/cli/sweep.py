@@ -83,20 +83,9 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     combinations_of(rule, grid, args.sample, method or "sobol", seed)
     account = account_of(args)
     bars = load_bars(args)
-    table = sweep(
-        bars,
-        rule,
-        grid,
-        account=account,
-        precision=args.precision,
-        sample=args.sample,
-        method=method or "sobol",
-        seed=seed,
-        tails=args.tails,
-        resume=args.resume,
-        trials=args.trials,
-        workers=args.workers,
-    )
+    names = ("precision", "sample", "tails", "resume", "trials", "workers")
+    more = {name: getattr(args, name) for name in names}
+    table = sweep(bars, rule, grid, account=account, method=method or "sobol", seed=seed, **more)
     # NaN sorts last: a combination that never trades is not the best.
     best = table.sort_values("sharpe", ascending=False)[:BEST]
     print(f"The best {len(best)} of {len(table):,} combinations by Sharpe ratio:")

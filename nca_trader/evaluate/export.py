@@ -76,9 +76,6 @@ def measure(
     weights = compact(run, params, coding, *_calibration(run, source, coding), codebook_seed)
     other = weights.params(run.each, run.num_acting)
     found = simulate.agreement(source, run, params, other)
-    seen = seen_rows(bars, run)
-    # A measurement on bars that the run has not seen is an evaluation like any other.
-    looks = count_look(run, bars[seen:]) if seen < len(bars) else None
     if coding.codebook != "none":
         name = f"{coding.codebook} codebook, {2**coding.bits} entries of {coding.group}"
     else:
@@ -92,8 +89,17 @@ def measure(
             shares, found.equity, latencies(run.policy, params, other), strict=True
         )
     ]
-    first, last = bars.index[0].date(), bars.index[-1].date()
-    return Measured(first, last, weights, found, looks, rows)
+    return _measured(run, bars, weights, found, rows)
+
+
+def _measured(
+    run: Run, bars: Bars, made: Any, found: simulate.Agreement, rows: list[dict[str, Any]]
+) -> Measured:
+    """Return what was measured on these bars, and count the look."""
+    seen = seen_rows(bars, run)
+    # A measurement on bars that the run has not seen is an evaluation like any other.
+    looks = count_look(run, bars[seen:]) if seen < len(bars) else None
+    return Measured(bars.index[0].date(), bars.index[-1].date(), made, found, looks, rows)
 
 
 def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
@@ -122,12 +128,9 @@ def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
     low, high = run.spec.bounds
     off = np.abs(found - np.asarray(trace.target))[ready]
     share = float((off <= simulate.NEAR * (high - low)).mean())
-    seen = seen_rows(bars, run)
-    looks = count_look(run, bars[seen:]) if seen < len(bars) else None
     equity = float(np.exp(np.asarray(trace.log_equity)[-1]))
     same = simulate.Agreement(share, off.size, (equity, equity))
-    first, last = bars.index[0].date(), bars.index[-1].date()
-    return Measured(first, last, made, same, looks, [{"furthest": float(off.max())}])
+    return _measured(run, bars, made, same, [{"furthest": float(off.max())}])
 
 
 def _targets(made: Portable, bars: Bars, weight: np.ndarray, ordered: np.ndarray) -> np.ndarray:
