@@ -43,11 +43,6 @@ COMMANDS = {
     "dashboard": ("watch", "show paper sessions on a page, live, with HALT"),
     "doctor": ("scale", "what this machine has, what is misconfigured, and how to fix it"),
 }
-# What a command of an earlier version is now.
-GONE = {
-    "bench": "in a checkout, `python -m benchmarks`",
-    "profile": "`nca-trader train --profile`",
-}
 # Commands that train, and what makes training smaller.
 LEARNING = ("demo", "train", "walkforward", "tune", "prove")
 LESS = (
@@ -193,9 +188,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     args = argparse.Namespace(command="", json=False)
     words = sys.argv[1:] if argv is None else argv
-    if words and words[0] in GONE:
-        print(f"nca-trader {words[0]}: is now another command: {GONE[words[0]]}.", file=sys.stderr)
-        return ConfigError.exit_code
     try:
         args = build_parser().parse_args(words)
         check_versions()

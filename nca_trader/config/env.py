@@ -60,7 +60,7 @@ class EnvConfig:
     """One trading environment: its observations, its actions, and the costs of trading.
 
     Attributes:
-      features: names from `nca_trader.data.FEATURES`, in order; or of your own, as
+      features: names from `nca_trader.data.features.FEATURES`, in order; or of your own, as
         "module:name" or as a Python object, see docs/guides/extend.md; "1h:rsi" is the feature of
         bars of an hour, see docs/concepts/features.md.
       sessions: from which bars of a slower time frame count: "every_day", from midnight UTC;

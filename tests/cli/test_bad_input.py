@@ -198,12 +198,7 @@ def test_a_run_without_a_good_checkpoint_is_exit_4(command, mine):
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (
-            ["bench", "ppo"],
-            2,
-            "nca-trader bench: is now another command: in a checkout, `python -m",
-        ),
-        (["profile", "--env=ou_mid"], 2, "another command: `nca-trader train --profile`."),
+        (["profile", "--env=ou_mid"], 2, "invalid choice: 'profile'"),
     ],
 )
 def test_what_would_take_minutes_is_refused_before(command, tmp_path, args, code, says):

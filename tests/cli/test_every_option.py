@@ -491,6 +491,7 @@ OPTIONS = {
         "workers": Row("--workers 2"),
         "trials": Row("--trials elsewhere"),
         "out": Row("--out new.csv"),
+        "delay": Row("--delay 1"),
         **{name: Row(words) for name, words in TRADE.items()},
     }),
     "trials": ("runs", {"folder": Row("elsewhere", instead="runs")}),
@@ -524,6 +525,7 @@ OPTIONS = {
         "until": Row("--until 2020-12-01"),
         "deploy": Row("--deploy runs/run", WALKED),
         "out": Row("--out new.csv", after=True),
+        "delay": Row("--delay 1"),
         **{name: Row(words) for name, words in TRADE.items()},
     }),
     "tune": (AGENT + FILE + " --space optimizer.b1=0.8:0.9 --folder new", FILES | {
