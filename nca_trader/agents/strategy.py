@@ -249,7 +249,7 @@ class Strategy:
           init: as of a `Strategy`.
           act: `(state, bar, portfolio) -> (state, order)`.
           what: is added to its name.
-          more: bars that it remembers beside; None are all.
+          more: bars that it is to remember as well; None means all.
         """
         # `sees_portfolio` counts the arguments of `act`, so a wrapper must have as many as the
         # strategy inside: an account without a book of entries is cheaper to simulate.

@@ -31,7 +31,7 @@ NOW = (
     "8699f8ac0fb14df06e0a9cfd81ff6f58690a89a17eaabcf054ca90d95c053075",  # blend.py
     "770471e465e360b5b9badc421dda9bf3d3bcce4a6478734b972dd98231547665",  # rolling.py
     "6af96485b7e6c77089dc8db7646d26a20e99602a9dcb0c74fd86e192d8bd61a8",  # rules.py
-    "9f1c1b7e1ab5b728eeb5e08c9d9a2c3dd94094b26f7b1cde061a6ef499bc1e83",  # strategy.py
+    "90b7585421b1252be90802f29f85a2dc5d2167dd7e831edc747a569dcb019888",  # strategy.py
 )
 THEN = (
     "1b2a8e45216a837143a11287dfe3a6c157f2db928736f0c2ca0c4ce2d831dbac",

@@ -221,7 +221,8 @@ def test_a_walk_forward_is_the_backtest(field):
         for row in (60, 90):
             known = np.where(np.isnan(table[: row + 1]), -np.inf, np.arange(row + 1)[:, None])
             table[row] = np.take_along_axis(table, known.argmax(0)[None], 0)[0]
-        want = backtest(table, start=start, **VALUES[field])
+        # A table is rebalanced unless it is told otherwise, and a strategy orders on change.
+        want = backtest(table, start=start, **{"order": "on_change"} | VALUES[field])
     else:
         want = backtest(start=start, **VALUES[field])
     np.testing.assert_allclose(walk.result.equity, want.equity, rtol=1e-12)
