@@ -398,12 +398,12 @@ DEFAULTS = {f.name: f.metadata["usual"] for f in dataclasses.fields(AccountConfi
 
 
 def gather_account(
-    account: AccountConfig | None, settings: Mapping[str, Any], others: Iterable[str] = ()
+    account: AccountConfig | Costs | None, settings: Mapping[str, Any], others: Iterable[str] = ()
 ) -> AccountConfig:
     """Return what a caller gives an account, as one record or by the names of its fields.
 
     Args:
-      account: the record; None where it is not given.
+      account: the record, or only its costs; None where it is not given.
       settings: keywords of the call. None sets no limit where a field has a value for that.
       others: what else the caller takes by name, for the message about an unknown name.
 
@@ -421,6 +421,9 @@ def gather_account(
         )
     given = {name: OFF.get(name) if x is None else x for name, x in settings.items()}
     given = {name: x for name, x in given.items() if x is not None}
+    if isinstance(account, Costs):
+        costs, account = account, AccountConfig(costs=account) if "costs" in given else None
+        given["costs"] = costs
     return taken("account", AccountConfig, account, given)
 
 

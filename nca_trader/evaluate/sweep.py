@@ -60,9 +60,8 @@ def sweep(
     bars: Bars,
     rule: Callable[..., Any],
     grid: Mapping[str, Iterable[Any]],
-    costs: Costs | None = None,
+    account: AccountConfig | Costs | None = None,
     *,
-    account: AccountConfig | None = None,
     precision: str = "f32",
     sample: int | None = None,
     method: str = "sobol",
@@ -85,8 +84,7 @@ def sweep(
         a function of bars and parameters that returns targets. Numbers arrive as traced jax
         numbers; a combination that the rule refuses (fast >= slow) is left out.
       grid: values by parameter, e.g. `{"fast": range(5, 35), "slow": range(40, 190, 5)}`.
-      costs: None charges nothing.
-      account: all that the accounts are given, with the costs, in one record.
+      account: all that the accounts are given in one record, or only its costs.
       precision: of the accounts: "f32" is within 1e-6 of the equity of `backtest`, "f64" 1e-9.
       sample: draws so many combinations in place of the whole grid; an entry may then be a range
         `(low, high)`.
@@ -130,7 +128,7 @@ def sweep(
       True
     """
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", rule=rule)
-    given = gather_account(account, {"costs": costs} | settings)
+    given = gather_account(account, settings)
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r}: there are 'f32' and 'f64'.")
     combinations = combinations_of(rule, grid, sample, method, seed)

@@ -60,11 +60,10 @@ def paper_trade(
     reading: Mapping[str, Any] | None = None,
     seed: int | None = None,
     force_agent: bool = False,
-    costs: Costs | None = None,
     warmup: int | None = None,
     allow_code: bool = False,
     *,
-    account: AccountConfig | None = None,
+    account: AccountConfig | Costs | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Paper-trade a run or a strategy; bad input is refused before anything is written.
@@ -84,10 +83,10 @@ def paper_trade(
       reading: options of `read_bars` for the feed's file.
       seed: number of the run's agent that trades; None is the mean of all.
       force_agent: whether the run's agent trades also where its deployment.json names a baseline.
-      costs: of trading and holding; None are the run's, and nothing for a strategy.
       warmup: least number of bars of a live feed's history to begin with; None is 500.
       allow_code: whether own code that the run names may load, see `Run`.
-      account: all that the account is given, with the costs, in one record.
+      account: all that the account is given in one record, or only its costs. Costs that are not
+        given are the run's, and nothing for a strategy.
       **settings: other fields of `nca.AccountConfig` by name, in the place of the record, as in
         `nca.backtest`; `capital`, money at the start, is 100,000 where it is not given. There is
         no `delay`, as a venue has its own.
@@ -115,7 +114,7 @@ def paper_trade(
       True
     """
     refuse_subject(run)
-    given = gather_account(account, {"costs": costs} | settings)
+    given = gather_account(account, settings)
     # Apart from the account: lots and fees alone need it there, and a session always has one.
     capital = given.capital if given.capital is not None else DEFAULT_CAPITAL
     given = dataclasses.replace(given, capital=None)

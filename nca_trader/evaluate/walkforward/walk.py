@@ -82,10 +82,9 @@ T = TypeVar("T")
 def walk_forward(
     bars: Bars | Task,
     subject: Any,
-    costs: Costs | None = None,
+    account: AccountConfig | Costs | None = None,
     spans: Spans | None = None,
     *,
-    account: AccountConfig | None = None,
     training: Training | None = None,
     grid: Grid | None = None,
     metric: str = "sharpe",
@@ -110,10 +109,9 @@ def walk_forward(
         or a function of bars: a model fitted on the train span. An agent (a config, a preset's
         name or a path): each fold trains it. A `Strategy`, or a function of bars that returns
         weights, has nothing to refit.
-      costs: of trading, in the fit as in the test; None takes none, for an agent those of `env`,
-        for a blend those of its runs.
-      account: all that the account is given, with the costs, in the fit as in the test. An agent
-        trains with what environments have of it, and is tested with the whole.
+      account: all that the account is given in one record, or only its costs, in the fit as in the
+        test. Costs that are not given are none, for an agent those of `env`, for a blend those of
+        its runs. An agent trains with what environments have of it, and is tested with the whole.
       spans: how the bars are cut, e.g. `nca.Spans(train=1000, test=250, purge=5)`, or by dates.
       training: of an agent, its environment, seeds and steps, e.g. `nca.Training(env="panel")`.
       grid: values of each parameter, e.g. `{"fast": (5, 10), "slow": (50, 100)}`.
@@ -150,7 +148,7 @@ def walk_forward(
     spans = taken("spans", Spans, spans, settings)
     how = taken("training", Training, training, settings)
     known = [field.name for cls in (Spans, Training) for field in dataclasses.fields(cls)]
-    given = gather_account(account, {"costs": costs} | settings, known)
+    given = gather_account(account, settings, known)
     check_spans(spans)
     parse_workers(workers)
     check_metric(metric)
