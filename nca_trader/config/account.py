@@ -302,6 +302,7 @@ class AccountConfig:
 
     def __post_init__(self):
         expect("costs", self.costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
+        expect("capital", self.capital, Real | None, "a number, e.g. 100000.0")
         expect("risk", self.risk, Limits | None, "nca.Limits, e.g. nca.Limits(max_drawdown=0.2)")
         refuse(
             *(one_of(self, n, x) for n, x in WORDS.items() if getattr(self, n) is not None),

@@ -65,13 +65,11 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
         if _is_unset(config, name, value):
             continue
         # NaN fails both comparisons.
-        is_number = isinstance(value, Real) and type(value) is not bool
-        number = float(value) if is_number else math.nan
+        number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
         above = number > low or (interval[0] == "[" and number == low)
         below = number < high or (interval[-1] == "]" and number == high)
         if not (above and below):
-            wrong = f"={value!r} is outside its range" if is_number else f" is {described(value)}"
-            yield f"{name}{wrong}; give a number in {interval}."
+            yield f"{name}={value!r} is outside its range; give a number in {interval}."
 
 
 def _is_unset(config: Any, name: str, value: Any) -> bool:
