@@ -205,7 +205,7 @@ OFF = {
 
 
 def usually(value: Any) -> Any:
-    """Return a field that is not given, and is then `value` where nobody else gives it."""
+    """Declare a field whose default is `value`; None in it means that it was not given."""
     return dataclasses.field(default=None, metadata={"usual": value})
 
 
@@ -393,8 +393,7 @@ def refuse_delay(bars: Any) -> None:
         raise ConfigError(f"{argument('delay', bars)}: give a whole number of bars, 0 or more.")
 
 
-# What a field is that nobody gives, for targets and strategies; those of an environment are the
-# defaults of `EnvConfig`.
+# Defaults of fields for targets and strategies; an environment has those of `EnvConfig`.
 DEFAULTS = {f.name: f.metadata["usual"] for f in dataclasses.fields(AccountConfig) if f.metadata}
 
 

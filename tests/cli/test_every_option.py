@@ -691,7 +691,7 @@ def test_without_an_option_a_command_does_the_same_twice(command, folder, monkey
 ONE = f"train {AGENT} --run new"
 TRAIN, REPLAYED = f"{ONE}{FILE}", f"paper {RULE} {REPLAY}"
 SWEPT = f"sweep {RULE} --grid lookback=5{FILE}"
-# Commands and options, beside which something is missing.
+# Commands and options that lack something they need.
 IDLE = {
     "board rows.jsonl": "--agent nano | --seed 5 | --name mine | --allow-code | --python p",
     TRAIN: "--heartbeat 5 | --initialization-timeout 5",

@@ -131,7 +131,7 @@ def test_a_property_in_the_place_of_what_is_computed_is_refused_when_it_is_made(
 
 
 class Fixed(nca.TradingEnv):
-    """Bars and config of its own, and a method that nobody else calls."""
+    """Have bars, a config and one more method of its own, which changes nothing."""
 
     def __init__(self):
         super().__init__(BARS, CONFIG)

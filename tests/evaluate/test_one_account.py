@@ -221,7 +221,7 @@ def test_a_walk_forward_is_the_backtest(field):
         for row in (60, 90):
             known = np.where(np.isnan(table[: row + 1]), -np.inf, np.arange(row + 1)[:, None])
             table[row] = np.take_along_axis(table, known.argmax(0)[None], 0)[0]
-        # A table is rebalanced unless it is told otherwise, and a strategy orders on change.
+        # The default order of a table is "rebalance", that of a strategy "on_change".
         want = backtest(table, start=start, **{"order": "on_change"} | VALUES[field])
     else:
         want = backtest(start=start, **VALUES[field])
