@@ -150,6 +150,9 @@ def test_the_python_of_a_page_runs_from_its_text(page, tiny, tmp_path, monkeypat
     monkeypatch.setattr(nca, "train", lambda *a, **kw: train(*a, **kw | {"steps": 1}))
     monkeypatch.syspath_prepend(tmp_path)
     prompt = []
+    for block in blocks((ROOT / page).read_text(), "toml"):
+        if name := re.match(r"# (\w+\.toml)\n", block):  # a file of the reader's own
+            pathlib.Path(name[1]).write_text(block, encoding="utf-8")
     for block in blocks((ROOT / page).read_text(), "python"):
         name = re.match(r"# (\w+)\.py\n", block)
         if name:  # a block of the reader's own file, which the others import
