@@ -1,9 +1,10 @@
 """Rule-based strategies, the baselines that agents are compared with.
 
-A rule is a function of its parameters that returns a `Strategy`. Weights are shares of equity, 1/A
-per asset unless a rule says otherwise. A missing bar changes nothing, and a rule holds no position
-until it has seen enough bars. Parameters may be traced jax numbers, so that a sweep runs a grid of
-them as one program.
+A rule is a function of its parameters that returns a `Strategy`. Weights are shares of equity. Each
+asset that has had a bar by then has an equal share, unless a rule says otherwise: which assets the
+file lists later, and in which order its columns are, changes nothing. A missing bar changes
+nothing, and a rule holds no position until it has seen enough bars. Parameters may be traced jax
+numbers, so that a sweep runs a grid of them as one program.
 """
 
 from __future__ import annotations
@@ -41,21 +42,23 @@ def always_flat() -> Strategy:
 
 
 def buy_and_hold() -> Strategy:
-    """Return the strategy that buys 1/A of equity of each asset at its first bar, and holds.
+    """Return the strategy that buys equal shares of the assets, and holds them.
 
-    Where positions are sized by volatility it buys when an asset first has a size, and at that one.
+    At an asset's first bar equity is divided anew among the assets listed by then. Where positions
+    are sized by volatility it buys when an asset first has a size, and at that one.
 
     Example:
       >>> buy_and_hold().name
       'buy and hold'
     """
 
-    def act(bought: Array, bar: Bar) -> tuple[Array, Array]:
+    def act(listed: Array, bar: Bar) -> tuple[Array, Array]:
+        more = (bar.present & ~listed).any()
+        listed, shares = _divide(listed, bar)
         # NaN places no order: the position is left to drift with the market.
-        target = jnp.where(bar.present & ~bought, _share(bar), jnp.nan)
-        return bought | bar.present, target
+        return listed, jnp.where(more & listed, shares, jnp.nan)
 
-    return Strategy(lambda num_assets: jnp.zeros(num_assets, bool), act, "buy and hold", memory=0)
+    return Strategy(lambda num_assets: _none(num_assets), act, "buy and hold", memory=0)
 
 
 def equal_weight() -> Strategy:
@@ -67,12 +70,10 @@ def equal_weight() -> Strategy:
     """
 
     def act(listed: Array, bar: Bar) -> tuple[Array, Array]:
-        listed = listed | bar.present
-        # Counts the assets that are listed so far: later listings are not known yet.
-        return listed, jnp.where(listed, 1.0, 0.0) / jnp.maximum(listed.sum(), 1)
+        return _divide(listed, bar)
 
     def init(num_assets: int) -> Array:
-        return jnp.zeros(num_assets, bool)
+        return _none(num_assets)
 
     return Strategy(init, act, "equal weight", "rebalance", memory=1)
 
@@ -81,7 +82,7 @@ def volatility_hold(annual: Any = 0.15, span: float = 60.0, cap: float = 1.0) ->
     """Return the strategy that holds each asset at a constant volatility per year.
 
     Args:
-      annual: volatility of each asset's share, before it is divided by A, e.g. 0.15.
+      annual: volatility of an asset held in full, e.g. 0.15; each has its share of it.
       span: of the estimate, in bars; see `Strategy.with_volatility`.
       cap: the largest factor.
 
@@ -89,12 +90,16 @@ def volatility_hold(annual: Any = 0.15, span: float = 60.0, cap: float = 1.0) ->
       >>> volatility_hold(0.1).name
       'hold, volatility 0.1'
     """
-    hold = Strategy(lambda num_assets: (), lambda s, bar: (s, _share(bar)), "hold", memory=1)
+    hold = Strategy(
+        lambda num_assets: _none(num_assets), lambda s, bar: _divide(s, bar), "hold", memory=1
+    )
     return hold.with_volatility(annual, span, cap)
 
 
 def half_and_half(lookback: Any = 252) -> Strategy:
     """Return the mean of `equal_weight` and `time_series_momentum`: half held, half trend.
+
+    Both halves are divided by the assets listed so far.
 
     Args:
       lookback: bars of the trend.
@@ -120,7 +125,7 @@ def half_and_half(lookback: Any = 252) -> Strategy:
 
 
 def sma_cross(fast: Any = 10, slow: Any = 30) -> Strategy:
-    """Return the moving-average cross: long 1/A of equity while the fast mean is the higher.
+    """Return the moving-average cross: long an asset's share while the fast mean is the higher.
 
     Args:
       fast: closes of the fast mean.
@@ -176,13 +181,14 @@ def tuned_sma(
         states = [cross.init(num_assets) for cross in crosses]
         count = jnp.zeros(num_assets, jnp.int32)
         # -1 stands for no choice yet.
-        return states, none, none, jnp.full(num_assets, jnp.nan), count - 1, count
+        close = jnp.full(num_assets, jnp.nan)
+        return states, none, none, close, count - 1, count, _none(num_assets)
 
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
-        states, held, scores, close, chosen, seen = state
+        states, held, scores, close, chosen, seen, listed = state
         found = [cross.act(s, bar) for cross, s in zip(crosses, states, strict=True)]
         # Scores are of one asset's own equity, so they do not depend on the number of assets.
-        new = jnp.stack([target for _, target in found]) * bar.close.shape[0]
+        new = jnp.where(jnp.stack([target for _, target in found]) > 0.0, 1.0, 0.0)
         known = bar.present & ~jnp.isnan(close)
         return_ = jnp.where(known, bar.close / close - 1.0, 0.0)
         paid = cost * jnp.where(known[None], jnp.abs(new - held), 0.0)
@@ -194,15 +200,16 @@ def tuned_sma(
         chosen = jnp.where(due, best, chosen)
         # A gather needs an index where nothing is chosen yet; the next line drops what it finds.
         followed = jnp.take_along_axis(new, jnp.maximum(chosen, 0)[None], axis=0)[0]
-        target = jnp.where(chosen < 0, 0.0, followed * _share(bar))
+        listed, share = _divide(listed, bar)
+        target = jnp.where(chosen < 0, 0.0, followed * share)
         close = jnp.where(bar.present, bar.close, close)
-        return ([s for s, _ in found], new, scores, close, chosen, seen), target
+        return ([s for s, _ in found], new, scores, close, chosen, seen, listed), target
 
     return Strategy(init, act, f"tuned SMA, {len(pairs)} pairs, every {every}")
 
 
 def momentum(lookback: Any = 50) -> Strategy:
-    """Return momentum: long 1/A of equity while the close is above that of `lookback` bars ago.
+    """Return momentum: long an asset's share while the close is above that of `lookback` bars ago.
 
     Args:
       lookback: bars.
@@ -249,7 +256,8 @@ def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strat
 
     Args:
       lookback: bars over which returns are compared.
-      share: of the assets with such a return, above 0 and at most 1; at least one is held.
+      share: of the assets with such a return, above 0 and at most 1, rounded down; at least one is
+        held. Assets of equal returns that do not all fit divide what is left.
 
     Raises:
       ConfigError: `lookback` is below 1, `share` is out of range, or the bars have one asset.
@@ -268,20 +276,20 @@ def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strat
             raise ConfigError("cross_sectional_momentum compares assets; give bars of several.")
         return past.init(num_assets)
 
-    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+    def choose(state: Any, bar: Bar) -> tuple[Any, Array]:
         state, before = past.update(state, bar.close, bar.present)
         return_ = jnp.where(jnp.isnan(before), -jnp.inf, bar.close / before - 1.0)
         known = jnp.isfinite(return_)
         # By pairs: how many are held depends on the bar, and `top_k` needs a fixed number.
-        # Of equal returns the first asset counts as the higher.
-        higher = return_[None, :] > return_[:, None]
-        number = jnp.arange(len(return_))
-        same = return_[None, :] == return_[:, None]
-        higher |= same & (number[None, :] < number[:, None])
-        most = jnp.maximum(jnp.floor(share * known.sum()), 1.0)
-        return state, jnp.where(known & (higher.sum(1) < most), 1.0 / most, 0.0)
+        higher = (return_[None, :] > return_[:, None]).sum(1)
+        same = (return_[None, :] == return_[:, None]).sum(1)
+        # 0.29 * 100 is less than 29 by rounding.
+        most = jnp.maximum(jnp.floor(share * known.sum() * (1.0 + 1e-6)), 1.0)
+        part = jnp.clip((most - higher) / same, 0.0, 1.0)
+        return state, jnp.where(known, part / most, 0.0)
 
-    return Strategy(init, act, f"cross-sectional momentum {_text(lookback)}", memory=past.memory)
+    name = f"cross-sectional momentum {_text(lookback)}"
+    return Strategy(init, choose, name, memory=past.memory)
 
 
 def mean_reversion(lookback: Any = 20, entry: Any = 1.0, leave: Any = 0.0) -> Strategy:
@@ -308,10 +316,11 @@ def mean_reversion(lookback: Any = 20, entry: Any = 1.0, leave: Any = 0.0) -> St
     mean, deviation = rolling.mean(lookback), rolling.deviation(lookback)
 
     def init(num_assets: int) -> Any:
-        return mean.init(num_assets), deviation.init(num_assets), jnp.zeros(num_assets)
+        width = deviation.init(num_assets)
+        return mean.init(num_assets), width, jnp.zeros(num_assets), _none(num_assets)
 
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
-        means, deviations, side = state
+        means, deviations, side, listed = state
         means, middle = mean.update(means, bar.close, bar.present)
         deviations, width = deviation.update(deviations, bar.close, bar.present)
         away = bar.close - middle
@@ -319,7 +328,8 @@ def mean_reversion(lookback: Any = 20, entry: Any = 1.0, leave: Any = 0.0) -> St
         back = side * away >= -leave * width
         side = jnp.where(back, 0.0, side)
         side = jnp.where(away < -entry * width, 1.0, jnp.where(away > entry * width, -1.0, side))
-        return (means, deviations, side), side * _share(bar)
+        listed, share = _divide(listed, bar)
+        return (means, deviations, side, listed), side * share
 
     def shown(bars: Bars) -> dict[str, Any]:
         found = rolling.over({"mean": mean, "width": deviation}, bars.close, bars.present)
@@ -349,17 +359,19 @@ def breakout(lookback: Any = 55, leave: Any = 20, stop: Any = 0.1) -> Strategy:
     highest, lowest = rolling.highest(lookback), rolling.lowest(leave)
 
     def init(num_assets: int) -> Any:
-        none = jnp.full(num_assets, jnp.nan)
-        return highest.init(num_assets), lowest.init(num_assets), none, none, jnp.zeros(num_assets)
+        none, side = jnp.full(num_assets, jnp.nan), jnp.zeros(num_assets)
+        channel = highest.init(num_assets), lowest.init(num_assets)
+        return *channel, none, none, side, _none(num_assets)
 
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
-        highs, lows, ceiling, ground, side = state
+        highs, lows, ceiling, ground, side, listed = state
         # The channel of the bars before: a close cannot exceed its own bar's high.
         above, below = bar.close > ceiling, bar.close < ground
         side = jnp.where(bar.present & above, 1.0, jnp.where(bar.present & below, 0.0, side))
         highs, ceiling = highest.update(highs, bar.high, bar.present)
         lows, ground = lowest.update(lows, bar.low, bar.present)
-        return (highs, lows, ceiling, ground, side), side * _share(bar)
+        listed, share = _divide(listed, bar)
+        return (highs, lows, ceiling, ground, side, listed), side * share
 
     def shown(bars: Bars) -> dict[str, Any]:
         # The channel of the bars before, which is what a close is compared with.
@@ -376,6 +388,9 @@ def breakout(lookback: Any = 55, leave: Any = 20, stop: Any = 0.1) -> Strategy:
 def random(seed: Any = 0, hold: Any = 10) -> Strategy:
     """Return the strategy that tosses a coin per asset: long or flat for `hold` bars.
 
+    A toss follows from the seed, its number and the asset's close, so that neither other assets nor
+    a restart changes it.
+
     Args:
       seed: of the tosses.
       hold: bars from toss to toss.
@@ -389,12 +404,24 @@ def random(seed: Any = 0, hold: Any = 10) -> Strategy:
     """
     _refuse_periods("random", hold=hold)
 
-    def act(row: Array, bar: Bar) -> tuple[Array, Array]:
-        # A toss follows from its number, so the state holds no key and a restart repeats it.
-        key = jax.random.fold_in(jax.random.key(seed), row // hold)
-        return row + 1, jax.random.bernoulli(key, 0.5, bar.close.shape) * _share(bar)
+    def init(num_assets: int) -> Any:
+        last = jnp.full(num_assets, -1)
+        return jnp.zeros((), jnp.int32), last, jnp.zeros(num_assets), _none(num_assets)
 
-    return Strategy(lambda num_assets: jnp.zeros((), jnp.int32), act, f"random {_text(seed)}")
+    def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        row, last, side, listed = state
+        number = row // hold
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        # The bits of float32, since a sweep may run in it.
+        bits = jax.lax.bitcast_convert_type(bar.close.astype(jnp.float32), jnp.uint32)
+        coin = jax.vmap(lambda own: jax.random.bernoulli(jax.random.fold_in(key, own)))(bits)
+        due = bar.present & (last < number)
+        last = jnp.where(due, number, last).astype(last.dtype)
+        side = jnp.where(due, coin, side)
+        listed, share = _divide(listed, bar)
+        return (row + 1, last, side, listed), side * share
+
+    return Strategy(init, act, f"random {_text(seed)}")
 
 
 def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strategy:
@@ -426,7 +453,8 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
         inputs = jnp.zeros((num_assets, size)).at[:, 0].set(1.0)
         inverse = jnp.broadcast_to(jnp.eye(size), (num_assets, size, size))
         close, seen = jnp.full(num_assets, jnp.nan), jnp.zeros(num_assets, jnp.int32)
-        return inputs, jnp.zeros((num_assets, size)), inverse, close, seen
+        weights = jnp.zeros((num_assets, size))
+        return inputs, weights, inverse, close, seen, _none(num_assets)
 
     def learn(x: Array, weights: Array, inverse: Array, return_: Array) -> tuple[Array, Array]:
         gain = inverse @ x / (forget + x @ inverse @ x)
@@ -435,7 +463,7 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
         return weights + gain * (return_ - weights @ x), (inverse + inverse.T) / 2.0
 
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
-        inputs, weights, inverse, close, seen = state
+        inputs, weights, inverse, close, seen, listed = state
         return_ = unit * (bar.close / close - 1.0)
         known = bar.present & ~jnp.isnan(return_)
         return_ = jnp.where(known, return_, 0.0)
@@ -451,8 +479,9 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
         side = jnp.sign(forecast) * (jnp.abs(forecast) > threshold)
         close = jnp.where(bar.present, bar.close, close)
         # With fewer than ten returns per coefficient a forecast is noise.
-        target = jnp.where(seen >= 10 * size, side * _share(bar), 0.0)
-        return (inputs, weights, inverse, close, seen), target
+        listed, share = _divide(listed, bar)
+        target = jnp.where(seen >= 10 * size, side * share, 0.0)
+        return (inputs, weights, inverse, close, seen, listed), target
 
     return Strategy(init, act, f"forecaster {lags}, threshold {_text(threshold)}")
 
@@ -460,26 +489,43 @@ def forecaster(lags: int = 5, threshold: Any = 0.0, span: Any = 2000) -> Strateg
 def _of_closes(
     name: str, indicators: Mapping[str, Rolling], signal: Callable[..., Array]
 ) -> Strategy:
-    """Return the strategy `signal(bar, *values) / A` of indicators of the close; flat before."""
+    """Return the strategy `signal(bar, *values)` times an asset's share; flat before its values."""
 
     def init(num_assets: int) -> Any:
-        return tuple(indicator.init(num_assets) for indicator in indicators.values())
+        states = tuple(indicator.init(num_assets) for indicator in indicators.values())
+        return states, _none(num_assets)
 
     def act(state: Any, bar: Bar) -> tuple[Any, Array]:
+        states, listed = state
         found = [
             indicator.update(s, bar.close, bar.present)
-            for indicator, s in zip(indicators.values(), state, strict=True)
+            for indicator, s in zip(indicators.values(), states, strict=True)
         ]
         values = [value for _, value in found]
         ready = ~jnp.isnan(sum(values))
-        target = jnp.where(ready, signal(bar, *values) * _share(bar), 0.0)
-        return tuple(s for s, _ in found), target
+        listed, share = _divide(listed, bar)
+        target = jnp.where(ready, signal(bar, *values) * share, 0.0)
+        return (tuple(s for s, _ in found), listed), target
 
     def shown(bars: Bars) -> dict[str, Any]:
         return rolling.over(indicators, bars.close, bars.present)
 
     memory = longest_memory(indicator.memory for indicator in indicators.values())
     return Strategy(init, act, name, indicators=shown, memory=memory)
+
+
+def _none(num_assets: int) -> Array:
+    """Return the state of `_divide` before the first bar."""
+    return jnp.zeros(num_assets, bool)
+
+
+def _divide(listed: Array, bar: Bar) -> tuple[Array, Array]:
+    """Return which assets are listed by now `[A]`, and an equal share of equity for each of them.
+
+    Later listings are not known yet.
+    """
+    listed = listed | bar.present
+    return listed, jnp.where(listed, jnp.ones_like(bar.close), 0.0) / jnp.maximum(listed.sum(), 1)
 
 
 def _refuse_periods(rule: str, least: int = 1, **periods: Any) -> None:
@@ -492,11 +538,6 @@ def _refuse_periods(rule: str, least: int = 1, **periods: Any) -> None:
 def _text(value: Any) -> str:
     """Write a parameter; a traced one has no value yet."""
     return "..." if rolling.is_traced(value) else f"{value:g}"
-
-
-def _share(bar: Bar) -> Array:
-    """Return 1/A for each asset."""
-    return jnp.ones_like(bar.close) / bar.close.shape[0]
 
 
 def _long(condition: Array) -> Array:

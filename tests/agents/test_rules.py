@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from drawn import random_bars
+from drawn import bars_of, random_bars
 
+import nca_trader as nca
 from nca_trader import ConfigError, rules
 from nca_trader.agents.strategy import Strategy
 from nca_trader.agents.targets import needs_account, strategy_targets
@@ -24,13 +25,18 @@ def late_bars(seed=0, length=120, missing=0.15):
     return dataclasses.replace(bars, present=present, **fields)
 
 
+def listed(bars):
+    """The number of assets that have had a bar, `[N, 1]`; at least 1."""
+    return np.maximum((bars.present.cumsum(0) > 0).sum(1, keepdims=True), 1)
+
+
 def by_asset(bars, signal):
     """`signal(closes)` of each asset's own closes, held over bars that are missing; flat first."""
     columns = []
     for i in range(bars.num_assets):
         closes = pd.Series(bars.close[:, i])[bars.present[:, i]]
         columns.append(signal(closes).astype(float).reindex(range(len(bars))).ffill().fillna(0.0))
-    return np.stack(columns, axis=1) / bars.num_assets
+    return np.stack(columns, axis=1) / listed(bars)
 
 
 @pytest.mark.parametrize(("fast", "slow"), [(1, 2), (3, 8), (10, 30)])
@@ -55,14 +61,15 @@ def test_momentum_compares_with_the_close_that_many_bars_ago(lookback):
         assert (targets > 0).any()
 
 
-def test_buy_and_hold_orders_each_asset_once_in_its_first_bar():
+def test_buy_and_hold_divides_equity_at_each_first_bar():
     bars = late_bars(missing=0.3)
     targets = strategy_targets(bars, rules.buy_and_hold())
-    for i in range(3):
-        first = int(bars.present[:, i].argmax())
-        assert targets[first, i] == pytest.approx(1 / 3)
-        assert np.isnan(np.delete(targets[:, i], first)).all()
     assert not np.isnan(targets[20, 2])
+    known = np.zeros(3, bool)
+    for target, present in zip(targets, bars.present, strict=True):
+        more = (present & ~known).any()
+        known |= present
+        np.testing.assert_array_equal(target, np.where(known & more, 1 / known.sum(), np.nan))
 
 
 def test_always_flat_orders_nothing_else():
@@ -83,7 +90,7 @@ def loop(bars, decide):
 
 def test_time_series_momentum_is_the_sign_of_the_past_return():
     bars = late_bars(1)
-    expected = loop(bars, lambda h: np.sign(h.close - h.close.shift(20)).fillna(0.0)) / 3
+    expected = loop(bars, lambda h: np.sign(h.close - h.close.shift(20)).fillna(0.0)) / listed(bars)
     found = strategy_targets(bars, rules.time_series_momentum(20))
     np.testing.assert_allclose(found, expected, atol=1e-15)
     assert (found > 0).any() and (found < 0).any()
@@ -121,7 +128,7 @@ def reversion(history, lookback, entry, leave):
 @pytest.mark.parametrize(("entry", "leave"), [(1.0, 0.0), (1.5, 0.5)])
 def test_mean_reversion_equals_a_loop(entry, leave):
     bars = late_bars(2, length=200)
-    expected = loop(bars, lambda h: reversion(h, 10, entry, leave)) / 3
+    expected = loop(bars, lambda h: reversion(h, 10, entry, leave)) / listed(bars)
     found = strategy_targets(bars, rules.mean_reversion(10, entry, leave))
     np.testing.assert_allclose(found, expected, atol=1e-15)
     assert (found > 0).any() and (found < 0).any() and (found == 0).any()
@@ -138,7 +145,9 @@ def test_breakout_equals_a_loop_and_carries_its_stop():
 
     bars = late_bars(3, length=250)
     plain = strategy_targets(bars, rules.breakout(15, 5, stop=None))
-    np.testing.assert_allclose(plain, loop(bars, lambda h: channel(h).to_numpy()) / 3, atol=1e-15)
+    np.testing.assert_allclose(
+        plain, loop(bars, lambda h: channel(h).to_numpy()) / listed(bars), atol=1e-15
+    )
     assert (plain > 0).any()
     assert needs_account(bars, rules.breakout(15, 5, stop=0.1))
 
@@ -226,7 +235,82 @@ def test_half_and_half_is_the_mean_of_equal_weight_and_the_trend():
     want = sum(strategy_targets(bars, rule) for rule in two) / 2
     np.testing.assert_array_equal(found, want)
     # Half of 1/3, and half of 1/3 with the sign of the trend.
-    assert set(np.unique(found.round(12))) == {0.0, round(1 / 6, 12), round(1 / 3, 12)}
+    all_listed = found[listed(bars)[:, 0] == 3]
+    assert set(np.unique(all_listed.round(12))) == {0.0, round(1 / 6, 12), round(1 / 3, 12)}
+
+
+def test_of_equal_returns_each_asset_has_its_part_of_what_is_left():
+    """Two of six are held: one is ahead, three share the second place."""
+    growth = np.array([1.02, 1.01, 1.01, 1.0, 1.01, 1.0])
+    close = 100.0 * growth ** np.arange(10)[:, None]
+    bars = bars_of(close)
+    found = strategy_targets(bars, rules.cross_sectional_momentum(1))
+    np.testing.assert_allclose(found[5], [0.5, 1 / 6, 1 / 6, 0.0, 1 / 6, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("share", "assets"), [(0.29, 100), (0.07, 100), (0.57, 100), (0.58, 50)])
+def test_a_share_of_assets_is_a_whole_number_of_them(share, assets):
+    """The product of floats is below the whole number: 0.29 * 100 is 28.999999999999996."""
+    rng = np.random.default_rng(0)
+    bars = random_bars(rng, 6, assets)
+    found = strategy_targets(bars, rules.cross_sectional_momentum(2, share))
+    assert (found[5] > 0).sum() == round(share * assets)
+
+
+# Every rule, with parameters that decide something within 300 bars.
+EVERY = {
+    "always_flat": rules.always_flat(),
+    "buy_and_hold": rules.buy_and_hold(),
+    "equal_weight": rules.equal_weight(),
+    "volatility_hold": rules.volatility_hold(0.1, span=20.0),
+    "half_and_half": rules.half_and_half(20),
+    "sma_cross": rules.sma_cross(3, 8),
+    "tuned_sma": rules.tuned_sma(((2, 6), (5, 20)), every=50),
+    "momentum": rules.momentum(10),
+    "time_series_momentum": rules.time_series_momentum(10),
+    "cross_sectional_momentum": rules.cross_sectional_momentum(10, 0.5),
+    "mean_reversion": rules.mean_reversion(10),
+    "breakout": rules.breakout(15, 5),
+    "random": rules.random(3, hold=5),
+    "forecaster": rules.forecaster(2, span=100),
+}
+
+
+def test_every_rule_is_tested_below():
+    made = vars(rules).items()
+    own = (name for name, x in made if getattr(x, "__module__", None) == rules.__name__)
+    assert {name for name in own if not name.startswith("_")} == set(EVERY)
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_symbols_without_a_bar_and_the_order_of_symbols_change_nothing(name, seed):
+    rng, rule = np.random.default_rng(seed), EVERY[name]
+    bars = late_bars(seed, length=400)
+    # One more is listed at row 300, which is not known before.
+    order = rng.permutation(4)
+    names = ("open", "high", "low", "close", "volume")
+    more = {field: np.c_[getattr(bars, field), np.full(400, np.nan)] for field in names}
+    present = np.c_[bars.present, np.zeros(400, bool)]
+    for field in names:
+        more[field][300:, 3] = 7.0
+    present[300:, 3] = True
+    more["volume"] = np.nan_to_num(more["volume"])
+    symbols = (*bars.symbols, "LATE")
+    wide = dataclasses.replace(
+        bars,
+        symbols=tuple(symbols[i] for i in order),
+        present=present[:, order],
+        **{field: values[:, order] for field, values in more.items()},
+    )
+    found, expected = strategy_targets(wide, rule)[:300], strategy_targets(bars, rule)[:300]
+    place = np.argsort(order)
+    np.testing.assert_allclose(found[:, place[:3]], expected, rtol=1e-12, atol=1e-15)
+    assert (np.nan_to_num(found[:, place[3]]) == 0.0).all()
+    assert np.nan_to_num(expected).any() or name == "always_flat"
+    accounts = [nca.backtest(x[:300], rule, nca.Costs(commission=1e-3)) for x in (wide, bars)]
+    equity = [account.equity.to_numpy() for account in accounts]
+    np.testing.assert_allclose(*equity, rtol=1e-9)
 
 
 class Halved(Strategy):
