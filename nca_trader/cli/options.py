@@ -53,7 +53,7 @@ READ: dict[str, dict[str, Any]] = {
     "repair": {
         "metavar": "NAMES",
         "help": "repairs of the file that are allowed, e.g. sort,drop-nan: sort, keep-first, "
-        "keep-last, drop-nan, drop-bad, widen, close-only, no-volume, part-reuse, "
+        "keep-last, drop-nan, drop-bad, absolute, widen, close-only, no-volume, part-reuse, "
         "keep-gaps, keep-jumps, keep-case, unadjusted; without it a fault is refused",
     },
     "columns": {
@@ -63,6 +63,7 @@ READ: dict[str, dict[str, Any]] = {
         "cash and quotes: cash_dividend, funding, bid, ask, spread, half_spread; ROLE=- takes none",
     },
     "dates": {"choices": ("dmy", "mdy"), "help": "the order in 01/02/2018"},
+    "header": {"type": COUNT, "metavar": "LINE", "help": "of a CSV: the line of the names, from 1"},
     "decimal": {"choices": (".", ","), "help": "the decimal sign of a CSV"},
     "every": {"metavar": "LENGTH", "help": "e.g. 1min, 1h, 1d: gaps of trading are missing bars"},
     "memory_gb": {"type": float, "metavar": "GIB", "help": "memory of reading a file, at most (2)"},

@@ -28,6 +28,7 @@ REPAIRS = {
     "drop-nan": "drop rows in which a value is missing",
     "drop-bad": "drop rows whose time or values are impossible",
     "widen": "widen high and low until they take in open and close",
+    "absolute": "take a negative price as its size: CRSP marks the mean of bid and ask so",
     "close-only": "take a missing open, high or low column from the close",
     "no-volume": "take missing volume as 0",
     "keep-case": "take symbols that differ in case alone as different assets",
@@ -40,9 +41,12 @@ REPAIRS = {
 EXCLUSIVE = (("keep-first", "keep-last"), ("part-reuse", "keep-gaps"))
 FIELDS = ("open", "high", "low", "close", "volume")
 SAMPLE = "sample:"  # before a sample's name, where a file may be given
+NO_COLUMN = "-"  # in place of a column: no column has this role
 SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
 INCOME = ("cash_dividend", "funding")
 ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
+# Dividends by the names of vendors, some of whom give them next to prices that are adjusted.
+VENDOR_DIVIDENDS = ("dividends", "dividend_amount", "ex_dividend", "divcash", "div_cash")
 # "spread" alone is not an alias: vendors give it in points, in pips or in the price's unit.
 ALIASES = {
     **dict.fromkeys(("time", "date", "datetime", "timestamp", "date_time", "open_time"), "time"),
@@ -53,7 +57,12 @@ ALIASES = {
     **dict.fromkeys(("tickvol", "tick_volume"), "ticks"),
     **{name: name for name in ("open", "high", "low", "close", "present", "half_spread")},
     "close/last": "close",
-    **dict.fromkeys(("dividend", "dividends", "cash_dividend", "dividend_amount"), "cash_dividend"),
+    **{name: role for role in FIELDS for name in (f"{role}_price", f"price_{role}", f"px_{role}")},
+    **dict.fromkeys(("closing_price", "px_last", "prc"), "close"),  # the last is CRSP's, as are
+    **{"opening_price": "open", "openprc": "open", "askhi": "high", "bidlo": "low"},
+    **dict.fromkeys(("total_volume", "trading_volume", "px_volume"), "volume"),
+    **dict.fromkeys(("exchange_date", "trade_date", "trading_date"), "time"),
+    **dict.fromkeys(("dividend", "cash_dividend", *VENDOR_DIVIDENDS), "cash_dividend"),
     **dict.fromkeys(("funding", "funding_rate"), "funding"),
     **dict.fromkeys(("bid", "bid_close"), "bid"),
     **dict.fromkeys(("ask", "ask_close"), "ask"),
@@ -65,7 +74,10 @@ WIDE = re.compile(
     re.IGNORECASE,
 )
 # bid_close and adj_close are not the closes of assets called "bid" and "adj".
-NO_ASSETS = {"bid", "ask", "mid", "spread", "adj", "adjusted", "unadjusted", "prev", "previous"}
+NO_ASSETS = {
+    "bid", "ask", "mid", "spread", "adj", "adjusted", "unadjusted", "prev", "previous", "price",
+    "prices", "px", "total",
+}  # fmt: skip
 MEMORY_GB = 2.0  # of memory that reading takes in addition to the program, by default
 DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 
@@ -73,10 +85,10 @@ DATES = {"dmy": "31.12.2018", "mdy": "12/31/2018"}
 def plain(column: object) -> str:
     """Return a column's name without the marks, blanks and case that vendors write differently.
 
-    >>> plain("<VOL>"), plain("Adj Close**"), plain("Vol.")
-    ('vol', 'adj_close', 'vol')
+    >>> plain("<VOL>"), plain("Adj. Close**"), plain("Vol."), plain("Ex-Dividend")
+    ('vol', 'adj_close', 'vol', 'ex_dividend')
     """
-    return str(column).strip("<>*. ").lower().replace(" ", "_")
+    return re.sub(r"[ ._-]+", "_", str(column).strip("<>*._ ").lower())
 
 
 def role_of(column: object) -> str:
@@ -210,6 +222,18 @@ def parse_memory(memory_gb: float | None) -> float:
     if memory_gb is not None and not memory_gb > 0.0:
         raise BarError(f"{argument('memory_gb', memory_gb)} must be above 0, e.g. 4.")
     return MEMORY_GB if memory_gb is None else float(memory_gb)
+
+
+def parse_header(header: int | None) -> int | None:
+    """Return the line of the columns' names.
+
+    Raises:
+      BarError: it is not a whole number above 0.
+    """
+    expect("header", header, int | None, "a line, e.g. 4")
+    if header is not None and not header > 0:
+        raise BarError(f"{argument('header', header)}: lines count from 1; give e.g. 4.")
+    return header
 
 
 def refuse_times(timezone: str | None, dates: str | None) -> None:

@@ -19,6 +19,7 @@ from nca_trader.config.ranges import described, expect
 from nca_trader.config.reading import (
     SAMPLE,
     parse_columns,
+    parse_header,
     parse_memory,
     parse_repair,
     parse_splits,
@@ -38,7 +39,12 @@ from nca_trader.data.reading.faults import (
 )
 from nca_trader.data.reading.formats import ArrowStream, Frame
 from nca_trader.data.reading.parse import parse
-from nca_trader.data.reading.repairs import note_of, settle_dividends, with_splits
+from nca_trader.data.reading.repairs import (
+    note_of,
+    settle_dividends,
+    with_splits,
+    without_signs,
+)
 from nca_trader.data.reading.repairs import repair as repaired
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import COLUMN, EXTRAS, PRICES, Bars, split_columns
@@ -62,6 +68,7 @@ def read_bars(
     memory_gb: float | None = None,
     split: str | Iterable[str] | None = None,
     extra: str | Mapping[str, Any] | None = None,
+    header: int | None = None,
 ) -> Bars:
     """Read bars from a CSV (any delimiter, .gz, .zip), Parquet or Feather file, or a frame.
 
@@ -72,7 +79,8 @@ def read_bars(
     Columns may have any case and order: time (or date, datetime, timestamp; or a DatetimeIndex),
     open, high, low, close, volume (or vol). Several assets need a column symbol (or ticker) and one
     row per asset and time, or columns side by side such as AAPL_close or close_AAPL, or a header of
-    two levels. Other columns are ignored. Where an asset has no row at a time that another has, or
+    two levels. Other columns are named in `Bars.note`; one that behaves as a symbol, an adjusted
+    close or a payment is asked about. Where an asset has no row at a time that another has, or
     only empty cells, its bar is missing. `present`, which `write_bars` adds where it must, is False
     in the row of a missing bar.
 
@@ -104,6 +112,7 @@ def read_bars(
         "cash_dividend" is cash, "spread" a spread in the price's unit.
       dates: "dmy" or "mdy" for dates such as 01/02/2018, if no date of the file proves the order.
       decimal: "," or "." of a CSV, where its numbers do not show it.
+      header: line of a CSV that holds the columns' names, from 1, where they do not show it.
       every: the bars' length, e.g. "1min", "1h", "1d". Times of the file's own trading hours (see
         `calendar.expected_times`) at which no asset has a bar then become missing bars.
       memory_gb: GiB of memory that reading may take; None: 2. A small file can unpack to far more,
@@ -139,7 +148,7 @@ def read_bars(
     own = {str(column.source): name for name, column in more.items() if column.of_file}
     request = Request(
         parse_columns(columns), timezone, dates, decimal, wanted, parse_repair(repair),
-        parse_memory(memory_gb), parse_splits(split), own,
+        parse_memory(memory_gb), parse_splits(split), own, parse_header(header),
     )  # fmt: skip
     if isinstance(source, str) and source.startswith(SAMPLE):
         bars = sample_bars(source.removeprefix(SAMPLE))
@@ -151,6 +160,7 @@ def read_bars(
         else:
             how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
             how |= {"every": every, "memory_gb": memory_gb, "split": split, "extra": extra}
+            how |= {"header": header}
             bars = read_bars(given, symbol, timezone, repair, **how)
         # The record of a run says where its bars came from.
         return dataclasses.replace(bars, source=source)
@@ -158,7 +168,10 @@ def read_bars(
         raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
     repairs, step = request.repairs, parse_step(every)
     # Each step takes the result of the last one; only `assemble` uses it up.
-    table = with_splits(settle_dividends(parse(source, request)), request)
+    table = parse(source, request)
+    if "absolute" in repairs:
+        table = without_signs(table)
+    table = with_splits(settle_dividends(table), request)
     faults = detect(table, request)
     refuse(table.name, faults, repairs, table.where)
     table = repaired(table, faults, repairs)

@@ -35,10 +35,12 @@ def history(seed, adjusted, quarters=12, share=0.01, noise=0.01, name="Dividends
 @pytest.mark.parametrize("name", ["Dividends", "dividend_amount"])
 def test_prices_show_on_ex_dates_whether_they_are_adjusted(seed, name):
     traded = read_bars(history(seed, adjusted=False, name=name))
-    assert (traded.dividend > 0).sum() == 12 and traded.note == ""
+    unused = "Columns that are not used: Stock Splits."
+    assert (traded.dividend > 0).sum() == 12 and traded.note == unused
     adjusted = read_bars(history(seed, adjusted=True, name=name))
     assert adjusted.dividend is None
-    assert adjusted.note == "Prices are adjusted for dividends: on 12 ex-dates they do not drop."
+    told = "Prices are adjusted for dividends: on 12 ex-dates they do not drop."
+    assert adjusted.note == f"{unused} {told}"
 
 
 def test_the_smallest_case_by_hand(tmp_path):

@@ -71,6 +71,7 @@ FILES = {
     "D033": (with_column("funding", 0, 2), {}),
     "D034": (days(), {"memory_gb": 1e-6}),
     "D036": (with_column("dividends", 0, 0, 0.1).replace("10,11,9,10", "10,11,9,10.5", 1), {}),
+    "D037": (with_column("code", "AB", "AB", "CD", "CD"), {}),
     "D035": (closes("2020-01-01T10:00Z", "2020-01-01T10:30Z"), {"every": "1min"}),
 }
 

@@ -115,7 +115,8 @@ def test_columns_in_another_order_and_decades_of_closes_alone_are_read_and_noted
         at = header.index(name.title())
         want = [float(line[at]) for line in lines]
         np.testing.assert_array_equal(getattr(bars, name)[:, 0], want)
-    assert bars.note == "8,547 of 23,104 bars have open = high = low = close."
+    told = "Columns that are not used: Adj Close. "
+    assert bars.note == f"{told}8,547 of 23,104 bars have open = high = low = close."
     assert (bars.volume == 0).sum() == 5_496
     assert str(bars.time[0])[:10] == lines[0][0] and str(bars.time[-1])[:10] == lines[-1][0]
 
@@ -145,8 +146,11 @@ def test_a_long_file_under_other_names_is_refused_and_read_by_name(messy):
     assert "D003 no close column; the columns are , Date, stock, value, change" in refusal(
         read_bars, path
     )
+    options = {"repair": "close-only,no-volume"}
+    said = refusal(read_bars, path, columns="close=value", **options)
+    assert 'Pass columns="close=value,symbol=stock"' in said
     # Without the symbols' column the five are one asset with five closes a day.
-    said = refusal(read_bars, path, columns="close=value", repair="close-only,no-volume")
+    said = refusal(read_bars, path, columns="close=value,symbol=-", **options)
     assert "D021 line 3 and 9,219 more: duplicate time 2007-01-03" in said
     bars = read_bars(path, columns="symbol=stock,close=value", repair="close-only,no-volume")
     assert bars.symbols == ("MSFT", "IBM", "SBUX", "AAPL", "GSPC") and bars.present.all()
@@ -219,7 +223,8 @@ def test_crypto_sets_are_read_as_they_stand(shared, name):
     path = shared / "data" / f"{name}.parquet"
     assert "D015 row 0" in refusal(read_bars, path)
     bars, want = read_bars(path, timezone="UTC"), pd.read_parquet(path)
-    assert bars.present.all() and bars.note == ""
+    told = {"btcusd_hourly_2018_2022": "Columns that are not used: volume_usd."}
+    assert bars.present.all() and bars.note == told.get(name, "")
     np.testing.assert_array_equal(bars.time, want["time"].to_numpy("datetime64[ns]"))
     for field in ("open", "high", "low", "close", "volume"):
         np.testing.assert_array_equal(getattr(bars, field)[:, 0], want[field])
@@ -248,7 +253,7 @@ def test_equities_are_adjusted_to_their_vendor_s_returns(shared, name):
     path = shared / "data" / f"{name}.parquet"
     zone = "America/New_York" if "hourly" in name else None
     said = refusal(read_bars, path, timezone=zone)
-    assert "D027" in said and 'columns="split=split_factor"' in said
+    assert "D027" in said and 'columns="split=split_factor,dividend=price_factor"' in said
     bars = read_bars(
         path,
         timezone=zone,

@@ -63,7 +63,8 @@ def test_quotients_are_factors_and_unused_ones_are_told(tmp_path):
     as_is = read_bars(frame, repair="unadjusted,keep-jumps")
     np.testing.assert_array_equal(as_is.close[:, 0], close)
     same = frame.assign(**{"Adj Close": close})[:2]
-    assert read_bars(same).note.startswith("2 of 2 bars have open = high")
+    told = "Columns that are not used: Adj Close. 2 of 2 bars have open = high"
+    assert read_bars(same).note.startswith(told)
 
 
 @pytest.mark.parametrize(("value", "repair"), [

@@ -187,6 +187,8 @@ def test_investing_com(read):
     (["1.234,5", "1.235,25"], [1234.5, 1235.25]),
     (["1\u00a0234,5", "1\u00a0235,25"], [1234.5, 1235.25]),
     (["+1.5", "$1.25"], [1.5, 1.25]),
+    (["12,34,567", "1,01,23,456"], [1234567, 10123456]),
+    (["1,23,456.5", "9,87,654.25"], [123456.5, 987654.25]),
 ])  # fmt: skip
 def test_numbers_with_signs_between_thousands(read, cells, want):
     rows = [f'2023-03-0{i + 1};"{cell}"' for i, cell in enumerate(cells)]
@@ -196,7 +198,7 @@ def test_numbers_with_signs_between_thousands(read, cells, want):
     np.testing.assert_array_equal(read(quoted, repair=CLOSE).close[:, 0], want)
 
 
-@pytest.mark.parametrize("cell", ["1,23,456.5", "12,34", "1.2.3", "5Q", "$", "1 2"])
+@pytest.mark.parametrize("cell", ["1,23,4567.5", "12,34", "1.2.3", "5Q", "$", "1 2"])
 def test_what_is_no_number_stays_none(read, cell):
     rows = [f"2023-03-{i:02},10.25" for i in range(1, 13)] + [f'2023-03-13,"{cell}"']
     said = refusal(read, "\n".join(["date,close", *rows]), repair=CLOSE)

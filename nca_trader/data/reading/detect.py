@@ -7,26 +7,21 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from nca_trader.config.reading import INCOME, plain
-from nca_trader.data.reading.faults import (
-    FACTORS,
-    Fault,
-    Kind,
-    Request,
-    Table,
-)
+from nca_trader.config.reading import INCOME, NO_COLUMN
+from nca_trader.data.reading.faults import FACTORS, Fault, Kind, Request, Table
 from nca_trader.data.reading.numbers import NUMBERS, spread_columns
 from nca_trader.data.reading.parse import LONGEST, is_name
 from nca_trader.data.reading.repairs import (
-    EVENTS,
     REUSE,
     adjusted,
+    are_marked,
     gaps_of_half_a_year,
     repeated_rows,
     rows_that_stay,
     typical,
 )
 from nca_trader.data.reading.times import runs_one_way
+from nca_trader.data.reading.unnamed import ask_adjustments, ask_symbol
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
@@ -36,7 +31,6 @@ BACK_ADJUSTED = (
     "; adjust a back-adjusted future by ratios instead of differences, or add an offset to all its "
     "prices, whose returns are then of that sum"
 )
-CHANGES = 1e-3  # relative: adjusted closes are rounded
 JUMP = np.log(1.8)  # at least, and
 JUMP_MOVES = 25  # times the symbol's median move: wild symbols jump higher
 RATIOS = (  # shares after and before, of the splits that are common
@@ -51,6 +45,7 @@ QUIET = 12.0  # or this part of the jump: a price that opens a third lower on ne
 CALM = 3.0  # times the range of the bars around, at most: news moves a price within the bar too
 BUSY = 2.5  # times the volume of the bars before, at most
 MOST_NAMED = 4  # splits that a message names
+SEVERAL = 0.3  # of the rows repeat a time, at least, where they may be of several assets
 # A row with one of these faults cannot be compared with the bars around it.
 ROW_FAULTS = {
     *(Kind.D006, Kind.D007, Kind.D008, Kind.D009, Kind.D010, Kind.D011, Kind.D012),
@@ -76,17 +71,15 @@ def detect(table: Table, request: Request) -> list[Fault]:
     )
     faults += table.time_faults
     faults += row_faults(table) + line_faults(table)
-    for name, value in table.others if not request.columns.keys() & FACTORS else ():
-        mask, use = unadjusted(name, value, table)
-        if mask.any():
-            say = f"{name} = {value[mask][0]:.6g} adjusts the prices, which are taken as they stand"
-            asked = ",".join([*(f"{role}={text}" for role, text in request.columns.items()), use])
-            faults.append(Fault(Kind.D027, say, mask, f"Pass {argument('columns', asked)}"))
+    faults += ask_adjustments(table, request)
     if any(fault.code == Kind.D005 and fault.about in ("time", "symbol") for fault in faults):
         return faults  # the order of rows depends on that column
+    if (asked := ask_symbol(table, request)) is not None:
+        return [*faults, asked]
     # Rows that a repair drops are not compared with others, as the bars will not hold them.
     stays = rows_that_stay(table, faults, request.repairs)
-    between = order_faults(table, stays, request.timezone, request.dates)
+    sure = request.columns.get("symbol") == NO_COLUMN
+    between = order_faults(table, stays, request.timezone, request.dates, sure)
     if any(fault.code == Kind.D021 for fault in between):
         stays = stays & ~repeated_rows(table, stays, request.repairs)
     if any(fault.code in (Kind.D014, Kind.D015) for fault in faults):
@@ -156,7 +149,9 @@ def _price_faults(table: Table) -> list[Fault]:
     for name in ("close", "open", "high", "low"):  # the close first: it may stand in for the others
         remedy = Kind.D008.remedy + BACK_ADJUSTED
         wrong = checks.number(name) <= 0
-        checks.fail(Kind.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy)
+        marked = bool(wrong.any()) and are_marked(table["close"], table["symbol"])
+        repairs = (*Kind.D008.repairs, *["absolute"] * marked)
+        checks.fail(Kind.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy, repairs=repairs)
     # A volume of 0 is valid: a bar in which nothing was traded.
     checks.fail(Kind.D012, checks.number("volume") < 0, "volume = {volume}", "volume")
     o, h, low, c = (table[name] for name in PRICES)
@@ -241,7 +236,7 @@ def line_faults(table: Table) -> list[Fault]:
 
 
 def order_faults(
-    table: Table, among: np.ndarray, timezone: str | None, dates: str | None
+    table: Table, among: np.ndarray, timezone: str | None, dates: str | None, sure: bool
 ) -> list[Fault]:
     """Find rows that repeat a time of their symbol, or whose time is before the row above.
 
@@ -253,6 +248,7 @@ def order_faults(
       among: `[rows]` bool, the rows that are compared.
       timezone: name of the zone of the times in the file, as in `read_bars`; None for UTC.
       dates: order of day and month, as in `read_bars`.
+      sure: whether the user said that the rows are of one asset.
     """
     time, close = table["time"], table["close"]
     rows, inside, forward = _steps(table, among)
@@ -280,7 +276,10 @@ def order_faults(
         words = "the same close" if close[first] == close[row] else "different close"
         stamp = np.datetime_as_string(time[row], unit="s")
         say = f"duplicate time {stamp}Z with {words} ({close[first]} and {close[row]})"
-        faults.append(Fault(Kind.D021, say, again))
+        remedy, repairs = "", None
+        if not sure and _of_several(table, among, again):
+            remedy, repairs = "Add a column that names the asset of each row", ()
+        faults.append(Fault(Kind.D021, say, again, remedy, repairs))
         # Without the repeated rows, the others may be in order.
         rows, inside, forward = _steps(table, among & ~again)
     back = inside & ~forward
@@ -291,6 +290,15 @@ def order_faults(
         places = np.arange(len(table))[rows]
         faults.append(Fault(Kind.D020, say, table.marked([places[1:][back]])))
     return faults
+
+
+def _of_several(table: Table, among: np.ndarray, again: np.ndarray) -> bool:
+    """Whether rows that repeat a time are as many, and as different, as those of other assets."""
+    if again.sum() < SEVERAL * among.sum():
+        return False
+    keys = [table["symbol"][among], table["time"][among]]
+    first = pd.Series(table["close"][among]).groupby(keys).transform("first").to_numpy()
+    return bool((first != table["close"][among])[again[among]].mean() > 0.5)
 
 
 def _exchanged(time: np.ndarray) -> np.ndarray:
@@ -459,30 +467,3 @@ def _is_split(bars: dict[str, np.ndarray], row: int, gaps: np.ndarray) -> bool:
         return True
     more = max(1.0, float(np.exp(-gaps[row - 1])))  # the factor of the volume in the new unit
     return bool(volume[at] <= more * max(BUSY * np.median(known), 1.5 * np.percentile(known, 95)))
-
-
-def unadjusted(name: str, value: np.ndarray, table: Table) -> tuple[np.ndarray, str]:
-    """Return `[rows]` bool, where a vendor's adjustment changes, and `columns` that apply it.
-
-    A ratio on the day of a split counts where the price falls by it: other vendors give it next to
-    prices that are adjusted.
-    """
-    kind, code = plain(name), table["symbol"]
-    mask = np.zeros(len(table), dtype=bool)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        if kind in EVENTS:
-            rows = np.lexsort((table["time"], code))
-            rows = rows[table["present"][rows]]
-            before, after = rows[:-1], rows[1:]
-            prices = adjusted(table.columns, table["present"])  # by splits that the user gave
-            night = np.log(prices["open"][after] / prices["close"][before])
-            ratio = np.log(np.where(value[after] > 0.0, value[after], 1.0))
-            falls = np.abs(night + ratio) < np.abs(night)
-            mask[after] = (code[after] == code[before]) & (ratio != 0.0) & falls
-            return mask, f"split={name}"
-        adjusts = kind in ("adj_close", "adjclose", "adjusted_close")
-        factor = value / table["close"] if adjusts else value
-        mask[1:] = np.abs(factor[1:] / factor[:-1] - 1.0) > CHANGES
-    mask[1:] &= code[1:] == code[:-1]
-    use = f"dividend={name}/{table.close_name}" if adjusts else f"dividend={name}"
-    return mask, {"ajexdi": "split=1/ajexdi", "split_factor": f"split={name}"}.get(kind, use)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -73,6 +74,7 @@ class Kind(enum.Enum):
     D034 = "reading takes more memory than is allowed", "Give fewer rows, or allow more memory"
     D035 = "a third of the trading hours has no bar", "Give another length of a bar", "keep-gaps"
     D036 = "prices may be adjusted for the dividends of the file", "Say whether they are"
+    D037 = "a column may name the assets", "Say whether it does"
 
 
 class Fault(NamedTuple):
@@ -111,6 +113,34 @@ class Unread:
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
     texts: dict[int, str] = dataclasses.field(default_factory=dict)
 
+    def leave_out(self, mask: np.ndarray) -> None:
+        """Leave out the rows in `mask`, and count the others anew."""
+        new = np.cumsum(~mask) - 1
+        self.rows = [new[rows[~mask[rows]]] for rows in self.rows]
+        self.texts = {int(new[row]): text for row, text in self.texts.items() if not mask[row]}
+
+
+class Labels(NamedTuple):
+    """A column of text or whole numbers that no role has.
+
+    name, place: of the column, from 1. codes: `[rows]` int32, places in `values`, the texts.
+    """
+
+    name: str
+    place: int
+    codes: np.ndarray
+    values: list[str]
+
+    @property
+    def named(self) -> str:
+        """The column as a user names it; a comma or a sign would part the name."""
+        return str(self.place) if set(self.name) & set(",=/+") else self.name
+
+    @property
+    def number(self) -> bool:
+        """Whether the values are numbers as they are, and not codes such as 007."""
+        return all(re.fullmatch(r"-?(0|[1-9]\d*)(\.0)?", value) for value in self.values)
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -121,7 +151,10 @@ class Table:
       columns: `[rows]` each: time datetime64[ns] in UTC, symbol int32 (a place in `symbols`),
         present bool, and float64 open, high, low, close, volume, and what else the file has.
       symbols: the assets' names, in the order of the file.
-      others: name and float64 values `[rows]` of each column of adjustments that is not applied.
+      others: name, place from 1 and float64 values `[rows]` of columns without a role that may
+        hold adjustments.
+      labels: the columns without a role that may name assets.
+      unnamed: whether no column names the assets.
       place: `[rows]` int32, the line or row of the file.
       unit: "line" or "row".
       wide: whether a line holds several assets.
@@ -137,7 +170,9 @@ class Table:
     name: str
     columns: dict[str, np.ndarray]
     symbols: list[str]
-    others: list[tuple[str, np.ndarray]] = dataclasses.field(default_factory=list)
+    others: list[tuple[str, int, np.ndarray]] = dataclasses.field(default_factory=list)
+    labels: list[Labels] = dataclasses.field(default_factory=list)
+    unnamed: bool = False
     place: np.ndarray | None = None
     unit: str = "row"
     wide: bool = False
@@ -182,6 +217,7 @@ class Request(NamedTuple):
       memory_gb: GiB that reading may take.
       splits: symbol, date and ratio of each that was given.
       own: names of columns of your own by the file's names of them.
+      header: the line of the columns' names, from 1; None: it is found.
     """
 
     columns: Mapping[str, str]
@@ -193,6 +229,7 @@ class Request(NamedTuple):
     memory_gb: float = MEMORY_GB
     splits: tuple[tuple[str, str, float], ...] = ()
     own: Mapping[str, str] = {}
+    header: int | None = None
 
     @property
     def texts(self) -> list[str]:

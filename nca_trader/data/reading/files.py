@@ -211,8 +211,7 @@ def batches(source: Any) -> Iterator[pd.DataFrame]:
             if _is_category(field.type):  # Arrow finds no length of views, as polars gives
                 texts = column.dictionary.cast(pa.large_string())
                 column = pa.DictionaryArray.from_arrays(column.indices, texts)
-            if _is_flat(field.type):
-                columns[field.name] = column
+            columns[field.name] = column if _is_flat(field.type) else pa.nulls(len(column))
         flat, size = pa.RecordBatch.from_pydict(columns), _rows(len(columns))
         for begin in range(0, len(flat), size):
             yield _frame(flat.slice(begin, size), type(source).__name__)
@@ -241,6 +240,8 @@ def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, i
             say = "its columns are not those of the folder's other files"
             raise refusal(part.path, Kind.D005, say, "Write them alike")
         flat = [field.name for field in part.physical_schema if _is_flat(field.type)]
+        # Columns of lists and the like have no role, and are named as not used.
+        keys |= {field.name: None for field in part.physical_schema if not _is_flat(field.type)}
         files.append((part.path if hive else str(path), flat, keys | names.get(part.path, {})))
         rows += part.count_rows()
         if kind == "parquet":
@@ -352,6 +353,10 @@ def titled(frames: Iterator[pd.DataFrame], name: str, rows: int) -> Iterator[Chu
     begin = 0
     for each in frames:
         frame: Any = each
+        if isinstance(frame.index, pd.PeriodIndex):  # a bar's time is its open
+            frame = frame.set_axis(frame.index.to_timestamp())
+        spans = [name for name, kind in frame.dtypes.items() if isinstance(kind, pd.PeriodDtype)]
+        frame = frame.assign(**{name: frame[name].dt.to_timestamp() for name in spans})
         if isinstance(frame.index, pd.DatetimeIndex) and frame.index.name is None:
             frame = frame.rename_axis("time")
         named = [level for level in frame.index.names if role_of(level)]

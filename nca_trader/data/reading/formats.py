@@ -32,9 +32,15 @@ MISSING = (
 )
 SAMPLE = 200  # lines that show the delimiter, the header and the decimal sign
 DELIMITERS = ",;\t|"
+CODE = re.compile(r"0\d+")
 VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 NUMBER = re.compile(r"[+-]?[$€£¥]? ?([\d.,]*\d) ?[KMBkmb%]?")
 BETWEEN = re.compile("(?<=\\d)['\u00a0\u202f](?=\\d{3})")  # signs that part thousands alone
+# By threes, 1,234,567, or as in India by twos until the last three, 12,34,567.
+GROUPS = re.compile(
+    r"[1-9]\d{0,2}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?"
+    r"|[1-9]\d?(?:([.,])\d\d)(?:\2\d\d)*\2\d{3}(?:[.,]\d+)?"
+)
 # "1,234" may be either: a decimal sign, or one between thousands.
 THOUSANDS = re.compile(r"[1-9]\d{0,2}[.,]\d{3}")
 
@@ -232,10 +238,13 @@ def _format(path: Path, request: Request) -> TextFormat:
             if len(lines) >= SAMPLE or (len(lines) > 3 and sum(map(len, lines)) > files.LINE):
                 break
             lines.append(line)
-    above = 0
-    delimiter, sample = _sample(path, lines)
-    depth = _header_depth(sample)
-    if depth < 2 and (above := _lines_above(lines)):
+    above = (request.header or 1) - 1
+    if request.header is not None and above >= len(lines):
+        say = f"{argument('header', request.header)} is not among the first {len(lines)} lines"
+        raise refusal(path, Kind.D023, say, "Give the line that holds the columns' names")
+    delimiter, sample = _sample(path, lines[above:])
+    depth = max(_header_depth(sample), request.header is not None)
+    if request.header is None and depth < 2 and (above := _lines_above(lines, request)):
         delimiter, sample = _sample(path, lines[above:])
         depth = _header_depth(sample)
     names = _names(sample[:depth])
@@ -252,21 +261,22 @@ def _format(path: Path, request: Request) -> TextFormat:
     size = sum(map(len, lines)) // len(lines) + 1
     fewest = min(files.FEW_ROWS, files.MOST_TEXT // 2 // size)
     chunk_rows = min(max(files.CHUNK_TEXT // size, fewest, 1), files.CHUNK_ROWS)
-    texts = _texts(names, request)
+    texts = _texts(names, request, sample[depth:])
     form = TextFormat(delimiter, above, depth, names, texts, decimal, proved, chunk_rows)
     if len(names) < width:
         raise _too_wide(path, request, form, sample[depth:])
     return form
 
 
-def _texts(names: list[Any], request: Request) -> frozenset[int]:
-    """Return the columns that are text: symbols, and the dates and clocks of a time in two."""
+def _texts(names: list[Any], request: Request, rows: list[list[str]]) -> frozenset[int]:
+    """Return the columns that are text: symbols, codes, and dates and clocks of a time in two."""
     last = [name[-1] if isinstance(name, tuple) else name for name in names]
     two = {"date", "time"} <= set(map(plain, last))
     return frozenset(
         i
         for i, name in enumerate(names)
         if {str(name), str(i + 1)} & {*request.texts}
+        or (not role_of(name) and any(CODE.fullmatch(row[i].strip()) for row in rows if row[i:]))
         or "symbol" in (role_of(name), role_of(last[i]))
         or (two and plain(last[i]) in ("date", "time"))
     )
@@ -308,14 +318,28 @@ def _sample(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
     return delimiter, sample
 
 
-def _lines_above(lines: list[str]) -> int:
-    """Return the number of lines above the first one that names a time and a price."""
+def _lines_above(lines: list[str], request: Request) -> int:
+    """Return the number of lines above the header.
+
+    The header is the first line that names a time and a price, or all columns that were asked for
+    by name. Without one it is the first line of names without an empty cell, under lines that have
+    one.
+    """
+    asked = {part.strip().lower() for text in request.columns.values() for part in text.split("+")}
+    asked = {name for name in asked if not re.fullmatch(r"[-*]|\d+|.*/.*", name)}
     for i, line in enumerate(lines):
         names = [name.strip().strip('"') for name in re.split(f"[{DELIMITERS}]", line)]
         roles = {role_of(name) or (named_pair(name) or ("", ""))[1] for name in names}
         if "time" in roles and len(roles - {"", "time", "symbol"}) > 0:
             return i
-    return 0
+        if asked and asked <= {name.lower() for name in names}:
+            return i
+    delimiter = max(DELIMITERS, key="".join(lines).count)
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
+    width = max(map(len, rows), default=0)
+    full = [i for i, row in enumerate(rows) if len(row) == width and all(row)]
+    first = full[0] if full and width > 1 else 0
+    return 0 if any(map(VALUE.fullmatch, rows[first])) else first
 
 
 def _header_depth(rows: list[list[str]]) -> int:
@@ -367,7 +391,7 @@ def _decimal(
             signs = re.findall("[.,]", number[1]) if number else []
             if not number or not signs:
                 continue
-            groups = re.fullmatch(r"[1-9]\d{0,2}(?:([.,])\d{3})(?:\1\d{3})*(?:[.,]\d+)?", number[1])
+            groups = GROUPS.fullmatch(number[1])
             if len(set(signs)) == 2 and groups and signs.count(signs[-1]) == 1:
                 shown[signs[-1]] += 1  # 1,234.5
             elif len(signs) > 1:

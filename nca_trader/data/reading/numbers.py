@@ -86,7 +86,10 @@ def _cleaned(text: pd.Series, chunk: Chunk) -> pd.Series:
             rf"^([+-]?[0-9][0-9.,' ]*) ?[{letters}]$", rf"\1{power}", regex=True
         )
     parts = "' \u00a0\u202f" + (",." if chunk.proved else "").replace(chunk.decimal, "")
-    groups = rf"[+-]?[0-9]{{1,3}}(?:[{parts}][0-9]{{3}})+(?:\{chunk.decimal}[0-9]+)?(?:e[0-9])?"
+    # By threes, or as in India by twos until the last three.
+    three, two = rf"[{parts}][0-9]{{3}}", rf"[{parts}][0-9]{{2}}"
+    by = f"[0-9]{{1,3}}(?:{three})+|[0-9]{{1,2}}(?:{two})+{three}"
+    groups = rf"[+-]?(?:{by})(?:\{chunk.decimal}[0-9]+)?(?:e[0-9])?"
     whole = text.str.fullmatch(groups).to_numpy(bool, na_value=False)
     text = text.mask(whole, text.str.replace(f"[{parts}]", "", regex=True))
     if chunk.decimal == ",":

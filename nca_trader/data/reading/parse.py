@@ -20,6 +20,9 @@ from nca_trader.cloud import CloudPath, place
 from nca_trader.config.reading import (
     FIELDS,
     INCOME,
+    NO_COLUMN,
+    SPREADS,
+    VENDOR_DIVIDENDS,
     named_pair,
     plain,
     refuse_times,
@@ -40,8 +43,7 @@ from nca_trader.data.reading.faults import (
 )
 from nca_trader.data.reading.files import Chunk
 from nca_trader.data.reading.formats import Frame, load
-from nca_trader.data.reading.numbers import floats, numbers
-from nca_trader.data.reading.repairs import ADJUSTMENTS
+from nca_trader.data.reading.numbers import floats, numbers, spread_columns
 from nca_trader.data.reading.times import (
     is_clock,
     joined,
@@ -49,11 +51,10 @@ from nca_trader.data.reading.times import (
     read_times,
     whole,
 )
+from nca_trader.data.reading.unnamed import Candidates, name_unused, unfinished
 from nca_trader.errors import argument
 from nca_trader.types import COLUMN
 
-NONE = "-"  # in place of a column: no column has this role
-VENDORS = ("dividends", "dividend_amount")  # "dividend" is this package's own
 LONGEST = 64  # characters of a symbol at most
 CAPACITY = 1 << 16  # rows of an array to begin with
 
@@ -91,12 +92,14 @@ class Arranged(NamedTuple):
       frame: time, open, high, low, close, volume, present; clock and symbol where these are columns
         of their own; and further `ROLES` of the table.
       others: the other columns of the same rows.
+      unused: names of the columns that are not used, those of `others` among them.
       faults: what is wrong with the columns.
       symbols: of a wide table, in the order of its columns; None of a long one.
     """
 
     frame: pd.DataFrame
     others: pd.DataFrame
+    unused: list[str]
     faults: list[Fault]
     symbols: tuple[str, ...] | None
 
@@ -163,7 +166,7 @@ def _long(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged:
     raw, used, faults = chunk.frame, set(two), []
     found = {name: raw.iloc[:, i] for name, i in zip(("time", "clock"), two, strict=False)}
     for role, text in given.items():
-        if text != NONE and role not in found:
+        if text != NO_COLUMN and role not in found:
             found[role] = _expression(chunk, role, text, used)
     for at, column in enumerate(raw.columns):
         if at in two:
@@ -184,11 +187,14 @@ def _long(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged:
     if "close" not in found and {"open", "high", "low"} <= found.keys() and len(price) == 1:
         found["close"] = raw.iloc[:, price[0]]
         used.add(price[0])
-    if "volume" not in found and "ticks" in found and given.get("volume") != NONE:
+    if "volume" not in found and "ticks" in found and given.get("volume") != NO_COLUMN:
         found["volume"] = found.pop("ticks")
     frame = pd.DataFrame(found, index=raw.index, copy=False)
     others = raw.iloc[:, [i for i in range(raw.shape[1]) if i not in used]]
-    return Arranged(frame, others, faults, None)
+    less = {role for role in SPREADS if role in found} - {*spread_columns(found)}
+    less |= {"ticks"} & found.keys()
+    unused = [*others.columns, *(found[role].name for role in sorted(less))]
+    return Arranged(frame, others, [*map(str, unused)], faults, None)
 
 
 def _position(chunk: Chunk, text: str) -> int:
@@ -266,13 +272,20 @@ def _wide(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged | 
     paid = frame[[name for name in INCOME if name in frame]].fillna(0.0).ne(0.0).any(axis=1)
     known = frame[[name for name in FIELDS if name in frame]].notna().any(axis=1)
     frame = frame[known | paid]
-    return Arranged(frame, pd.DataFrame(index=frame.index), faults, tuple(positions))
+    used = {*at, *places.values()}
+    unused = [_title(column) for i, column in enumerate(raw.columns) if i not in used]
+    return Arranged(frame, pd.DataFrame(index=frame.index), unused, faults, tuple(positions))
+
+
+def _title(column: object) -> str:
+    """Return a column's name; of several levels in one line."""
+    return " ".join(map(str, column)) if isinstance(column, tuple) else str(column)
 
 
 def _is_vendors(column: object) -> bool:
     """Return whether dividends have a name that vendors use, also for adjusted prices."""
     levels = column if isinstance(column, tuple) else (column,)
-    return any(plain(level) in VENDORS for level in levels)
+    return any(plain(level) in VENDOR_DIVIDENDS for level in levels)
 
 
 def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -> Table:
@@ -289,7 +302,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     times: dict[str, list[pd.Series]] = {"time": [], "clock": []}
     columns: dict[Any, Growing] = {}
     unread: dict[str, Unread] = {}
-    faults, begin = {}, 0
+    faults, begin, candidates = {}, 0, Candidates()
     chunk = arranged = two = None
     for chunk in load(source, request):
         if chunk.frame.empty:
@@ -308,7 +321,8 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         arrays: dict[Any, np.ndarray] = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
         short = raw.index.isin(chunk.short) if chunk.short else np.zeros(len(raw), dtype=bool)
         arrays["short"] = short
-        arrays |= numbers(raw, chunk, unread, begin) | _others(rest, chunk, request)
+        arrays |= numbers(raw, chunk, unread, begin) | _own(rest, chunk, request)
+        arrays |= candidates.add(rest, chunk, arrays["close"], code)
         for key, array in arrays.items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
         for key in times.keys() & set(raw):
@@ -330,50 +344,72 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     pa.default_memory_pool().release_unused()
     # Times come last, since later rows may decide their form.
     arrays = {"time": read.utc} | {key: column.whole for key, column in columns.items()}
+    labels, others = candidates.split(arrays)
+    notes, time_faults = [*read.notes], read.faults
+    over, name = unfinished(labels, arrays["symbol"], arrays["time"])
+    if name:
+        which = (
+            "the last candle" if over.sum() == 1 else f"the last candles of {over.sum():,} assets"
+        )
+        notes.append(f"Left out {which}, not over by the column {name}.")
+        stays = ~over
+        arrays = {key: array[stays] for key, array in arrays.items()}
+        labels = [label._replace(codes=label.codes[stays]) for label in labels]
+        others = [(*named, array[stays]) for *named, array in others]
+        time_faults = [_without(fault, stays) for fault in time_faults]
+        for cells in unread.values():
+            cells.leave_out(over)
     used = np.flatnonzero(np.bincount(arrays["symbol"]))
     if len(used) < len(names):
         arrays["symbol"] = np.searchsorted(used, arrays["symbol"]).astype(np.int32)
     by_number = {number: name for name, number in names.items() if name == name.strip()}
     blank = [name for name in names if name != name.strip()][:1]
-    notes = [f"Blanks around symbols were removed, first of {name!r}." for name in blank]
+    notes += [f"Blanks around symbols were removed, first of {name!r}." for name in blank]
     short, ticks = arrays.pop("short"), arrays.pop("ticks", None)
     if ticks is not None and not arrays["volume"].any():
         arrays["volume"] = ticks
         notes.append("Volume is the number of ticks, as the volume's own column holds zeros.")
+    unused = [each for each in arranged.unused if not (each == name or _is_own(each, request))]
+    notes += name_unused(unused)
     header = chunk.frame.columns
     closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
     return Table(
         name=chunk.name,
         place=arrays.pop("place"),
-        columns={key: array for key, array in arrays.items() if isinstance(key, str)},
+        columns=arrays,
         symbols=[by_number[int(number)] for number in used],
-        others=[(key[1], array) for key, array in arrays.items() if not isinstance(key, str)],
+        others=others,
+        labels=labels if arranged.symbols is None else [],
+        unnamed="symbol" not in arranged.frame,
         unit=chunk.unit,
         wide=arranged.symbols is not None,
         unread=unread,
         short=short,
-        time_faults=read.faults,
+        time_faults=time_faults,
         faults=list(faults.values()),
-        notes=notes + read.notes,
+        notes=notes,
         close_name=str(given.get("close") or next(closes, "close")),
         vendor="cash_dividend" not in given and any(map(_is_vendors, header)),
     )
 
 
-def _others(rest: pd.DataFrame, chunk: Chunk, request: Request) -> dict[Any, np.ndarray]:
-    """Return the columns `[n]` without a role that are taken: of adjustments, and of your own.
+def _own(rest: pd.DataFrame, chunk: Chunk, request: Request) -> dict[str, np.ndarray]:
+    """Return the columns `[n]` without a role that are taken as your own."""
+    names = {label: str(label).strip() for label in rest.columns if _is_own(label, request)}
+    return {
+        COLUMN + request.own.get(text, text.removeprefix(COLUMN)): floats(rest[label], chunk)
+        for label, text in names.items()
+    }
 
-    The key of an adjustment is its place and name.
-    """
-    arrays: dict[Any, np.ndarray] = {}
-    for i, (label, column) in enumerate(rest.items()):
-        text = str(label).strip()
-        if plain(label) in ADJUSTMENTS:
-            arrays[i, text] = floats(column, chunk)
-        if text in request.own or text.startswith(COLUMN):
-            named = request.own.get(text, text.removeprefix(COLUMN))
-            arrays[COLUMN + named] = floats(column, chunk)
-    return arrays
+
+def _is_own(label: object, request: Request) -> bool:
+    text = str(label).strip()
+    return text in request.own or text.startswith(COLUMN)
+
+
+def _without(fault: Fault, stays: np.ndarray) -> Fault:
+    """Return a fault of the rows that stay."""
+    return fault if fault.mask is None else fault._replace(mask=fault.mask[stays])
 
 
 def _check_size(name: str, rows: int, expected: float, request: Request) -> None:

@@ -22,6 +22,7 @@ ADJUSTMENTS = EVENTS | {
     "factor", "adj_factor", "adjustment_factor",
 }  # fmt: skip
 SURE = 5.0  # logarithm of the odds for one of the two answers, at least
+MARKED = 0.2  # as a logarithm, of a price from one bar to the next
 FLAT = 0.1  # of the bars: if more have no range, the note says so
 
 
@@ -152,6 +153,27 @@ def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, 
     return out
 
 
+def without_signs(table: Table) -> Table:
+    """Return the table with negative prices as their sizes."""
+    sizes = {name: np.abs(table[name]) for name in PRICES}
+    number = int((table["close"] < 0.0).sum())
+    note = f"{number:,} negative closes were taken as their sizes."
+    return dataclasses.replace(
+        table, columns=table.columns | sizes, notes=[*table.notes, *[note] * (number > 0)]
+    )
+
+
+def are_marked(close: np.ndarray, code: np.ndarray) -> bool:
+    """Whether closes change their sign and hardly their size, as CRSP marks a mean of quotes."""
+    size = np.abs(close)
+    turns = (close[1:] * close[:-1] < 0.0) & (code[1:] == code[:-1])
+    with np.errstate(all="ignore"):
+        moves = np.abs(np.diff(np.log(size)))[turns]
+    # A price that falls below 0 is small where it does.
+    usual = np.median(size[1:][turns]) > 0.5 * np.nanmedian(size) if turns.any() else False
+    return bool(usual and np.median(moves) < MARKED)
+
+
 def with_splits(table: Table, request: Request) -> Table:
     """Return the table with a `split` factor in each row, also of ratios and of splits as given.
 
@@ -210,32 +232,52 @@ def settle_dividends(table: Table) -> Table:
     """
     if not table.vendor or "cash_dividend" not in table:
         return table
-    names = ("symbol", "time", "open", "close", "cash_dividend", "present")
-    code, time, opens, close, cash, present = (table[name] for name in names)
-    rows = np.flatnonzero(present & (opens > 0) & (close > 0) & ~np.isnat(time))
-    rows = rows[np.lexsort((time[rows], code[rows]))]
-    same = code[rows[1:]] == code[rows[:-1]]
-    before, after = rows[:-1][same], rows[1:][same]
-    night, paid = np.log(opens[after] / close[before]), cash[after] / close[before]
-    usual = pd.Series(np.abs(np.where(paid > 0, np.nan, night)))
-    noise = np.maximum(1.5 * usual.groupby(code[after]).transform("median").fillna(np.inf), 1e-5)
-    ex = np.flatnonzero(paid > 0)
-    if not len(ex):
+    before, after = following_bars(table)
+    paid = np.maximum(table["cash_dividend"][after] / table["close"][before], 0.0)
+    if not (number := int((paid > 0).sum())):
         return table
-    drop, paid, noise = -night[ex], paid[ex], noise.to_numpy()[ex]
-    drop = np.clip(drop, -3 * noise, paid + 3 * noise)  # news moves a price by more
-    weight = float(np.sum((paid / noise) ** 2))
-    slope = float(np.sum(paid * drop / noise**2)) / weight if weight else 0.5
-    if abs(slope - 0.5) * weight > SURE:
-        if slope > 0.5:
-            return table
-        note = f"Prices are adjusted for dividends: on {len(ex):,} ex-dates they do not drop."
+    odds = odds_of_nights(table, before, after, paid)
+    if odds > SURE:
+        return table
+    if odds < -SURE:
+        note = f"Prices are adjusted for dividends: on {number:,} ex-dates they do not drop."
         columns = {k: v for k, v in table.columns.items() if k != "cash_dividend"}
         return dataclasses.replace(table, columns=columns, notes=[*table.notes, note])
-    say = f"{len(ex):,} ex-dates do not show whether prices are adjusted for the dividends"
+    say = f"{number:,} ex-dates do not show whether prices are adjusted for the dividends"
     ways = (argument("columns", f"cash_dividend={way}") for way in ("-", "COLUMN"))
     remedy = "Pass {} if they are, and {} if they are as traded".format(*ways)
     return dataclasses.replace(table, faults=[*table.faults, Fault(Kind.D036, say, None, remedy)])
+
+
+def following_bars(table: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows `[n]` and `[n]` of bars of an asset, each with the next one."""
+    code, time = table["symbol"], table["time"]
+    known = (table["open"] > 0.0) & (table["close"] > 0.0) & ~np.isnat(time)
+    rows = np.flatnonzero(table["present"] & known)
+    rows = rows[np.lexsort((time[rows], code[rows]))]
+    same = code[rows[1:]] == code[rows[:-1]]
+    return rows[:-1][same], rows[1:][same]
+
+
+def odds_of_nights(table: Table, before: np.ndarray, after: np.ndarray, paid: np.ndarray) -> float:
+    """Return the logarithm of the odds that prices fall by what is paid, over that they do not.
+
+    Args:
+      table: the bars.
+      before: `[n]` rows.
+      after: `[n]` the rows of the bars that follow them.
+      paid: `[n]`, as a fraction of the price before; 0 of a night on which nothing is.
+    """
+    with np.errstate(all="ignore"):
+        night = np.log(table["open"][after] / table["close"][before])
+    usual = pd.Series(np.abs(np.where(paid != 0.0, np.nan, night)))
+    noise = usual.groupby(table["symbol"][after]).transform("median").fillna(np.inf)
+    ex = np.flatnonzero((paid != 0.0) & np.isfinite(night))
+    noise = np.maximum(1.5 * noise, 1e-5).to_numpy()[ex]
+    paid, drop = np.abs(paid[ex]), -night[ex] * np.sign(paid[ex])
+    drop = np.clip(drop, -3 * noise, paid + 3 * noise)  # news moves a price by more
+    # The slope is 1 or 0, and its weight the inverse of its variance.
+    return float(np.sum((paid * drop - 0.5 * paid**2) / noise**2))
 
 
 def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarray:
