@@ -34,7 +34,7 @@ class Stress:
 
     Attributes:
       name: of the strategy.
-      costs: by factor of the costs of trading and borrowing.
+      costs: by factor of the costs of trading and borrowing; no rows where there are none.
       delays: by the number of bars that every order is late; the first is the backtest's own.
       capacity: by capital, in the currency of the prices, where an order takes at most
         `participation` of its bar's volume and the rest waits; no rows where no volume is known.
@@ -63,6 +63,11 @@ class Stress:
         """What the tables say, in words."""
         ratios = ", ".join(f"{decimal(x)} at {f:g}x" for f, x in self.costs["sharpe"].items())
         sentences = [f"Sharpe ratio by costs: {ratios}."]
+        if self.costs.empty:
+            sentences = [
+                "No costs of trading or borrowing are given, so there are none to stress; "
+                f"give e.g. {argument('commission', 5e-4)}."
+            ]
         if math.isfinite(self.break_even):
             sentences.append(f"It earns nothing at {self.break_even:.3g} times the costs.")
         elif math.isinf(self.break_even):
@@ -132,7 +137,9 @@ def stress(
         # NaN, without a known volume, is not above 0 and leaves the table empty.
         known = result.metrics["capacity"]
         capitals = [float(f"{known * step:.2g}") for step in STEPS] if known > 0.0 else ()
-    by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in factors}
+    # Costs that halving does not change are all zero: no factor of them changes anything.
+    free = dataclasses.asdict(given) == dataclasses.asdict(given.scaled(0.5))
+    by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in (() if free else factors)}
     by_delay = {int(n): _row(again(delay=int(n))) for n in delays}
     by_capital = {
         float(c): _row(again(capital=float(c), max_participation=participation)) for c in capitals
@@ -143,7 +150,7 @@ def stress(
         delays=_table(by_delay, "bars late"),
         capacity=_table(by_capital, "capital"),
         participation=participation,
-        break_even=_break_even_factor(result),
+        break_even=math.nan if free else _break_even_factor(result),
     )
 
 
@@ -159,9 +166,7 @@ def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
 def _break_even_factor(result: Result) -> float:
     """Search the factor of the costs at which final equity is 1, see `Stress`."""
     charged, again = result.charged, result.again
-    # Costs that doubling does not change are all zero, and no factor of them ends the gain.
-    free = dataclasses.asdict(charged) == dataclasses.asdict(charged.scaled(2.0))
-    if again is None or free or not result.log_equity[-1] > 0.0:
+    if again is None or not result.log_equity[-1] > 0.0:
         return math.nan
 
     def gained(factor: float) -> bool:
