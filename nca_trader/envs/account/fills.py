@@ -75,7 +75,7 @@ def fill_pending(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Int
         if rules.lot:
             lots = money_of(now, rules) / (quote.price * rules.lot)
             flat = (jnp.abs(now.held) * lots <= ROUNDING) & (account.ordered != 0.0)
-            # A difference of less than a lot to a position that is held is no order.
+            # Less than a lot more or less of a position that is held does not count.
             unsent &= flat | (jnp.abs(affordable) * lots + ROUNDING >= 1.0)
         small = unsent.sum()
     if waits is not None:
