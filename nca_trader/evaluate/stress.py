@@ -34,13 +34,14 @@ class Stress:
 
     Attributes:
       name: of the strategy.
-      costs: by factor of the costs of trading and borrowing; no rows where there are none.
+      costs: by factor of the costs of trading and borrowing.
       delays: by the number of bars that every order is late; the first is the backtest's own.
       capacity: by capital, in the currency of the prices, where an order takes at most
         `participation` of its bar's volume and the rest waits; no rows where no volume is known.
       participation: see `capacity`.
       break_even: factor of the costs at which the total return is 0; infinite where none that is
         plausible does that, NaN where nothing is gained at the costs given, or nothing charged.
+      charged: whether there are costs of trading or borrowing.
 
     Example:
       >>> import nca_trader as nca
@@ -57,13 +58,14 @@ class Stress:
     capacity: pd.DataFrame
     participation: float
     break_even: float
+    charged: bool = True
 
     @property
     def sentence(self) -> str:
         """What the tables say, in words."""
         ratios = ", ".join(f"{decimal(x)} at {f:g}x" for f, x in self.costs["sharpe"].items())
         sentences = [f"Sharpe ratio by costs: {ratios}."]
-        if self.costs.empty:
+        if not self.charged:
             sentences = [
                 "No costs of trading or borrowing are given, so there are none to stress; "
                 f"give e.g. {argument('commission', 5e-4)}."
@@ -85,7 +87,8 @@ class Stress:
 
     def __repr__(self) -> str:
         shown = [f"Stress of {self.name}"]
-        for table in (self.costs, self.delays, self.capacity.rename(money)):
+        costs = self.costs if self.charged else self.costs[:0]
+        for table in (costs, self.delays, self.capacity.rename(money)):
             if len(table):
                 shown.append(table.to_string(float_format="{:.4g}".format))
         return "\n".join([*shown, self.sentence])
@@ -139,7 +142,7 @@ def stress(
         capitals = [float(f"{known * step:.2g}") for step in STEPS] if known > 0.0 else ()
     # Costs that halving does not change are all zero: no factor of them changes anything.
     free = dataclasses.asdict(given) == dataclasses.asdict(given.scaled(0.5))
-    by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in (() if free else factors)}
+    by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in factors}
     by_delay = {int(n): _row(again(delay=int(n))) for n in delays}
     by_capital = {
         float(c): _row(again(capital=float(c), max_participation=participation)) for c in capitals
@@ -151,6 +154,7 @@ def stress(
         capacity=_table(by_capital, "capital"),
         participation=participation,
         break_even=math.nan if free else _break_even_factor(result),
+        charged=not free,
     )
 
 

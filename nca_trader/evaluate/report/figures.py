@@ -346,8 +346,6 @@ def draw_stress(figure: Figure, stress: Stress, colour: str) -> None:
         "capital": stress.capacity,
     }
     tables = {label: table for label, table in tables.items() if len(table)}
-    if not tables:
-        return
     panels = np.atleast_1d(figure.subplots(1, len(tables), sharey=True))
     for axes, (label, table) in zip(panels, tables.items(), strict=True):
         axes.plot(table.index, table["sharpe"], color=colour, marker="o", markersize=4)
