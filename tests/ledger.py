@@ -52,7 +52,8 @@ class Outcome(NamedTuple):
     """Equity `[N]` and weights `[N, A]` at each close, where equity went, and what was traded.
 
     seen: `[N]` equity that a decision sees, before it fills at the same close.
-    went: `[N]` by item, as fractions of the start's equity. fills: delistings too.
+    went: `[N]` by item, as fractions of the start's equity. fills: delistings too. small: orders of
+    which lots, the least notional and cash left nothing.
     """
 
     equity: np.ndarray
@@ -60,6 +61,7 @@ class Outcome(NamedTuple):
     weights: np.ndarray
     went: dict[str, np.ndarray]
     fills: list[Fill]
+    small: int
 
 
 class Ledger:
@@ -78,7 +80,7 @@ class Ledger:
         self.level = {name: np.full(num_assets, NAN) for name in LEVELS}
         self.went = {item: np.zeros(num_bars) for item in ITEMS}
         self.fills: list[Fill] = []
-        self.row = 0
+        self.row, self.small = 0, 0
 
     def note(self, item: str, amount: float) -> None:
         self.went[item][self.row] += amount / self.start
@@ -154,6 +156,15 @@ class Ledger:
             size = 0.0
         return math.copysign(size, units)
 
+    def is_order(self, i: int, units: float, part: float) -> bool:
+        """Whether it is one that nothing is left of; `part` of equity is what a unit is worth."""
+        lot = self.rules["lot"]
+        if not (lot or self.rules["min_notional"]) or abs(units) * part < 1e-14:
+            return False
+        opens = self.units[i] == 0.0 and self.ordered[i] != 0.0
+        # Holders do not trade a part of a lot.
+        return opens or not lot or abs(units) / lot + ROUNDING >= 1.0
+
     def terms(self, units: float, price: float, volume: float, quoted: float) -> tuple:
         """The price that is paid for a unit, and what of the difference is spread and impact."""
         spread, impact = price * (self.costs["half_spread"] + quoted), 0.0
@@ -207,7 +218,7 @@ class Ledger:
             return
         equity, wanted = self.equity(price), self.wanted()
         trading = [i for i, state in enumerate(self.waiting) if state and present[i]]
-        size, terms, thin = {}, {}, set()
+        asked, size, terms, thin = {}, {}, {}, set()
         for i in trading:
             volume, quoted = (x[i] for x in here)
             want = wanted[i] * equity / price[i] - self.units[i]
@@ -216,7 +227,7 @@ class Ledger:
             most = self.rules["max_participation"]
             if most is not None and abs(want) > most * volume:
                 thin.add(i)
-            size[i] = self.accepted(want, price[i], volume)
+            asked[i], size[i] = want, self.accepted(want, price[i], volume)
             # Of the whole order, also where cash then cuts it.
             terms[i] = self.terms(size[i], price[i], volume, quoted)
         f = self.costs["commission"]
@@ -229,7 +240,10 @@ class Ledger:
         for i in sorted(trading, key=lambda i: size[i] > 0.0):
             units = size[i]
             if units > 0.0 and share < 1.0:
-                units = self.accepted(share * units, price[i], here[0][i])
+                asked[i] = share * units
+                units = self.accepted(asked[i], price[i], here[0][i])
+            if units == 0.0 and self.waiting[i] == "whole" and i not in thin:
+                self.small += self.is_order(i, asked[i], price[i] / equity)
             self.book(i, units, price[i], terms[i], at, "target")
             if i in thin:
                 continue  # it waits for volume, as it was
@@ -429,14 +443,14 @@ def run(bars: Any, targets: Any, costs: dict, rules: dict, levels: dict | None =
         equity.append(book.equity(last))
         weights.append(np.where(book.units == 0.0, 0.0, book.units * last) / equity[-1])
     equity, seen, weights = np.array(equity) / book.start, np.array(seen), np.array(weights)
-    return Outcome(equity, seen, weights, book.went, book.fills)
+    return Outcome(equity, seen, weights, book.went, book.fills, book.small)
 
 
 class Trip(NamedTuple):
     """A trade of one asset from flat to flat, or to the other side; exit is None while it is open.
 
     size: units entered, negative for a short. Prices are means over what entered and left. pnl: net
-    of costs, as a fraction of the start's equity.
+    of costs, as a fraction of the start's equity. most: the largest notional that a fill left.
     """
 
     asset: int
@@ -447,6 +461,7 @@ class Trip(NamedTuple):
     exit_price: float
     reason: str
     pnl: float
+    most: float
 
 
 def trips(fills: list[Fill], last: np.ndarray, start: float = 1.0) -> list[Trip]:
@@ -457,27 +472,31 @@ def trips(fills: list[Fill], last: np.ndarray, start: float = 1.0) -> list[Trip]
     found, begun = [], {}
 
     def end(asset: int, row: int | None, reason: str) -> None:
-        entry, size, paid, left, got, cost = begun.pop(asset)
+        entry, size, paid, left, got, cost, most = begun.pop(asset)
         got += (size - left) * last[asset] if row is None else 0.0
         pnl = (got - paid) / start - cost
-        found.append(Trip(asset, entry, row, size, paid / size, got / size, reason, pnl))
+        trip = Trip(asset, entry, row, size, paid / size, got / size, reason, pnl, most / start)
+        found.append(trip)
 
     for f in fills:
         units = f.units
         if f.asset in begun and begun[f.asset][1] * units < 0.0:
-            entry, size, paid, left, got, cost = begun[f.asset]
+            entry, size, paid, left, got, cost, most = begun[f.asset]
             closing = -math.copysign(min(abs(units), abs(size - left)), size)
             cost += f.cost * closing / f.units
-            begun[f.asset] = (entry, size, paid, left - closing, got - closing * f.price, cost)
+            left, got = left - closing, got - closing * f.price
+            most = max(most, abs(size - left) * f.price)
+            begun[f.asset] = (entry, size, paid, left, got, cost, most)
             units -= closing
-            if abs(size - left + closing) <= ROUNDING * abs(size):
+            if abs(size - left) <= ROUNDING * abs(size):
                 end(f.asset, f.row, f.reason)
                 if abs(units) <= ROUNDING * abs(f.units):
                     continue
         if units:
-            entry, size, paid, left, got, cost = begun.get(f.asset, (f.row, *[0.0] * 5))
-            cost += f.cost * units / f.units
-            begun[f.asset] = (entry, size + units, paid + units * f.price, left, got, cost)
+            entry, size, paid, left, got, cost, most = begun.get(f.asset, (f.row, *[0.0] * 6))
+            cost, size, paid = cost + f.cost * units / f.units, size + units, paid + units * f.price
+            most = max(most, abs(size - left) * f.price)
+            begun[f.asset] = (entry, size, paid, left, got, cost, most)
     for asset in list(begun):
         end(asset, None, "open")
     return sorted(found, key=lambda trip: (trip.entry, trip.asset))

@@ -291,7 +291,7 @@ class Cut(NamedTuple):
     Attributes:
       orders: bars with an order for more.
       largest: the largest sum of absolute weights that was ordered.
-      small: orders below `min_notional`, which were not sent.
+      small: orders of less than a lot or `min_notional`, or for which cash paid less; not sent.
     """
 
     orders: int

@@ -51,7 +51,7 @@ class Costs:
       half_spread: half the bid-ask spread as a fraction of price, in addition to
         what the bars quote.
       impact: square-root impact: the price worsens by `impact * sqrt(units / volume of the bar)`,
-        a fraction of price; needs `capital`.
+        a fraction of price; more than the volume counts as all of it. Needs `capital`.
       fixed_fee: money per fill, whatever its size; needs `capital`.
       borrow_fee: per year, fraction of the value that is sold short.
       interest_lend, interest_borrow: per year, on cash that is held, and on cash that is owed.

@@ -132,7 +132,8 @@ class Result:
                 "may depend on later bars."
             )
         if not self.num_fills:
-            found.append("NO FILLS: nothing was ever bought or sold, so what moved is cash alone.")
+            said = "NO FILLS: nothing was ever bought or sold, so what moved is cash alone"
+            found.append(f"{said}{self._why}.")
         # A cut order is not an error, but a user who meant leverage reads other results.
         if self.cut.orders:
             found.append(
@@ -141,11 +142,30 @@ class Result:
                 "that."
             )
         if self.cut.small:
+            lot, least = self.rules.lot, self.rules.min_notional
+            limits = [f"of less than lot={lot:g}"] * bool(lot)
+            limits += [f"worth less than min_notional={least:g}"] * bool(least)
             found.append(
-                f"NOT SENT: orders worth less than min_notional={self.rules.min_notional:g}, "
-                f"{self.cut.small:,} in all; what they were to change stays as it was."
+                f"NOT SENT: orders {' or '.join(limits)}, {self.cut.small:,} in all; what they "
+                "were to change stays as it was. More capital makes orders larger."
             )
         return (*found, *self._limited)
+
+    @property
+    def _why(self) -> str:
+        """Why nothing was filled, in words; "" where it is not known."""
+        rules, asked = self.rules, np.abs(np.nan_to_num(self.targets.to_numpy()))
+        if not asked.any():
+            return "; no weight other than 0 was ordered"
+        if (most := asked.max()) <= metrics.NO_WEIGHT:
+            return f"; the largest weight ordered is {most:g}, which counts as rounding"
+        if rules.fill == "next_open" and asked[:-1].max(initial=0.0) <= metrics.NO_WEIGHT:
+            return "; only the last bar orders, and no bar follows whose open would fill it"
+        if self.cut.small:
+            return "; every order is too small"
+        if rules.max_participation < math.inf and not self._limited:
+            return f"; max_participation={rules.max_participation:g} of the volume leaves no order"
+        return ""
 
     @property
     def _limited(self) -> list[str]:

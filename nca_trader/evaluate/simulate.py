@@ -84,7 +84,7 @@ class Trace(NamedTuple):
 
     @property
     def small(self) -> int:
-        """The number of orders that were not sent, below `min_notional`."""
+        """The number of orders that were not sent, see `AccountFill`."""
         return int(sum(np.sum(x.small) for x in self.effects.fills if x.small is not None))
 
     @property

@@ -41,6 +41,7 @@ class Stress:
       participation: see `capacity`.
       break_even: factor of the costs at which the total return is 0; infinite where none that is
         plausible does that, NaN where nothing is gained at the costs given, or nothing charged.
+      charged: whether there are costs of trading or borrowing.
 
     Example:
       >>> import nca_trader as nca
@@ -57,12 +58,18 @@ class Stress:
     capacity: pd.DataFrame
     participation: float
     break_even: float
+    charged: bool = True
 
     @property
     def sentence(self) -> str:
         """What the tables say, in words."""
         ratios = ", ".join(f"{decimal(x)} at {f:g}x" for f, x in self.costs["sharpe"].items())
         sentences = [f"Sharpe ratio by costs: {ratios}."]
+        if not self.charged:
+            sentences = [
+                "No costs of trading or borrowing are given, so there are none to stress; "
+                f"give e.g. {argument('commission', 5e-4)}."
+            ]
         if math.isfinite(self.break_even):
             sentences.append(f"It earns nothing at {self.break_even:.3g} times the costs.")
         elif math.isinf(self.break_even):
@@ -80,7 +87,8 @@ class Stress:
 
     def __repr__(self) -> str:
         shown = [f"Stress of {self.name}"]
-        for table in (self.costs, self.delays, self.capacity.rename(money)):
+        costs = self.costs if self.charged else self.costs[:0]
+        for table in (costs, self.delays, self.capacity.rename(money)):
             if len(table):
                 shown.append(table.to_string(float_format="{:.4g}".format))
         return "\n".join([*shown, self.sentence])
@@ -132,6 +140,8 @@ def stress(
         # NaN, without a known volume, is not above 0 and leaves the table empty.
         known = result.metrics["capacity"]
         capitals = [float(f"{known * step:.2g}") for step in STEPS] if known > 0.0 else ()
+    # Costs that halving does not change are all zero: no factor of them changes anything.
+    free = dataclasses.asdict(given) == dataclasses.asdict(given.scaled(0.5))
     by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in factors}
     by_delay = {int(n): _row(again(delay=int(n))) for n in delays}
     by_capital = {
@@ -143,7 +153,8 @@ def stress(
         delays=_table(by_delay, "bars late"),
         capacity=_table(by_capital, "capital"),
         participation=participation,
-        break_even=_break_even_factor(result),
+        break_even=math.nan if free else _break_even_factor(result),
+        charged=not free,
     )
 
 
@@ -159,9 +170,7 @@ def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
 def _break_even_factor(result: Result) -> float:
     """Search the factor of the costs at which final equity is 1, see `Stress`."""
     charged, again = result.charged, result.again
-    # Costs that doubling does not change are all zero, and no factor of them ends the gain.
-    free = dataclasses.asdict(charged) == dataclasses.asdict(charged.scaled(2.0))
-    if again is None or free or not result.log_equity[-1] > 0.0:
+    if again is None or not result.log_equity[-1] > 0.0:
         return math.nan
 
     def gained(factor: float) -> bool:

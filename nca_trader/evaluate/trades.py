@@ -171,10 +171,14 @@ def trade_table(fills: Fills, bars: Bars, rules: AccountConfig) -> pd.DataFrame:
     """Return one row per trade, in order of entry.
 
     Columns: `symbol`; `entry`, `exit` times of the bars (NaT while it is open); `entry_price`,
-    `exit_price`, averages over its fills, the last close for what is still held; `size`, units
-    entered in all, negative for a short; `cost`, `pnl` net of it, as fractions of the capital;
-    `return`, `pnl` over the money entered; `duration`; `bars`, held; `reason` of the exit, "open"
-    for a trade that has not ended. Units are as in `order_table`.
+    `exit_price`, averages over all units that entered and left, the last close for what is still
+    held; `size`, units entered in all, negative for a short; `cost`, `pnl` net of it, as fractions
+    of the capital; `return`, `pnl` over the largest notional held after a fill of the trade;
+    `duration`; `bars`, held; `reason` of the exit, "open" for a trade that has not ended. Units are
+    as in `order_table`.
+
+    `pnl` is `size (exit_price - entry_price)`, over the capital, less `cost`. A position that is
+    adjusted often has entered many times what it ever held.
     """
     units = fills.after - fills.before
     # From long to short in one fill, or the other way.
@@ -195,6 +199,9 @@ def trade_table(fills: Fills, bars: Bars, rules: AccountConfig) -> pd.DataFrame:
     opens, closes = opening != 0, closing != 0
     entered = total(own, np.abs(opening), opens)
     entered_money = total(own, np.abs(opening) * fills.price, opens)
+    largest = np.zeros(count)
+    holds = fills.after != 0
+    np.maximum.at(largest, own[holds], (np.abs(fills.after) * fills.price)[holds])
     left = total(closed, np.abs(closing), closes)
     left_money = total(closed, np.abs(closing) * fills.price, closes)
     # What a fill cost is divided between the trade that it ends and the one that it begins.
@@ -222,7 +229,7 @@ def trade_table(fills: Fills, bars: Bars, rules: AccountConfig) -> pd.DataFrame:
         "size": side * entered * (rules.capital or 1.0),
         "cost": cost,
         "pnl": pnl,
-        "return": pnl / entered_money,
+        "return": pnl / largest,
         "duration": left_at - entered_at,
         "bars": last - entry,
         "reason": reason,

@@ -95,7 +95,11 @@ class GymnaxEnv(environment.Environment):
     ) -> tuple[Array, EnvState, Array, Array, dict[str, Array]]:
         """Order `action` and move to the next bar."""
         trading = self.trading
-        state, timestep = trading.step(state, jnp.reshape(action, trading.spec.num_assets))
+        action = jnp.reshape(action, trading.spec.num_assets)
+        if not trading.spec.num_actions:
+            # Nothing is raised inside a program: what is not finite orders nothing.
+            action = jnp.where(jnp.isfinite(action), action, jnp.nan)
+        state, timestep = trading.step(state, action)
         ended = self.is_terminated(state, params)
         if not hasattr(environment.Environment, "is_truncated"):  # before version 1
             ended |= self.is_truncated(state, params)

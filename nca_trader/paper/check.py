@@ -11,7 +11,7 @@ import numpy as np
 from nca_trader.envs.check import CheckReport, report_of
 from nca_trader.errors import CheckFailed
 from nca_trader.paper.clock import NANOSECONDS, Clock
-from nca_trader.paper.feed import LiveFeed, Notice
+from nca_trader.paper.feed import NOTICES, LiveFeed, Notice
 from nca_trader.paper.gate import Gate
 from nca_trader.paper.sizing import in_lots
 from nca_trader.paper.venue import MAX_CLIENT_ID, Outcome, Ticket, Venue
@@ -19,7 +19,6 @@ from nca_trader.types import Bar
 
 FILLING = 30.0  # seconds for a market order to fill
 STATES = ("working", "filled", "cancelled", "rejected", "expired")
-NOTICES = ("stale", "reconnected", "correction", "late", "gap")
 NEAR = 1e-9  # relative
 
 
@@ -293,7 +292,10 @@ class _Bars:
         before, seen = self.last, []
         for item in self.feed:
             if isinstance(item, Notice):
-                _true(item.code in NOTICES, f"a notice has the code {item.code!r}")
+                _true(
+                    item.code in NOTICES,
+                    f"a notice has the code {item.code!r}, not one of {', '.join(NOTICES)}",
+                )
                 continue
             _same("the number of assets of a bar", len(item.close), len(self.feed.symbols))
             self._take(item)

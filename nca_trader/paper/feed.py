@@ -11,12 +11,14 @@ from nca_trader.errors import ConfigError, argument
 from nca_trader.paper.clock import NANOSECONDS, Caller
 from nca_trader.types import Bar, Bars
 
+# Codes of `Notice`, in docs/guides/live.md.
+NOTICES = ("stale", "reconnected", "correction", "late", "gap", "unreachable", "unfinished")
+
 
 class Notice(NamedTuple):
     """What a live feed says between two bars.
 
-    code: "stale", "reconnected", "correction", "late" or "gap". detail: in words. Nothing is
-    traded from "stale" until the next bar.
+    code: one of `NOTICES`. detail: in words. Nothing is traded from "stale" until the next bar.
     """
 
     code: str

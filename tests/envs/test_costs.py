@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import ledger
 import numpy as np
 import pytest
 from drawn import random_bars
@@ -127,6 +128,55 @@ def test_orders_below_the_least_notional_are_counted_and_said():
         for text in result.cautions
     )
     assert backtest(bars, targets, order="on_change", capital=100.0).cut.small == 0
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("order", ["on_change", "rebalance"])
+@pytest.mark.parametrize(
+    ("costs", "targets", "small"),
+    [
+        ({}, [0.45, 0.5], 0),  # 4 and 50 units
+        ({}, [0.05, 0.5], 1),  # half a unit of the first
+        ({}, [-0.05, 0.005], 2),
+        ({"commission": 0.01}, [0.1, 0.9], 1),  # 0.99 of a unit and 89, as cash pays for
+        ({"commission": 0.01}, [0.1, 0.0], 0),
+        ({"commission": 0.01}, [1e-12, 0.0], 1),
+    ],
+)
+def test_orders_of_less_than_a_lot_are_counted_until_one_is_held(
+    fill, order, costs, targets, small
+):
+    bars, lot = still_bars(4), {"capital": 1000.0, "lot": 1.0}
+    orders = np.tile(targets, (4, 1))
+    result = backtest(bars, orders, Costs(**costs), fill, order, **lot)
+    if small and order == "rebalance":
+        small *= 3 + (fill == "close")
+    assert result.cut.small == small
+    says = [text for text in result.cautions if text.startswith("NOT SENT: orders of less than")]
+    assert len(says) == bool(small) and all(f"lot=1, {small} in all" in text for text in says)
+
+
+@pytest.mark.parametrize("fill", ["next_open", "close"])
+@pytest.mark.parametrize("order", ["on_change", "rebalance"])
+@pytest.mark.parametrize("limits", [{}, {"min_notional": 120.0, "max_participation": 0.3}])
+def test_orders_that_round_to_nothing_are_those_of_a_ledger(fill, order, limits):
+    costs = {"commission": 2e-3, "fixed_fee": 0.1, "slippage": 1e-3}
+    rules = {"capital": 1000.0, "lot": 0.5, "tick": 0.05, "fill": fill, "order": order} | limits
+    counts = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        bars = random_bars(rng, 40, 3)
+        times = rng.choice([0.05, 1.0, 8.0], 3)  # capital is much or little
+        prices = {name: getattr(bars, name) * times for name in ("open", "high", "low", "close")}
+        bars = dataclasses.replace(bars, volume=rng.lognormal(1.0, 2.0, (40, 3)), **prices)
+        weights = rng.uniform(-0.4 * (seed % 2), 0.8, (40, 3))
+        weights = np.where(rng.random((40, 3)) < 0.5, np.nan, weights)
+        result = backtest(bars, weights, Costs(**costs), **rules)
+        outcome = ledger.run(bars, weights, costs, rules)
+        np.testing.assert_allclose(result.equity, outcome.equity, rtol=1e-9)
+        assert result.cut.small == outcome.small
+        counts.append(outcome.small)
+    assert sum(count > 0 for count in counts) >= 4
 
 
 @pytest.mark.parametrize(

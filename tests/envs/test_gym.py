@@ -257,6 +257,8 @@ def test_ruin_terminates_and_the_end_of_the_data_truncates():
         ("direction", [0]),
         ("direction", [0.5, 1.0]),
         ("weights", [0.1, np.nan]),
+        ("weights", [0.1, np.inf]),
+        ("weights", [-np.inf, 0.1]),
         ("weights", 0.1),
     ],
 )
@@ -265,6 +267,14 @@ def test_an_action_that_does_not_exist_is_refused(env, actions, bad):
     env.reset(seed=0)
     with pytest.raises(ConfigError, match=r"^action .* is not "):
         env.step(bad)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_weight_that_is_not_finite_is_refused_in_a_batch(env, bad):
+    batch = make_vec(2, config=dataclasses.replace(CONFIG, actions="weights"))
+    batch.reset(seed=0)
+    with pytest.raises(ConfigError, match="of finite numbers"):
+        batch.step(np.array([[0.1, 0.1], [bad, 0.1]], np.float32))
 
 
 MODES = {"NextStep": AutoresetMode.NEXT_STEP, "SameStep": AutoresetMode.SAME_STEP}

@@ -230,6 +230,7 @@ def test_a_backtest_is_the_judges_account(number):
         for item, amounts in outcome.went.items():
             found = result.flows[item].to_numpy()
             np.testing.assert_allclose(found, amounts, rtol=1e-8, atol=1e-10, err_msg=item)
+        assert result.cut.small == outcome.small
         compare_orders(result, real(outcome, setting), bars)
         compare_trades(result, outcome, real(outcome, setting), bars)
 
@@ -315,6 +316,8 @@ def compare_trades(result, outcome, fills, bars):
     np.testing.assert_allclose(table["pnl"], [trip.pnl for trip in trips], rtol=1e-6, atol=1e-9)
     paid = ("commission", "fixed_fee", "slippage", "spread", "impact", "liquidation")
     cost = -sum(outcome.went[name].sum() for name in paid)
+    made = [trip.pnl / trip.most for trip in trips]
+    np.testing.assert_allclose(table["return"], made, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(table["cost"].sum(), cost, rtol=1e-8, atol=1e-10)
     held = ("dividends", "interest", "borrow_fee", "funding", "ruin")
     rest = sum(outcome.went[name].sum() for name in held)

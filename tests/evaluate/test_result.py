@@ -32,6 +32,28 @@ def test_a_strategy_without_an_order_has_no_trades_and_prints():
     adds_up(flat)
 
 
+@pytest.mark.parametrize(
+    ("targets", "account", "says"),
+    [
+        (np.zeros(20), {}, "no weight other than 0 was ordered"),
+        (np.full(20, -1e-12), {}, "largest weight ordered is 1e-12, which counts as rounding"),
+        (np.where(np.arange(20) < 19, np.nan, 1.0), {}, "only the last bar orders"),
+        (np.full(20, 0.5), {"capital": 1.0, "lot": 1.0}, "every order is too small"),
+        (np.full(20, 0.5), {"capital": 1.0, "min_notional": 5.0}, "every order is too small"),
+        (
+            np.full(20, 0.5),
+            {"capital": 1e9, "lot": 1.0, "max_participation": 1e-12},
+            "max_participation=1e-12 of the volume leaves no order",
+        ),
+    ],
+)
+def test_no_fills_says_why(targets, account, says):
+    bars = random_bars(np.random.default_rng(0), 20, 1)
+    result = nca.backtest(bars, targets, **account)
+    assert result.num_fills == 0 and result.cautions[0].startswith("NO FILLS")
+    assert says in result.cautions[0]
+
+
 def test_the_sharpe_ratio_is_of_returns_above_the_interest_on_cash():
     bars = random_bars(np.random.default_rng(2), 300, 1, spread=0.01)
     half = np.full(300, 0.5)

@@ -125,6 +125,15 @@ def test_the_break_even_of_one_purchase_is_its_gain_over_its_commission(rising):
     assert np.isinf(found.break_even) and "gains at all costs" in found.sentence
 
 
+def test_without_costs_there_are_none_to_stress(bars):
+    free = nca.backtest(bars, np.ones(300), nca.Costs(interest_lend=0.02)).stress(capitals=())
+    assert not free.charged and np.isnan(free.break_even)
+    assert free.sentence.startswith("No costs of trading or borrowing are given")
+    assert "1x" not in repr(free) and "factor" not in repr(free) and "\n" not in free.sentence
+    charged = nca.backtest(bars, np.ones(300), nca.Costs(borrow_fee=0.01)).stress(delays=())
+    assert "No costs" not in charged.sentence
+
+
 @pytest.mark.slow
 def test_there_is_no_break_even_without_costs_or_without_a_gain(bars):
     free = nca.backtest(bars, np.ones(300), order="on_change").stress(delays=())

@@ -1,5 +1,6 @@
 """Trades, orders and their metrics by hand; `test_judge.py` has those of drawn accounts."""
 
+import dataclasses
 import math
 import time
 
@@ -50,6 +51,78 @@ def test_metrics_of_trades_by_hand():
     assert found["trade_duration"] == 3.0
     nothing = trades.trade_metrics(table[:0])
     assert nothing.pop("trades") == 0.0 and all(math.isnan(x) for x in nothing.values())
+
+
+def table_of(fills, num_bars, last=1.0):
+    """Trades of `(row, price, units before, units after, cost)` at opens, of one asset."""
+    price = np.full((num_bars, 1), last)
+    bars = random_bars(np.random.default_rng(0), num_bars, 1)
+    bars = dataclasses.replace(bars, close=price)
+    row, price, before, after, cost = (np.array(x, float) for x in zip(*fills, strict=True))
+    none, at = np.zeros(len(row), int), np.full(len(row), trades.AT_OPEN)
+    found = trades.Fills(none, row.astype(int), at, price, before, after, cost, none)
+    return trades.trade_table(found, bars, rules_of())
+
+
+@pytest.mark.parametrize(
+    ("fills", "last", "pnl", "largest"),
+    [
+        ([(0, 100, 0, 1, 0), (1, 120, 1, 0, 0)], 1, [20], [100]),
+        # Added to: 2 units at 150. Of what left, 1.5 units at 200 and 0.5 at 100.
+        (
+            [(0, 100, 0, 1, 0), (1, 150, 1, 2, 0), (2, 200, 2, 0.5, 0), (3, 100, 0.5, 0, 0)],
+            1,
+            [100],
+            [300],
+        ),
+        # A short of 1 at 100 turns to 3 long at 80, which cost 4 for 4 units and is still held.
+        ([(0, 100, 0, -1, 0), (1, 80, -1, 3, 4)], 90, [20 - 1, 30 - 3], [100, 240]),
+        # In and out of a part again and again: much is entered and little is held.
+        (
+            [(0, 100, 0, 1, 0)]
+            + [
+                (2 * i + k, 100, *held, 0)
+                for i in range(9)
+                for k, held in ((1, (1, 2)), (2, (2, 1)))
+            ]
+            + [(19, 110, 1, 0, 0)],
+            1,
+            [10],
+            [200],
+        ),
+    ],
+)
+def test_the_return_of_a_trade_is_over_the_largest_notional_that_it_held(fills, last, pnl, largest):
+    table = table_of(fills, 20, last)
+    np.testing.assert_allclose(table["pnl"], pnl, rtol=1e-12)
+    np.testing.assert_allclose(table["return"], np.array(pnl) / largest, rtol=1e-12)
+    spread = table["size"] * (table["exit_price"] - table["entry_price"]) - table["cost"]
+    np.testing.assert_allclose(table["pnl"], spread, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "commission"),
+    [("longonly_nocost", 0.0), ("quickstart", 2e-3), ("trade_on_close", 2e-3)],
+)
+def test_the_returns_of_plain_trades_are_those_that_backtesting_py_published(
+    shared, case, commission
+):
+    stated = pd.read_csv(shared / "expected" / f"bt_GOOG_sma10_20_{case}_trades.csv.gz")
+    fills = {}
+    for trade in stated.itertuples():
+        for row, price, before, after in (
+            (trade.EntryBar, trade.EntryPrice, 0.0, trade.Size),
+            (trade.ExitBar, trade.ExitPrice, trade.Size, 0.0),
+        ):
+            cost = commission * abs(trade.Size) * price
+            if row in fills:  # one fill ends the trade before as well
+                _, _, before, _, paid = fills[row]
+                cost += paid
+            fills[row] = (row, price, before, after, cost)
+    table = table_of([fills[row] for row in sorted(fills)], max(fills) + 1)
+    assert len(table) == len(stated) > 40
+    np.testing.assert_allclose(table["pnl"], stated["PnL"], rtol=1e-9)
+    np.testing.assert_allclose(table["return"], stated["ReturnPct"], rtol=1e-9)
 
 
 def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_second():

@@ -109,3 +109,14 @@ def test_rejax_has_no_agent_for_several_assets():
     rejax = pytest.importorskip("rejax")
     with pytest.raises(AttributeError, match="'MultiDiscrete' object has no attribute 'low'"):
         rejax.PPO.create(env=GymnaxEnv("ring_hop3"))
+
+
+@pytest.mark.parametrize("action", [np.inf, -np.inf, np.nan])
+def test_a_number_that_is_not_finite_orders_nothing(action):
+    env = GymnaxEnv("garleanu_pedersen")
+    key = jax.random.key(7)
+    _, state = env.reset(key)
+    _, state, *_ = env.step(key, state, np.array([0.5], np.float32))
+    seen, after, reward, *_ = env.step(key, state, np.array([action], np.float32))
+    np.testing.assert_array_equal(after.episode.account.ordered, state.episode.account.ordered)
+    assert np.isfinite(reward) and np.isfinite(seen).all()

@@ -1,14 +1,17 @@
 """Live bars: closed ones only, in order, with gaps, corrections, drops, silence and stale data."""
 
+import inspect
 import itertools
+import re
 import time
 
 import numpy as np
 import pytest
 
+import nca_trader as nca
 from nca_trader.data.calendar import new_york
 from nca_trader.paper import venue_feed
-from nca_trader.paper.feed import Notice
+from nca_trader.paper.feed import NOTICES, Notice
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import Grid, Row, VenueFeed, bars_of
 
@@ -81,6 +84,33 @@ def bars(found):
 
 def codes(found):
     return [item.code for _, item in found if isinstance(item, Notice)]
+
+
+def test_check_feed_accepts_every_notice_of_the_feed(monkeypatch):
+    found = re.findall(r'Notice\("(\w+)"', inspect.getsource(venue_feed))
+    assert set(found) == set(NOTICES) and len(found) == len(NOTICES)
+    world = World()
+    world.trade(range(-9, 60))
+    del world.rows["A", START], world.rows["B", START]
+    world.down = {(START + 130, START + 400)}  # unreachable, then stale and reconnected
+    late = world.rows["A", START + 60]
+    world.streamed = [
+        (START + 20, late._replace(time=START)),  # not over
+        (START + 900, late._replace(volume=1.0)),  # of a bar that was given
+    ]
+    feed, seen = world.feed(), []
+
+    def heard(items):
+        for item in items:
+            seen.append((0.0, item))
+            yield item
+
+    monkeypatch.setattr(
+        VenueFeed, "__iter__", lambda self, own=VenueFeed.__iter__: heard(own(self))
+    )
+    report = nca.check_feed(feed, count=20, history=10)
+    assert not report.faults, report
+    assert set(codes(seen)) == set(NOTICES) - {"late"}
 
 
 def test_a_bar_comes_once_it_is_closed_and_its_values_are_the_venues():

@@ -68,8 +68,8 @@ class AccountFill(NamedTuple):
     flows: where equity went; () in `Effects`, which have those of the whole bar.
     left: weights after it, as fractions of equity before it.
     growth: `[]` of equity from the last close to before it.
-    small: `[]` number of orders that were not sent, as they are below `min_notional`; None without
-      a minimum.
+    small: `[]` number of orders that were not sent: lots, `min_notional` and cash left nothing of
+      them. Less than a lot more or less of a position held does not count. None without both.
     price: of a fill inside the bar, NaN for none; a bankrupt account reaches it and trades nothing.
       None at the open and at the close, whose prices the bar has.
     reason: int8 of a fill inside the bar; None where all fills have one.

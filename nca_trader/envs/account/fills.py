@@ -10,7 +10,15 @@ from jax import Array
 from nca_trader.config import AccountConfig
 from nca_trader.envs.account.effects import AccountFill
 from nca_trader.envs.account.intrabar import Intrabar, grown, of_each, recorded, without
-from nca_trader.envs.account.state import FILLED, REST, Quote, executable, worsening
+from nca_trader.envs.account.state import (
+    FILLED,
+    REST,
+    ROUNDING,
+    WHOLE,
+    Quote,
+    executable,
+    worsening,
+)
 from nca_trader.types import Tensor
 
 # Of equity. A buy that lacks less is filled: whether a rest waits must not depend on the last bit
@@ -38,11 +46,8 @@ def fill_pending(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Int
     if rules.capital:
         # A fixed fee is charged for a trade, and not for the rounding that a closed position left.
         d = jnp.where(is_held(d), d, 0.0)
-    asked = d
+    affordable = d
     d, waits = _constrained(d, now, quote, rules)
-    small = None
-    if rules.min_notional and waits is not None:
-        small = (is_held(asked) & (d == 0.0) & ~waits).sum()
     # Computed before cash cuts the order, because impact is that of the whole order.
     worse = worsened(d, now, quote, rules)
     buys, cut = d > 0.0, jnp.zeros(d.shape, bool)
@@ -56,12 +61,23 @@ def fill_pending(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Int
         # Cash of 0 makes the excess infinite, and every buy d / inf is then 0.
         excess = jnp.maximum((need + TINY) / jnp.maximum(cash, 0.0), 1.0)
         d = d / jnp.where(buys, excess, 1.0)
+        affordable = jnp.where(buys & (excess > 1.0), d, affordable)
         cut = whole - d > CUT_OF_ROUNDING
         if rules.sized:
             # The cut buys must be whole lots again, and worth an order; so must the rest be.
             d = jnp.where(buys & (excess > 1.0), _constrained(d, now, quote, rules)[0], d)
             cut &= _constrained(whole - d, now, quote, rules)[0] > 0.0
     left = jnp.where(cut, REST, FILLED)
+    small = None
+    if waits is not None and (rules.lot or rules.min_notional):
+        # What waits for volume or cash was counted when it was ordered, or is tried again.
+        unsent = is_held(affordable) & (d == 0.0) & ~waits & (account.pending == WHOLE)
+        if rules.lot:
+            lots = money_of(now, rules) / (quote.price * rules.lot)
+            flat = (jnp.abs(now.held) * lots <= ROUNDING) & (account.ordered != 0.0)
+            # Less than a lot more or less of a position that is held does not count.
+            unsent &= flat | (jnp.abs(affordable) * lots + ROUNDING >= 1.0)
+        small = unsent.sum()
     if waits is not None:
         # What volume held back may trade in either direction later, as the order did before.
         left = jnp.where(waits, account.pending, left)

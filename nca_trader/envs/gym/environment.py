@@ -151,14 +151,14 @@ def checked_actions(action: Any, spec: EnvSpec, shape: tuple[int, ...]) -> np.nd
     """Return `action` as an array of `shape` that the environment accepts.
 
     Raises:
-      ConfigError: another shape, an action that does not exist, or a weight that is NaN.
+      ConfigError: another shape, an action that does not exist, or a weight that is not finite.
     """
     if not spec.num_actions:
-        # NaN means "no order" to the account; from an agent it is a fault. Bounds are not checked,
-        # because weights beyond them are clipped.
+        # NaN means "no order" to the account; from an agent it is a fault, as infinity is. Bounds
+        # are not checked, because weights beyond them are clipped.
         weights = np.asarray(action, np.float32)
-        if weights.shape != shape or np.isnan(weights).any():
-            raise ConfigError(f"action {action!r} is not an array {list(shape)} of numbers.")
+        if weights.shape != shape or not np.isfinite(weights).all():
+            raise ConfigError(f"action {action!r} is not an array {list(shape)} of finite numbers.")
         return weights
     actions = np.asarray(action)
     # Floats are refused: 1.7 cut to 1 would hide that an agent gives weights.
