@@ -85,8 +85,8 @@ def targets_of(
         raise ConfigError(f"{type(model).__name__}: {error}.") from None
     memory = None
     while not ended:
-        masks = {} if mask is None else {"action_masks": np.asarray(mask(env))[None]}
-        (action,), memory = act(seen[None], memory, **masks)
+        masks = {} if mask is None else {"action_masks": mask(env)}
+        action, memory = act(seen[None], memory, **masks)
         row = info["row"]
         # Gymnasium's discrete space takes a number, the model returns an array.
         action = int(action) if env.action_space.shape == () else action
@@ -132,7 +132,7 @@ def _of_model(model: Any, size: int, assets: int) -> tuple[Act, Callable[[Any], 
         # A method is of another environment, which stands at another bar.
         if env.has_attr("action_masks") and (masks is None or hasattr(masks, "__self__")):
             raise LookupError(f"a method of its environment gives its masks; {INSTEAD}")
-    return act_of(model, size, frames, found.get("VecNormalize"), load), masks
+    return act_of(model, size, frames, found.get("VecNormalize"), load, single=True), masks
 
 
 def _wrappers(env: Any) -> Iterator[Any]:

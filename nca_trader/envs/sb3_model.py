@@ -39,7 +39,7 @@ def frames_of(model: Any, size: int, assets: int) -> int:
     return shape[0] // size if len(frames) and np.allclose(whole, 1.0, atol=1e-4) else 0
 
 
-def act_of(model: Any, size: int, frames: int, normal: Any, give: str) -> Act:
+def act_of(model: Any, size: int, frames: int, normal: Any, give: str, single: bool = False) -> Act:
     """Return how a model acts: `(observations [B, D], memory) -> (actions, memory)`.
 
     The memory is None at an episode's first decision. Further arguments by name go to `predict`.
@@ -51,6 +51,7 @@ def act_of(model: Any, size: int, frames: int, normal: Any, give: str) -> Act:
       frames: observations that the model sees at once, the newest last.
       normal: the `VecNormalize` that it was trained in, inside or outside of the stack; or None.
       give: how a user gives the statistics, for messages.
+      single: whether B is 1 and `predict` gets `[D]`, as an object of the user's own may expect.
 
     Raises:
       LookupError: its statistics are missing, or of another size.
@@ -75,7 +76,7 @@ def act_of(model: Any, size: int, frames: int, normal: Any, give: str) -> Act:
         before = seen[:, size:]
         if normal and of > size:
             seen = normal.normalize_obs(seen)
-        actions, state = model.predict(seen, deterministic=True, **more)
+        actions, state = model.predict(seen[0] if single else seen, deterministic=True, **more)
         return actions, (state, before)
 
     return act
