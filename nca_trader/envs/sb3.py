@@ -13,23 +13,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
 import jax.numpy as jnp
 import numpy as np
+from gymnasium import ActionWrapper, ObservationWrapper
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingImports]
+    DummyVecEnv,
+    VecCheckNan,
     VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
 )
 
 from nca_trader.config import EnvConfig
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.gym.environment import GymEnv, split_observation
 from nca_trader.envs.gym.vector import GymVectorEnv
+from nca_trader.envs.sb3_model import Act, act_of, frames_of
 from nca_trader.errors import ConfigError
 from nca_trader.types import Bars
+
+# Wrappers that neither change observations nor actions, and the two that `act_of` plays.
+KNOWN = (VecMonitor, VecCheckNan, VecNormalize, VecFrameStack)
+INSTEAD = (
+    "give an object whose predict(observation, state, episode_start, deterministic) does the same"
+)
 
 
 def targets_of(
@@ -41,9 +57,10 @@ def targets_of(
     to `nca_trader.backtest` with the costs, fill and order of `config`.
 
     Args:
-      model: anything with Stable-Baselines3's `predict(observation, deterministic=True)`. Where it
-        was trained in a `VecNormalize`, it sees observations with the statistics of that; a model
-        that was loaded needs it: `PPO.load(path, env=VecNormalize.load(...))`.
+      model: anything with Stable-Baselines3's `predict(observation, deterministic=True)`; one with
+        a memory takes `state` and `episode_start` as well. Its own environment says what it sees:
+        a `VecNormalize`, a `VecFrameStack`, and the masks of an `ActionMasker`. No file holds
+        these, so a model that was loaded needs it: `PPO.load(path, env=VecNormalize.load(...))`.
       bars: N bars of the A assets that it was trained on.
       config: of the environment that it was trained in.
       window: T, bars of features in an observation.
@@ -53,7 +70,8 @@ def targets_of(
       `[N, A]` float64 weights, NaN where the model did not decide.
 
     Raises:
-      ConfigError, BarError: as `GymEnv` and its `reset`.
+      ConfigError, BarError: as `GymEnv` and its `reset`; or the model sees other observations, or
+        was trained in another wrapper.
     """
     # One episode to the end of the bars, from no position.
     whole = dataclasses.replace(config, episode_bars=None, random_start=False)
@@ -61,10 +79,14 @@ def targets_of(
     spec = env.trading.spec
     seen, info = env.reset(seed=0, options={"start": spec.warmup if start is None else start})
     targets, ended = np.full((len(bars), spec.num_assets), np.nan), False
-    trained_in = getattr(model, "get_vec_normalize_env", lambda: None)()
+    try:
+        act, mask = _of_model(model, len(seen), spec.num_assets)
+    except LookupError as error:
+        raise ConfigError(f"{type(model).__name__}: {error}.") from None
+    memory = None
     while not ended:
-        shown = seen if trained_in is None else trained_in.normalize_obs(seen)
-        action, _ = model.predict(shown, deterministic=True)
+        masks = {} if mask is None else {"action_masks": mask(env)}
+        action, memory = act(seen[None], memory, **masks)
         row = info["row"]
         # Gymnasium's discrete space takes a number, the model returns an array.
         action = int(action) if env.action_space.shape == () else action
@@ -74,6 +96,54 @@ def targets_of(
         seen, _, terminated, truncated, info = env.step(action)
         ended = terminated or truncated
     return targets
+
+
+def _of_model(model: Any, size: int, assets: int) -> tuple[Act, Callable[[Any], Any] | None]:
+    """Return how a model acts on observations of `size` numbers, and the function of its masks.
+
+    Raises:
+      LookupError: what it sees or may do is not known, or not played here.
+    """
+    env = getattr(model, "get_env", lambda: None)()
+    load = f"load it with its environment, {type(model).__name__}.load(path, env=...)"
+    found, masks = {}, None
+    for each in _wrappers(env):
+        name = type(each).__name__
+        known = type(each) in KNOWN
+        if isinstance(each, gymnasium.Wrapper):
+            known = each.observation_space.shape == each.env.observation_space.shape
+            masks = vars(each).get("_action_mask_fn", masks)  # of an `ActionMasker`
+        if not known or name in found or isinstance(each, ObservationWrapper | ActionWrapper):
+            raise LookupError(f"{name} of its environment is not played here; {INSTEAD}")
+        found[name] = each
+    frames = frames_of(model, size, assets)
+    if env is not None:
+        stack = found.get("VecFrameStack")
+        frames = 1 if stack is None else stack.stacked_obs.n_stack
+        frames *= model.observation_space.shape == (size * frames,)
+    if not frames:
+        raise LookupError(
+            f"it observes {model.observation_space}, and the environment shows {size} numbers; "
+            f"give the config and window that it was trained with, or {load}"
+        )
+    if "action_masks" in inspect.signature(model.predict).parameters:
+        if env is None:
+            raise LookupError(f"its file does not hold the masks of its actions; {load}")
+        # A method is of another environment, which stands at another bar.
+        if env.has_attr("action_masks") and (masks is None or hasattr(masks, "__self__")):
+            raise LookupError(f"a method of its environment gives its masks; {INSTEAD}")
+    return act_of(model, size, frames, found.get("VecNormalize"), load, single=True), masks
+
+
+def _wrappers(env: Any) -> Iterator[Any]:
+    """Yield the wrappers of a model's environment, those of its first environment included."""
+    while isinstance(env, VecEnvWrapper):
+        yield env
+        env = env.venv
+    env = next(iter(getattr(env, "envs", ())), None) if isinstance(env, DummyVecEnv) else None
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
 
 
 class SB3VecEnv(VecEnv):

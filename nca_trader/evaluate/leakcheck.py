@@ -28,7 +28,15 @@ from nca_trader.data.indicators import Windows
 from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.futures import Case, Cases, arrays_of, equal, holed
-from nca_trader.evaluate.outputs import Found, compare, described, refuse_chance, rows_of
+from nca_trader.evaluate.outputs import (
+    Found,
+    compare,
+    described,
+    foresights,
+    own_features,
+    refuse_chance,
+    rows_of,
+)
 from nca_trader.evaluate.simulate import simulate_strategy
 from nca_trader.progress import tracked
 from nca_trader.types import Bars, split_columns
@@ -189,6 +197,10 @@ def leakcheck(
         search.notes.append(longer)
     if search.early:
         search.notes.append(f"refused too short a history in {search.early} cases")
+    # A built-in feature sees bars alone; what else is given may return what it read elsewhere.
+    tried = not isinstance(subject, str) or own_features((subject,))
+    output = {f"the output of {search.subject.name}": search.outputs[False]} if tried else {}
+    search.notes += foresights(bars, output)
     # This comes after all cases, because finding the smallest leak takes further runs.
     example = search.smallest()
     return LeakReport(

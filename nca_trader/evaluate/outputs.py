@@ -1,22 +1,28 @@
 """Outputs of what decides on bars: one row per bar, and the rows of two runs compared.
 
 `function_targets` is what a backtest asks of every function of bars. `leakcheck` and a walk-forward
-compare with the same parts.
+compare with the same parts. `foresights` finds what no truncated history shows: a column whose
+values themselves come from later bars.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.agents.targets import call_function
+from nca_trader.config.extensions import split_frame
+from nca_trader.data.features import BUILT_IN, FEATURES
+from nca_trader.data.indicators import Windows
+from nca_trader.data.synthetic.market import SOURCE
 from nca_trader.errors import ConfigError, user_line
 from nca_trader.evaluate.futures import equal
-from nca_trader.types import Bars
+from nca_trader.types import COLUMN, Bars
 
 ROUNDING = 1e-9  # of weights that a backtest compares, as sums of other lengths may differ
 
@@ -176,3 +182,92 @@ def described(error: Exception) -> str:
     if isinstance(error, ConfigError) and not user_line(error):
         return message.rstrip(".")  # of this package, which says what and where
     return f"it raises {type(error).__name__} at {user_line(error)}: {message[:200].rstrip('.')}"
+
+
+KNOWING_T, KNOWING_R2 = 10.0, 0.2  # a value above both is taken to know the next return
+
+
+def foresights(bars: Bars, values: Mapping[str, np.ndarray] = MappingProxyType({})) -> list[str]:
+    """Return a warning for each own column, or other value, that explains the next bar's return.
+
+    Each is tried as it is, over the close, and as its change: a later close as a level explains
+    hardly anything. The returns are those that a decision can earn, close to close and open to
+    open. What the bar's own return explains is taken out of them first.
+
+    Args:
+      bars: N bars of A assets. A market of this package is passed over: its states do predict.
+      values: `[N]`, `[N, A]` or `[N, ...]` by name, next to the columns of the bars.
+    """
+    given = {f"{COLUMN}{name}": x for name, x in bars.columns.items()} | dict(values)
+    if not given or bars.source.startswith(SOURCE):
+        return []
+    (n, a), found = bars.close.shape, []
+    with np.errstate(all="ignore"):
+        earned = {}
+        for kind, price, at in (("close to close", bars.close, 0), ("open to open", bars.open, 1)):
+            there = bars.present[at + 1 :] & bars.present[at : n - 1]
+            known = np.where(there, price[at + 1 :] / price[at : n - 1] - 1.0, np.nan)
+            earned[kind] = np.concatenate([known, np.full((n - len(known), a), np.nan)])
+        own = np.nan_to_num(np.roll(earned["close to close"], 1, axis=0))
+        for name, x in given.items():
+            x = x.reshape(n, a if x.shape[1:2] == (a,) else 1, -1)
+            before = np.concatenate([np.full_like(x[:1], np.nan), x[:-1]])
+            forms = {
+                "": x, ", over the close,": x / bars.close[..., None],
+                ", as its change,": x - before, ", as its relative change,": x / before - 1.0,
+            }  # fmt: skip
+            fits = [
+                (r2, abs(t), form, kind, symbol)
+                for form, shown in forms.items()
+                for kind, y in earned.items()
+                for each in np.moveaxis(shown, -1, 0)
+                for symbol, t, r2 in zip(bars.symbols, *explained(y, each, own), strict=True)
+                if abs(t) > KNOWING_T and r2 > KNOWING_R2
+            ]
+            if fits:
+                # Of equal fits the first, the value as it is.
+                r2, t, form, kind, symbol = max(fits, key=lambda fit: round(fit[0], 2))
+                size = f"{t:.3g}" if t < 1_000 else "over 1,000"
+                found.append(
+                    f"FORESIGHT: {name}{form} explains the next return of {symbol} ({kind}) with "
+                    f"|t| = {size} and R2 = {r2:.2f}; check that row t holds what is known at bar "
+                    "t's close, or shift it one bar later."
+                )
+    return found
+
+
+def own_features(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of own features that may know more than bars up to their own.
+
+    Not built-in ones, not columns, which are tried as they are, and not an `nca_trader.indicator`,
+    which sees a window of prices alone.
+    """
+    bare = {name: split_frame(name)[1] for name in names}
+    own = {k: v for k, v in bare.items() if v not in BUILT_IN and not v.startswith(COLUMN)}
+    return tuple(k for k, v in own.items() if not isinstance(FEATURES[v].column, Windows))
+
+
+def explained(y: np.ndarray, x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return what `x` adds in `y = a + b own + c x`: `[A]` t of c, and its part of y's variance.
+
+    Args:
+      y: `[N, A]`; rows in which it or `x` is NaN are left out.
+      x: `[N, A]`, or `[N, 1]` of all assets.
+      own: `[N, A]`.
+
+    Source: MacKinnon and White, Some Heteroskedasticity-Consistent Covariance Matrix Estimators
+    (1985): HC3, in which one outlier that meets another is no evidence.
+    """
+    rows = np.isfinite(x + y)
+    count = rows.sum(axis=0)
+    y, x, own = (np.where(rows, z, 0.0) for z in (y, x, own))
+    y, x, own = (np.where(rows, z - z.sum(axis=0) / count, 0.0) for z in (y, x, own))
+    free, total = 1.0 - 1.0 / count, (y * y).sum(axis=0)
+    own = np.nan_to_num(own / np.sqrt((own * own).sum(axis=0)))
+    y, x = (z - own * (own * z).sum(axis=0) for z in (y, x))
+    x = x / np.sqrt((x * x).sum(axis=0))
+    slope = (x * y).sum(axis=0)
+    free = free - own * own - x * x
+    # Errors of fits without their row; a row that alone decides the slope has no other fit.
+    left_out = np.where(free > 1e-9, (y - slope * x) / free, np.inf)
+    return slope / np.sqrt((x * x * left_out * left_out).sum(axis=0)), slope * slope / total

@@ -17,9 +17,11 @@ from numpy.typing import ArrayLike
 from nca_trader.agents.targets import NO_CUT, Cut
 from nca_trader.config import AccountConfig
 from nca_trader.config.ranges import expect
+from nca_trader.data.feature_sets import feature_set
 from nca_trader.envs.account.risk import CODES
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
+from nca_trader.evaluate.outputs import foresights, own_features
 from nca_trader.evaluate.report.summary import summary_html, summary_lines
 from nca_trader.evaluate.simulate import Trace
 from nca_trader.evaluate.stress import Stress, stress
@@ -131,6 +133,7 @@ class Result:
                 "UNCHECKED: the function was not run again on truncated histories, so its targets "
                 "may depend on later bars."
             )
+        found += self._foresights
         if not self.num_fills:
             said = "NO FILLS: nothing was ever bought or sold, so what moved is cash alone"
             found.append(f"{said}{self._why}.")
@@ -185,6 +188,20 @@ class Result:
         return found
 
     # A result is frozen, so nothing below can change once it is computed.
+    @functools.cached_property
+    def _foresights(self) -> list[str]:
+        """Warnings of own columns, and of own features of the run, see `outputs.foresights`."""
+        if self.bars is None:
+            return []
+        # A market of this package has states that predict.
+        known = None if self.run is None or self.run.env_config.market else self.run.env_config
+        own = own_features(known.features) if known else ()
+        values = {}
+        if known and self.run and own:
+            found = feature_set(own, self.run.spec.bar_seconds, known.sessions).batch(self.bars)
+            values = dict(zip(own, np.moveaxis(found, -1, 0), strict=True))
+        return foresights(self.bars, values)
+
     @functools.cached_property
     def account_metrics(self) -> dict[str, float]:
         """The metrics of the account alone, those of `metrics.summary`."""

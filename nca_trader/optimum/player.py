@@ -34,6 +34,9 @@ Act = Callable[[np.ndarray, Any], tuple[Any, Any]]  # (observations, memory) -> 
 Facts = dict[str, Any]
 DIE_WITH_PARENT = 1  # of prctl on Linux
 LONGEST = 4_000  # characters of an error
+# By its path: this Python may lack the package.
+SB3_MODEL = os.path.join(os.path.dirname(__file__), "..", "envs", "sb3_model.py")
+MASKED = "sb3_contrib.common.maskable.policies"
 # Classes of Stable-Baselines3 and sb3-contrib by the module of their policies.
 OF_POLICIES = {
     "stable_baselines3.common.policies": "stable_baselines3:PPO",
@@ -82,6 +85,11 @@ def load_sb3(entry: dict[str, Any]) -> tuple[Act, Facts]:
     with zipfile.ZipFile(entry["files"][0]) as archive:
         about = json.loads(archive.read("data"))
     module = about["policy_class"]["__module__"]
+    if module == MASKED:
+        raise LookupError(
+            "its file does not hold the masks of its actions; give FILE.py:NAME, a function that "
+            "loads the model and gives its predict the action_masks"
+        )
     known = OF_POLICIES.get(module)
     if known == "stable_baselines3:PPO" and "n_epochs" not in about:
         known = None if "cg_damping" in about else "stable_baselines3:A2C"  # TRPO has the same one
@@ -96,21 +104,18 @@ def load_sb3(entry: dict[str, Any]) -> tuple[Act, Facts]:
     if len(entry["files"]) > 1:
         with open(entry["files"][1], "rb") as file:
             normalised = pickle.load(file)
-    recurrent = name == "RecurrentPPO"
-
-    def act(seen: np.ndarray, memory: Any) -> tuple[Any, Any]:
-        if normalised is not None:
-            seen = normalised.normalize_obs(seen)
-        begins = np.full(len(seen), memory is None)
-        return model.predict(seen, memory, begins, deterministic=True)
-
+    play, size = runpy.run_path(SB3_MODEL), entry["observation"]
+    frames = play["frames_of"](model, size, entry["assets"])
+    give = f"give {os.path.basename(entry['files'][0])},VECNORMALIZE.pkl, which its save writes"
+    # Of other observations than the market's it plays nothing, and the caller says so.
+    act = play["act_of"](model, size, frames, normalised, give) if frames else model.predict
     return act, {
         "library": package,
         "version": library.__version__,
         "name": name,
-        "observation": int(np.prod(model.observation_space.shape)),
+        "observation": size if frames else int(np.prod(model.observation_space.shape or 0)),
         "space": str(model.action_space),
-        "memory": recurrent,
+        "memory": name == "RecurrentPPO" or frames > 1,
         "steps": int(model.num_timesteps),
     }
 

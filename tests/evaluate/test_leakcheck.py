@@ -7,10 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import statsmodels.api as sm
 from drawn import random_bars
+from tiny import AGENT
+from untrained import untrained_run
 
+import nca_trader as nca
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
 from nca_trader.data.features import FEATURES, Feature
+from nca_trader.evaluate import outputs
 from nca_trader.evaluate.futures import (
     Cases,
     Future,
@@ -19,6 +24,7 @@ from nca_trader.evaluate.futures import (
     longer,
     without,
 )
+from nca_trader.evaluate.outputs import explained, foresights, own_features
 from nca_trader.types import EXTRAS, PRICES
 
 BARS = dataclasses.replace(
@@ -517,3 +523,161 @@ def test_cases_reach_both_ends_every_column_and_every_asset():
             touched |= {(name, i) for i in np.flatnonzero(~same.all(axis=0))}
             assert same[: case.t + 1].all()
     assert touched == {(name, i) for name in bars.fields for i in (0, 1)}
+
+
+WALK = random_bars(np.random.default_rng(1), 700, 2, missing=0.02)
+
+
+def later(price, bars):
+    """The price one bar later, NaN in the last row."""
+    return np.concatenate([getattr(bars, price)[1:], np.full((1, bars.num_assets), np.nan)])
+
+
+def noise(shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def with_column(values, bars=WALK):
+    return dataclasses.replace(bars, columns={"x": values})
+
+
+NEXT = later("close", WALK) / WALK.close - 1.0
+OPENED = np.concatenate([later("open", WALK)[1:], np.full((1, 2), np.nan)]) / later("open", WALK)
+KNOWING = {
+    "next return": NEXT,
+    "noisy next return": NEXT + np.nanstd(NEXT) * noise(NEXT.shape),
+    "return from open to open": OPENED - 1.0,
+    "of one asset": NEXT * [0.0, 1.0],
+    "half of it missing": np.where(noise(NEXT.shape) > 0, NEXT, np.nan),
+    "next close": later("close", WALK),
+    "next close in another unit": 17.3 * later("close", WALK),
+    "logarithm of the next close": np.log(later("close", WALK)),
+    "sum of returns": np.cumsum(np.nan_to_num(NEXT), axis=0) - 0.4,
+    "next high": later("high", WALK),
+    "sign": np.sign(NEXT),
+    "long tomorrow": (NEXT > 0.0) * 1.0,
+}
+
+
+@pytest.mark.parametrize("name", KNOWING)
+def test_a_column_that_knows_the_next_bar_is_named(name):
+    (said,) = foresights(with_column(KNOWING[name]))
+    assert said.startswith("FORESIGHT: column:x") and "shift it one bar later" in said
+    assert ("of S1 " in said) or name != "of one asset", said
+    # The remedy that it names; a return that ends at the open after the next takes it twice.
+    rows = 2 if "open to open" in name else 1
+    shifted = np.concatenate([np.full((rows, 2), np.nan), KNOWING[name][:-rows]])
+    assert foresights(with_column(shifted)) == []
+
+
+def spikes():
+    """One crash after one event, of an otherwise calm market: a coincidence."""
+    bars = random_bars(np.random.default_rng(2), 700, 1, spread=0.001)
+    fall = np.where(np.arange(700) > 400, 0.5, 1.0)[:, None]
+    prices = {name: getattr(bars, name) * fall for name in PRICES}
+    return with_column((np.arange(700) == 400)[:, None] * 1.0, dataclasses.replace(bars, **prices))
+
+
+def bouncing():
+    """Prices that bounce between bid and ask: a bar's own return explains a fifth of the next."""
+    bars = random_bars(np.random.default_rng(3), 700, 1, spread=1e-4)
+    shift = 1.0 + 0.01 * np.sign(noise((700, 1)))
+    prices = {name: getattr(bars, name) * shift for name in PRICES}
+    bars = dataclasses.replace(bars, **prices)
+    return with_column(np.diff(np.log(bars.close), axis=0, prepend=np.nan), bars)
+
+
+HONEST = {
+    "this bar's return": lambda: with_column(np.roll(np.nan_to_num(NEXT), 1, axis=0)),
+    "close": lambda: with_column(WALK.close),
+    "the other asset": lambda: with_column(WALK.close[:, ::-1]),
+    "random walk": lambda: with_column(noise(NEXT.shape).cumsum(axis=0)),
+    "weak, as signals are": lambda: with_column(NEXT + 0.06 * noise(NEXT.shape)),
+    "constant": lambda: with_column(np.ones(NEXT.shape)),
+    "nothing": lambda: with_column(np.full(NEXT.shape, np.nan)),
+    "few rows": lambda: with_column(NEXT[:3], WALK[:3]),
+    "one crash": spikes,
+    "bounce": bouncing,
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_column_is_not(name):
+    assert foresights(HONEST[name]()) == []
+
+
+@pytest.mark.parametrize("market", ["ou_mid", "sine", "ar1_weak", "ring_hop3"])
+def test_states_of_a_market_of_this_package_predict_and_may(market):
+    config = nca.load_env(market)
+    task = nca.TradingEnv(None, dataclasses.replace(config, market_bars=600)).task
+    returns = np.concatenate([task.returns[1:], task.returns[-1:]])
+    assert foresights(dataclasses.replace(task.bars, columns={"state": returns})) == []
+
+
+def test_t_and_r2_are_those_of_statsmodels():
+    own, x = noise((300, 2), 1), noise((300, 1), 2)
+    y = 0.3 * own + 0.7 * x + noise((300, 2), 3) * np.abs(x)
+    y[::7, 0], x[5] = np.nan, np.nan
+    t, r2 = explained(y, x, own)
+    for a in range(2):
+        rows = np.isfinite(y[:, a]) & np.isfinite(x[:, 0])
+        seen = sm.add_constant(np.column_stack([own[rows, a], x[rows, 0]]))
+        full = sm.OLS(y[rows, a], seen).fit(cov_type="HC3")
+        less = sm.OLS(y[rows, a], seen[:, :2]).fit()
+        assert t[a] == pytest.approx(full.tvalues[2], rel=1e-9)
+        assert r2[a] == pytest.approx(full.rsquared - less.rsquared, rel=1e-9)
+
+
+def test_the_report_warns_of_a_column_and_of_what_code_reads_elsewhere():
+    held = np.nan_to_num(NEXT)
+    report = leakcheck(lambda bars: bars.columns["x"] > 0.0, with_column(NEXT), cases=10)
+    assert report.ok and any("FORESIGHT: column:x explains" in note for note in report.notes)
+    report = leakcheck(lambda bars: held[: len(bars)], WALK, cases=10, name="mine")
+    (note,) = report.to_dict()["notes"]
+    assert note.startswith("FORESIGHT: the output of mine explains") and note in str(report)
+    assert leakcheck("return_1", WALK, cases=10).notes == ()
+
+
+def test_a_backtest_warns_where_it_is_read_and_computes_nothing_without_columns(
+    tmp_path, caplog, monkeypatch
+):
+    result = nca.backtest(with_column(NEXT), rules.buy_and_hold())
+    (said,) = (caution for caution in result.cautions if "FORESIGHT" in caution)
+    assert any(said in line for line in caplog.messages)
+    assert "FORESIGHT: column:x explains the next return of S" in str(result).splitlines()[-1]
+    page = result.report(tmp_path / "page.html").read_text()
+    assert "FORESIGHT: column:x explains the next return" in page
+    monkeypatch.setattr(outputs, "explained", None)
+    assert nca.backtest(WALK, rules.buy_and_hold()).cautions == ()
+
+
+def test_own_features_are_tried_and_built_in_ones_are_not(tmp_path, monkeypatch):
+    (tmp_path / "mine_ahead.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    np.save(tmp_path / "held.npy", np.nan_to_num(NEXT[:, 0]))
+    monkeypatch.chdir(tmp_path)
+    own = ("mine_ahead:reads", "1d:mine_ahead:reads")
+    assert own_features(("rsi", "1d:rsi", "column:x", "mine_ahead:mean", *own)) == own
+    config = nca.EnvConfig(features=("return_1", "mine_ahead:reads"))
+    run = untrained_run(tmp_path / "runs" / "a", WALK, config, AGENT)
+    (said,) = (c for c in nca.backtest(WALK, run).cautions if "FORESIGHT" in c)
+    assert said.startswith("FORESIGHT: mine_ahead:reads explains the next return of S0")
+
+
+OWN = """
+import jax.numpy as jnp
+import numpy as np
+import nca_trader as nca
+from nca_trader.data.features import Feature
+
+mean = nca.indicator(lambda x: x[-1] / x.mean() - 1.0, "close", lookback=20)
+
+
+def reads():
+    held = np.load("held.npy")
+
+    def update(row, bar):
+        return row + 1, jnp.asarray(held)[jnp.minimum(row, len(held) - 1)]
+
+    return Feature(lambda: np.zeros((), np.int64), update, 0)
+"""

@@ -26,7 +26,7 @@ SB3 = (
     + """
 import gymnasium
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 class Env(gymnasium.Env):
     observation_space = spaces.Box(-LOW, LOW, (6,), np.float32)
@@ -39,21 +39,49 @@ class Env(gymnasium.Env):
         self.count += 1
         reward = float(self.seen[0] * (np.sum(action) - 1))
         self.seen = self.rng.normal(2.0, 3.0, 6).astype(np.float32)
+        self.seen[5] = 1.0 - self.seen[3]  # cash and the weight held
         return self.seen, reward, False, self.count > 20, {}
 
-name, package, policy, discrete = sys.argv[1:]
+class Replay(Env):
+    def __init__(self, path):
+        super().__init__(space)
+        self.path = path
+    def reset(self, seed=None, options=None):
+        self.count = 0
+        return SEEN[0, self.path], {}
+    def step(self, action):
+        self.count += 1
+        return SEEN[self.count, self.path], 0.0, False, False, {}
+
+def normalised(env):
+    if env.num_envs == 1:
+        return VecNormalize(env)
+    fixed = VecNormalize.load("normal.pkl", env)  # the judge: as it was saved
+    fixed.training = False
+    return fixed
+
+WRAPS = {
+    "normal": normalised,
+    "stack": lambda env: VecFrameStack(env, 3),
+    "inside": lambda env: VecFrameStack(normalised(env), 3),
+    "outside": lambda env: normalised(VecFrameStack(env, 3)),
+}
+name, package, policy, discrete, wrap = sys.argv[1:]
 module = __import__(package)
 space = spaces.Discrete(3) if discrete == "1" else spaces.Box(-9.1, 9.1, (1,), np.float32)
-env = VecNormalize(DummyVecEnv([lambda: Env(space)]))
+env = WRAPS[wrap](DummyVecEnv([lambda: Env(space)]))
 model = getattr(module, name)(policy, env, device="cpu", seed=0, learning_rate=1e-3)
 model.learn(300)
 model.save("model.zip")
-env.save("normal.pkl")
-answers, state, begins = [], None, np.ones(len(SEEN[0]), bool)
-for seen in SEEN:
-    action, state = model.predict(env.normalize_obs(seen), state, begins, deterministic=True)
+if wrap != "stack":
+    model.get_vec_normalize_env().save("normal.pkl")
+judge = WRAPS[wrap](DummyVecEnv([lambda i=i: Replay(i) for i in range(SEEN.shape[1])]))
+answers, state, begins, seen = [], None, np.ones(len(SEEN[0]), bool), judge.reset()
+for bar in range(len(SEEN)):
+    action, state = model.predict(seen, state, begins, deterministic=True)
     answers.append(action.reshape(len(seen), 1))
-    begins = np.zeros(len(seen), bool)
+    if bar + 1 < len(SEEN):
+        seen, _, begins, _ = judge.step(action)
 np.save("answers.npy", answers)
 """
 )
@@ -135,28 +163,38 @@ CONTRIB = "sb3_contrib"
 
 
 @pytest.mark.parametrize(
-    ("name", "package", "policy", "discrete"),
+    ("name", "package", "policy", "discrete", "wrap"),
     [
-        ("PPO", "stable_baselines3", "MlpPolicy", 1),
-        ("PPO", "stable_baselines3", "MlpPolicy", 0),
-        ("A2C", "stable_baselines3", "MlpPolicy", 1),
-        ("DQN", "stable_baselines3", "MlpPolicy", 1),
-        ("SAC", "stable_baselines3", "MlpPolicy", 0),
-        ("TD3", "stable_baselines3", "MlpPolicy", 0),
-        ("RecurrentPPO", CONTRIB, "MlpLstmPolicy", 1),
-        ("QRDQN", CONTRIB, "MlpPolicy", 1),
-        ("TQC", CONTRIB, "MlpPolicy", 0),
+        ("PPO", "stable_baselines3", "MlpPolicy", 1, "normal"),
+        ("PPO", "stable_baselines3", "MlpPolicy", 0, "normal"),
+        ("A2C", "stable_baselines3", "MlpPolicy", 1, "normal"),
+        ("DQN", "stable_baselines3", "MlpPolicy", 1, "normal"),
+        ("SAC", "stable_baselines3", "MlpPolicy", 0, "normal"),
+        ("TD3", "stable_baselines3", "MlpPolicy", 0, "normal"),
+        ("RecurrentPPO", CONTRIB, "MlpLstmPolicy", 1, "normal"),
+        ("QRDQN", CONTRIB, "MlpPolicy", 1, "normal"),
+        ("TQC", CONTRIB, "MlpPolicy", 0, "normal"),
+        ("PPO", "stable_baselines3", "MlpPolicy", 1, "stack"),
+        ("PPO", "stable_baselines3", "MlpPolicy", 1, "inside"),
+        ("DQN", "stable_baselines3", "MlpPolicy", 1, "outside"),
+        ("RecurrentPPO", CONTRIB, "MlpLstmPolicy", 1, "inside"),
     ],
 )
 @pytest.mark.few(3)
 def test_a_model_of_stable_baselines3_answers_as_it_does_itself(
-    tmp_path, python_with, name, package, policy, discrete
+    tmp_path, python_with, name, package, policy, discrete, wrap
 ):
-    words, files = [name, package, policy, str(discrete)], ["model.zip", "normal.pkl"]
+    words, files = [name, package, policy, str(discrete), wrap], ["model.zip", "normal.pkl"]
+    files = files[:1] if wrap == "stack" else files
     facts = played(tmp_path, python_with(package), SB3, words, files, 3 * discrete)
     assert (facts["name"], facts["library"], facts["observation"]) == (name, package, 6)
     assert facts["space"] == ("Discrete(3)" if discrete else "Box(-9.1, 9.1, (1,), float32)")
-    assert facts["memory"] == (name == "RecurrentPPO") and facts["steps"] >= 300
+    assert facts["memory"] == (name == "RecurrentPPO" or wrap != "normal")
+    assert facts["steps"] >= 300
+    if wrap != "stack":
+        agent = entry.entry_of(tmp_path / "model.zip", True, python_with(package))
+        with pytest.raises(ConfigError, match=r"trained in a VecNormalize.*model\.zip,VECNORM"):
+            entry.Playing(agent, "ou_mid", 1, 6, 3 * discrete)
 
 
 @pytest.mark.parametrize(("name", "discrete"), [("ppo", 1), ("ppo", 0), ("td3", 0)])
@@ -175,9 +213,10 @@ def test_a_pair_that_a_library_cannot_do_is_not_applicable(tmp_path, python_with
     monkeypatch.setattr(paths, "CELLS", 2**15)
     python = python_with("stable_baselines3")
     np.save(tmp_path / "seen.npy", np.zeros((1, 2, 6), np.float32))
-    words = ["SAC", "stable_baselines3", "MlpPolicy", "0"]
+    words = ["SAC", "stable_baselines3", "MlpPolicy", "0", "normal"]
     train(python, SB3, words, tmp_path)
-    model, markets = tmp_path / "model.zip", ["ou_mid", "garleanu_pedersen"]
+    model = f"{tmp_path}/model.zip,{tmp_path}/normal.pkl"
+    markets = ["ou_mid", "garleanu_pedersen"]
     first, second = nca.prove(markets, model, allow_code=True, python=python)
     reason = "it acts in Box(-9.1, 9.1, (1,), float32), and the market has Discrete(3)"
     assert first.reason == reason and first.row()["complaint"] == f"n/a: {reason}"

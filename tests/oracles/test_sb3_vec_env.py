@@ -14,10 +14,10 @@ import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 import nca_trader as nca
-from nca_trader.envs.gym.environment import ID
+from nca_trader.envs.gym.environment import ID, GymEnv
 from nca_trader.envs.sb3 import SB3VecEnv, targets_of
 from nca_trader.errors import ConfigError
 
@@ -87,6 +87,70 @@ def test_a_model_sees_what_it_was_trained_to_see(bars, tmp_path):
             return model.predict(np.clip(z, -10, 10).astype(np.float32), deterministic=True)
 
     np.testing.assert_array_equal(found, targets_of(Within(), bars[:400], CONFIG))
+
+
+WRAPS = {
+    "none": lambda env: env,
+    "stack": lambda env: VecFrameStack(env, 3),
+    "inside": lambda env: VecFrameStack(VecNormalize(env), 3),
+    "outside": lambda env: VecNormalize(VecFrameStack(env, 3)),
+}
+
+
+def odd_rows(env):
+    """A mask that moves: of long at each third row, of short at each other."""
+    row = int(np.asarray(env.unwrapped._words)[0])
+    return np.array([row % 2 == 1, True, row % 3 != 0])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("name", "wrap"),
+    [("PPO", "stack"), ("PPO", "inside"), ("PPO", "outside"),
+     ("RecurrentPPO", "none"), ("RecurrentPPO", "inside"), ("MaskablePPO", "outside")],
+)  # fmt: skip
+def test_a_model_decides_as_in_the_librarys_own_loop(bars, name, wrap):
+    """Its state, its stack, its statistics in either order, and its masks."""
+    library = pytest.importorskip("sb3_contrib") if name != "PPO" else None
+    bars, config = bars[:230], dataclasses.replace(CONFIG, short=True, random_start=False)
+    config = dataclasses.replace(config, episode_bars=None)
+
+    def make():
+        env = GymEnv(bars, config)
+        if name != "MaskablePPO":
+            return env
+        return library.common.wrappers.ActionMasker(env, odd_rows)
+
+    env = WRAPS[wrap](DummyVecEnv([make]))
+    policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
+    made = PPO if library is None else getattr(library, name)
+    model = made(policy, env, n_steps=32, batch_size=32, learning_rate=3e-3, seed=0, device="cpu")
+    model.learn(96)
+    found = targets_of(model, bars, config)[:, 0]
+    if (normal := model.get_vec_normalize_env()) is not None:
+        normal.training = False
+    trading = env.unwrapped.envs[0].unwrapped.trading
+    env.set_options({"start": trading.spec.warmup})
+    seen, state, begins, row = env.reset(), None, np.ones(1, bool), trading.spec.warmup
+    env.set_options()
+    expected = np.full(len(bars), np.nan)
+    while np.isnan(expected).any() and (row == trading.spec.warmup or not begins[0]):
+        masks = {"action_masks": odd_rows(env.unwrapped.envs[0])} if "Mask" in name else {}
+        action, state = model.predict(seen, state, begins, deterministic=True, **masks)
+        expected[row] = action[0] - 1.0
+        seen, _, begins, (info,) = env.step(action)
+        row = info["row"]
+    np.testing.assert_array_equal(found, expected)
+    assert len(np.unique(found[np.isfinite(found)])) > 1
+
+
+def test_a_wrapper_that_changes_what_a_model_sees_is_refused(bars):
+    doubled = gymnasium.wrappers.TransformObservation(
+        GymEnv(bars[:200], CONFIG), lambda seen: 2.0 * seen, None
+    )
+    model = PPO("MlpPolicy", doubled, n_steps=8, batch_size=8, device="cpu")
+    with pytest.raises(ConfigError, match="TransformObservation of its environment is not played"):
+        targets_of(model, bars[:200], CONFIG)
 
 
 def test_a_frozen_market_is_one_line():

@@ -62,7 +62,8 @@ def caveats(result: Result) -> list[str]:
     if result.in_sample:
         standing = in_sample_sentence(result.in_sample, len(result.equity))
     others = "" if result.run is None else others_sentence(result.run, [*result.weights.columns])
-    return [standing, *filter(None, [others]), *result.cautions, *filter(None, [result.note])]
+    # Cautions come first: the summary cuts the line.
+    return [*result.cautions, standing, *filter(None, [others, result.note])]
 
 
 def summary_lines(result: Result) -> list[str]:
