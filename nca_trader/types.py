@@ -324,12 +324,14 @@ def trading_year(time: np.ndarray) -> tuple[float, str]:
         table = np.bincount(days[days < 7 * weeks], minlength=7 * weeks).reshape(weeks, 7)
         seen = table.sum() / weeks * YEAR_DAYS / 7
         # The median of each day of the week leaves out holidays and special sessions.
-        a_week = float(np.quantile(table, 0.5, axis=0, method="higher").sum())
+        least, a_week = (
+            float(np.quantile(table, 0.5, axis=0, method=by).sum()) for by in ("lower", "higher")
+        )
         sessions = min(max(round(a_week / a_day + 0.2), 1), 7)  # a short Friday is a day, too
         if weeks < USUAL_WEEKS and sessions in (3, 4):  # holidays may have taken the others
             sessions = 5
-        # Open day and night, it has an hour more where the clock changes in the midst of the file.
-        if weeks < USUAL_WEEKS or (clock and abs(a_week - sessions * a_day) * length < 1.5 / 24.0):
+        # A change of the clock in the midst of the file parts its weeks into two halves.
+        if weeks < USUAL_WEEKS or least <= sessions * a_day <= a_week:
             a_week = sessions * a_day
     else:
         weekdays = (time.astype("datetime64[D]").astype(np.int64) + 3) % 7  # 1970-01-01: a Thursday
