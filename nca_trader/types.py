@@ -289,8 +289,8 @@ def trading_year(time: np.ndarray) -> tuple[float, str]:
     no gap shows closing never closes, unless the bars are a whole session of an exchange in
     `ONE_SESSION`, or begin or end with a week of FX.
 
-    Days and weeks are counted back from the last bar and not from a midnight, so that neither the
-    zone of the market nor a change of its clock matters.
+    Days part in the longest time of the day without bars, or round the clock at the last bar, and
+    not at a midnight, so that neither the zone of the market nor a change of its clock matters.
 
     Args:
       time: `[N]` datetime64[ns], UTC.
@@ -318,8 +318,10 @@ def trading_year(time: np.ndarray) -> tuple[float, str]:
         a_day = round(1.0 / length)
     clock = length < 1.0 and a_day * length >= ROUND_THE_CLOCK / 24.0
     if weeks:
-        # A change of the clock moves a session by an hour, but not past this time of the day.
-        slack = step / 2 + np.timedelta64(0 if clock else 1, "h")
+        # Days part in the midst of the night, past which a change of the clock moves no session.
+        ago = np.unique((time[-1] - time) % DAY)
+        night = np.diff(ago, append=DAY)
+        slack = step / 2 if clock else DAY - (ago + night / 2)[np.argmax(night)]
         days = ((time[-1] - time + slack) // DAY).astype(int)  # before the last bar
         table = np.bincount(days[days < 7 * weeks], minlength=7 * weeks).reshape(weeks, 7)
         seen = table.sum() / weeks * YEAR_DAYS / 7
