@@ -24,7 +24,14 @@ YEAR_DAYS = 365.2425
 SECONDS_PER_YEAR = YEAR_DAYS * 86_400
 EXCHANGE_DAYS = 252.0  # sessions per year on an exchange: 261 weekdays less about 9 holidays
 COUNTED_YEARS, LONGEST_DAY = 2.0, 1.5  # from which bars are counted; days of a bar
+USUAL_WEEKS = 4  # from which a holiday or a special session in each hides no day of the week
 ROUND_THE_CLOCK = 22  # hours with bars per day from which a market counts as open day and night
+# Sessions without a break, in hours by the clock there; FX opens on Sunday and closes on Friday.
+ONE_SESSION = (
+    ("America/New_York", 9.5, 16), ("Europe/London", 8, 16.5), ("Europe/Berlin", 9, 17.5),
+    ("Asia/Kolkata", 9.25, 15.5), ("Asia/Seoul", 9, 15.5), ("Australia/Sydney", 10, 16),
+    ("America/New_York", 17, 17),
+)  # fmt: skip
 PRICES = ("open", "high", "low", "close")
 EXTRAS = ("half_spread", "dividend", "funding")
 COLUMN = "column:"  # before the name of a column of your own, among the fields of bars
@@ -272,13 +279,18 @@ def trading_year(time: np.ndarray) -> tuple[float, str]:
     """Return the bars per year of the bars' own calendar, and where that number comes from.
 
     From two years on, and for bars longer than a day: N - 1 steps over the time between first and
-    last bar. A shorter file shows how many bars a day of 24 hours has, and how many such days a
-    week, without the bars of exceptional days: 5, 6 or 7. Five are 252 a year, as on exchanges, or
-    260.9 where they are traded round the clock (FX). As the file grows, what is counted over its
-    whole weeks takes the place of that: none of it at first, half in a year, all in two.
+    last bar. A shorter file shows its usual week. From four weeks on that is the median of each day
+    of the week, before that 5, 6 or 7 whole days of 24 hours (1 or 2 where there are no more), so
+    that exceptional days do not count. A week of five days is 50.4 a year, as on exchanges, or 52.2
+    where they are traded round the clock (FX). As the file grows, what is counted over its whole
+    weeks takes the place of that: none of it at first, half in a year, all in two.
 
-    Days and weeks are counted back from the last bar and not from a midnight, so that neither the
-    zone of the market nor a change of its clock matters.
+    Less than a week shows the hours that trade, and which days if it has a weekend. A market that
+    no gap shows closing never closes, unless the bars are a whole session of an exchange in
+    `ONE_SESSION`, or begin or end with a week of FX.
+
+    Days part in the longest time of the day without bars, or round the clock at the last bar, and
+    not at a midnight, so that neither the zone of the market nor a change of its clock matters.
 
     Args:
       time: `[N]` datetime64[ns], UTC.
@@ -298,28 +310,54 @@ def trading_year(time: np.ndarray) -> tuple[float, str]:
     # Half a step of slack: a change of the clock moves a bar by an hour.
     in_day = np.arange(len(time)) - np.searchsorted(time, time - DAY + step / 2, "right") + 1
     whole = in_day[time - time[0] + 1.5 * step >= DAY]
+    weeks, seen = int((span + length) // 7), 0.0
     # Most days are whole ones, some have fewer bars, and hardly any has more.
-    a_day = float(np.quantile(whole, 0.75, method="lower")) if len(whole) else float(len(time))
-    gapless = bool(steps[-1] < 1.5 * step)
-    if gapless and not len(whole):  # no gap shows that it ever closes
+    a_day = float(np.quantile(whole, 0.75, method="lower") if weeks else in_day.max())
+    shuts = "" if weeks else _shuts(time, step)
+    if steps[-1] < 1.5 * step and not len(whole) and shuts != "day":
         a_day = round(1.0 / length)
     clock = length < 1.0 and a_day * length >= ROUND_THE_CLOCK / 24.0
-    weeks, seen = int((span + length) // 7), 0.0
     if weeks:
-        days = ((time[-1] - time + step / 2) // DAY).astype(int)  # before the last bar
+        # Days part in the midst of the night, past which a change of the clock moves no session.
+        ago = np.unique((time[-1] - time) % DAY)
+        night = np.diff(ago, append=DAY)
+        slack = step / 2 if clock else DAY - (ago + night / 2)[np.argmax(night)]
+        days = ((time[-1] - time + slack) // DAY).astype(int)  # before the last bar
         table = np.bincount(days[days < 7 * weeks], minlength=7 * weeks).reshape(weeks, 7)
         seen = table.sum() / weeks * YEAR_DAYS / 7
         # The median of each day of the week leaves out holidays and special sessions.
-        a_week = float(np.quantile(table, 0.5, axis=0, method="higher").sum()) / a_day
+        least, a_week = (
+            float(np.quantile(table, 0.5, axis=0, method=by).sum()) for by in ("lower", "higher")
+        )
+        sessions = min(max(round(a_week / a_day + 0.2), 1), 7)  # a short Friday is a day, too
+        if weeks < USUAL_WEEKS and sessions in (3, 4):  # holidays may have taken the others
+            sessions = 5
+        # A change of the clock in the midst of the file parts its weeks into two halves.
+        if weeks < USUAL_WEEKS or least <= sessions * a_day <= a_week:
+            a_week = sessions * a_day
     else:
         weekdays = (time.astype("datetime64[D]").astype(np.int64) + 3) % 7  # 1970-01-01: a Thursday
-        weekend = {5, 6} <= {*weekdays.tolist()}
-        a_week = 7 if weekend or (clock and gapless and span < 2.0) else 5
-    sessions = min(max(round(a_week), 5), 7)
-    a_year = EXCHANGE_DAYS if sessions == 5 and not clock else sessions * YEAR_DAYS / 7
+        never = clock and not shuts and steps[-1] < max(1.5 * step, np.timedelta64(1, "h"))
+        sessions = 7 if never or {5, 6} <= {*weekdays.tolist()} else 5
+        a_week = sessions * a_day
+    weeks_a_year = EXCHANGE_DAYS / 5 if sessions == 5 and not clock else YEAR_DAYS / 7
     share = 7 * weeks / (COUNTED_YEARS * YEAR_DAYS)
     usual = f"{a_day:,.0f} a day, {sessions} days a week"
-    return float(share * seen + (1.0 - share) * a_day * a_year), usual
+    return float(share * seen + (1.0 - share) * a_week * weeks_a_year), usual
+
+
+def _shuts(time: np.ndarray, step: np.timedelta64) -> str:
+    """Return "day" for one session of an exchange, "week" for a begin or end of FX, or ""."""
+    stamps, length = pd.DatetimeIndex(time[[0, -1]]).tz_localize("UTC"), pd.Timedelta(step)
+    for zone, opens, closes in ONE_SESSION:
+        first, last = stamps.tz_convert(zone).tz_localize(None)
+        begins = first <= first.normalize() + pd.Timedelta(opens, "h") < first + length
+        ends = last < last.normalize() + pd.Timedelta(closes, "h") <= last + length
+        if begins and ends and first.date() == last.date() and last.day_of_week < 5:
+            return "day"
+        if opens == closes and begins * (first.day_of_week == 6) + ends * (last.day_of_week == 4):
+            return "week"
+    return ""
 
 
 # Not where the class is defined: a preset must be readable without importing jax.

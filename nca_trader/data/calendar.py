@@ -32,7 +32,9 @@ from nca_trader.numerics import arrays
 from nca_trader.types import Bars, Tensor
 
 HOUR = 3_600_000_000_000  # nanoseconds
-DAY_NS = 24 * HOUR
+DAY_NS, MINUTE = 24 * HOUR, HOUR // 60
+FEW_WEEKS = 3  # from the first bar's to the last one's: too few to show the hours of each day
+PAUSE, NEAR = 5 * MINUTE, 15  # the shortest pause of a market; bars before and after it
 WEEK_HOURS, MONDAY = 7 * 24, 3 * 24 * HOUR  # 1970-01-01 was a Thursday
 # A zone for each rule of changing the clock; others with that rule differ by whole hours.
 ZONES = (
@@ -57,6 +59,16 @@ def expected_times(
     days and holidays thus are missing bars, nights are not. Prices do not matter; the hours are
     those of the whole file.
 
+    Within these hours, a time of the day at which bars of some day open is expected on every day. A
+    time between such ones is expected as well, also if it never has a bar, as in thin trading. Only
+    a stretch that is empty on all days is a pause of the market, e.g. a lunch, if it lasts `PAUSE`
+    and the bars around it are so frequent that chance would leave such a stretch in less than one
+    of twenty files. One day alone shows no pause. After a pause, bars may open at other minutes
+    than before it, e.g. at 11:30 and then at 13:00 and 14:00.
+
+    The weeks of a short file, up to three, are too few to tell an hour without trading from one
+    whose bars are missing. There, an hour counts that half of the other days have.
+
     Hours are counted by the clock in which they repeat. Daily bars of New York in UTC are of two
     hours, one in summer and one in winter, and of one hour by the clock there.
 
@@ -66,36 +78,104 @@ def expected_times(
       timezone: the zone that is tried first, which is kept if no other is more regular; None: UTC.
 
     Returns:
-      `[M]` datetime64[ns] UTC, every `step` of the trading hours; and the zone of the clock.
+      `[M]` datetime64[ns] UTC, the times at which bars open within the trading hours; and the zone
+      of the clock.
     """
+    length = int(step.astype("timedelta64[ns]").astype(np.int64))
     some = np.unique(time.astype("datetime64[h]")).astype("datetime64[ns]")
-    zones = dict.fromkeys((timezone or "UTC", *ZONES))
 
     def irregular(zone: str) -> tuple[int, int]:
         seen = _clock(some, zone)
         trades = _trading(seen)
+        # An hour that the clock skips is not a closed one.
+        skipped = seen[:-1][(np.diff(seen) > HOUR) & (np.diff(some).astype(int) == HOUR)] + HOUR
+        trades[(skipped // HOUR) % WEEK_HOURS] = True
         return trades.sum(), (~trades[(seen // HOUR) % WEEK_HOURS]).sum()
 
-    zone = min(zones, key=irregular)
+    counts = {zone: irregular(zone) for zone in dict.fromkeys((timezone or "UTC", *ZONES))}
+    zone, *others = (zone for zone, count in counts.items() if count == min(counts.values()))
+    if others and length <= HOUR:  # a pause within the hours has its clock, too
+        some = np.unique(time.astype("datetime64[m]")).astype("datetime64[ns]")
+        found = {x: _slots(_clock(some, x), max(length, MINUTE)) for x in (zone, *others)}
+        zone = max(found, key=lambda x: (found[x][2] * ~found[x][1]).sum())
     seen = _clock(time, zone)
-    if step > np.timedelta64(HOUR, "ns"):  # longer bars open by the clock, e.g. at its midnight
-        hours = np.arange(seen[0], seen.max() + 1, step.astype(np.int64))
-        grid = _utc((hours - MONDAY).astype("datetime64[ns]"), zone)
-    else:
-        grid = np.arange(time[0], time[-1] + step, step)  # includes the last bar
-        hours = _clock(grid, zone)
     trades = _trading(seen)
-    slot, slots = (seen // HOUR) % WEEK_HOURS, (hours // HOUR) % WEEK_HOURS
-    part = seen % HOUR
+    slot, part = (seen // HOUR) % WEEK_HOURS, seen % HOUR
     earliest, latest = np.full(WEEK_HOURS, HOUR), np.full(WEEK_HOURS, -1)
     np.minimum.at(earliest, slot, part)
     np.maximum.at(latest, slot, part)
+    if length <= HOUR and np.ptp(seen // (WEEK_HOURS * HOUR)) < FEW_WEEKS:
+        # A few missing bars may be all that a day of the week has of an hour, or of its edge.
+        opens = trades.reshape(7, 24).any(axis=1)
+        often = np.tile(2 * trades.reshape(7, 24).sum(axis=0) >= opens.sum(), 7)
+        usual = trades | ~often
+        added = np.repeat(opens, 24) & often & ~trades & np.roll(usual, 1) & np.roll(usual, -1)
+        trades |= added
+        first = np.tile(earliest.reshape(7, 24).min(axis=0), 7)
+        last = np.tile(latest.reshape(7, 24).max(axis=0), 7)
+        small = max(PAUSE, 2 * length)
+        earliest = np.where(added | (earliest - first < small), first, earliest)
+        latest = np.where(added | (last - latest < small), last, latest)
     # Between hours that trade, an hour does from its start to its end.
     earliest[np.roll(trades, 1)] = 0
     latest[np.roll(trades, -1)] = HOUR
-    inside = (hours % HOUR >= earliest[slots]) & (hours % HOUR <= latest[slots])
-    expected = grid[trades[slots] & inside]
-    return expected[~np.isnat(expected)], zone
+
+    def trading(hours: np.ndarray) -> np.ndarray:
+        slots, part = (hours // HOUR) % WEEK_HOURS, hours % HOUR
+        return trades[slots] & (part >= earliest[slots]) & (part <= latest[slots])
+
+    if length > HOUR:  # longer bars open by the clock, e.g. at its midnight
+        hours = np.arange(seen[0], seen.max() + 1, length)
+        grid = _utc((hours - MONDAY).astype("datetime64[ns]"), zone)
+        expected = grid[trading(hours)]
+        return expected[~np.isnat(expected)], zone
+    (of_day, goes_on, _), ticks = _slots(seen, length), time.astype(np.int64)
+    usual, expected = np.isin(seen % DAY_NS, of_day), []
+    for phase in np.unique(ticks[usual] % length):
+        grid = np.arange(ticks[0] + (phase - ticks[0]) % length, ticks[-1] + 1, length)
+        hours = _clock(grid.astype("datetime64[ns]"), zone)
+        row = np.searchsorted(of_day, hours % DAY_NS, side="right") - 1  # -1: of the day before
+        since = (hours - of_day[row]) % DAY_NS
+        usual = (since == 0) | (goes_on[row] & (since % length == 0))
+        expected.append(grid[usual & trading(hours)])
+    return np.sort(np.concatenate(expected)).astype("datetime64[ns]"), zone
+
+
+def _slots(seen: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the times of the day at which bars open, and whether more are expected in between.
+
+    Args:
+      seen: `[N]` nanoseconds of `_clock`.
+      length: of a bar, in nanoseconds.
+
+    Returns:
+      `[T]` nanoseconds since midnight, rising; `[T]` bool, whether a bar is expected every
+      `length` from there to the next of them; `[T]` nanoseconds to the next.
+    """
+    of_day, count = np.unique(seen % DAY_NS, return_counts=True)
+    hour, phase = of_day // HOUR, of_day % length
+    days = np.bincount(np.unique(seen // HOUR) % 24, minlength=24)[hour]  # that have that hour
+    count = np.minimum(count, days)  # an hour that the clock repeats has two bars a day
+    # A bar at an odd second is none of a calendar unless such bars are there every fifth day.
+    _, row = np.unique(hour * length + phase, return_inverse=True)
+    often = np.bincount(row, count)[row] >= np.maximum(REGULAR * days, np.minimum(2, days))
+    often |= phase == phase[np.argmax(count)]
+    # Nor is one that a hundred times as many have around it, e.g. on the day of a changed clock.
+    often &= 100 * count > (np.bincount(hour, count) / np.maximum(np.bincount(hour), 1))[hour]
+    of_day, count, days = of_day[often], count[often], days[often]
+    gap = np.diff(of_day, append=of_day[0] + DAY_NS)
+    both = np.minimum(days, np.roll(days, -1))
+    # The share of the other days that lack a bar which one day has, around each gap.
+    near = min(NEAR, max(len(gap) // 2, 1))
+    lacking, of = (
+        np.convolve(np.pad(x, (near - 1, near), mode="wrap"), np.ones(2 * near), "valid")
+        for x in (count * (days - count), count * (days - 1))
+    )
+    # Quiet times come in clusters: a day that lacks ten bars on end says no more than one of five.
+    empty = np.clip(gap // length - 1, 0, max(5, MINUTE // length)) * both
+    chance = ((lacking + 1) / (of + 2)) ** empty
+    pause = (gap + length >= PAUSE) & (both > 1) & (chance * 20 * (DAY_NS // length) < 1)
+    return of_day, (gap % length == 0) & ~pause, gap
 
 
 def _trading(seen: np.ndarray) -> np.ndarray:

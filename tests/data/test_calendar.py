@@ -14,6 +14,7 @@ from nca_trader.data.calendar import (
     FX_WEEK,
     Sessions,
     bar_length,
+    expected_times,
     flat_at_close,
     new_york,
     session_ends,
@@ -362,3 +363,154 @@ def test_nights_weekends_and_markets_that_never_close_are_no_gaps(time, zone, ev
     assert (
         ~read_bars(gap, timezone=zone, every=every, repair="no-volume").present
     ).sum() == 1 + shut
+
+
+def clocks_of_a_market(draw, opens, closes):
+    """One or two pauses between two minutes of the day, each with its stretch of trading."""
+    first = draw(st.integers(opens + 40, opens + 90))
+    pauses = [(first, first + draw(st.integers(5, 90)))]
+    if draw(st.booleans()):
+        second = draw(st.integers(pauses[0][1] + 40, closes - 130))
+        pauses.append((second, second + draw(st.integers(5, 90))))
+    edges = [opens, *(minute for pause in pauses for minute in pause), closes]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+@st.composite
+def markets(draw):
+    """A market written down minute by minute: its bars in UTC, their clock, its days and step."""
+    step = draw(st.sampled_from([1, 10, 60, 120, 180, 300, 600, 900, 1200, 1800]))
+    most = {1: 3, 10: 10, 60: 150}.get(step, 500)
+    zone = draw(st.sampled_from([NEW_YORK, "Europe/Berlin", "Asia/Tokyo", "Asia/Kolkata", "UTC"]))
+    days = pd.bdate_range(
+        draw(st.dates(datetime.date(2019, 1, 1), datetime.date(2022, 12, 31))),
+        periods=draw(st.integers(3, most)),
+    )
+    opens = draw(st.integers(7 * 60, 10 * 60))
+    spans = clocks_of_a_market(draw, opens, opens + 450)
+    # Bars are cut by the clock, or count from each open.
+    by_clock = draw(st.booleans())
+    of_day = [
+        np.arange(60 * a // step * step if by_clock else 60 * a, 60 * z, step) for a, z in spans
+    ]
+    of_day = np.unique(np.concatenate(of_day)).astype("timedelta64[s]")
+    clock = np.tile(of_day, len(days))
+    local = pd.DatetimeIndex(np.repeat(days.to_numpy("datetime64[s]"), len(of_day)) + clock)
+    return local.tz_localize(zone), clock, days, np.timedelta64(step, "s"), zone
+
+
+def missing(time, step, zone=None):
+    """The expected times without a bar, in UTC."""
+    stamps = time.tz_convert(None).to_numpy("datetime64[ns]")
+    expected, _ = expected_times(stamps, step.astype("timedelta64[ns]"), zone)
+    assert len(np.unique(expected)) == len(expected)
+    return pd.DatetimeIndex(np.setdiff1d(expected, stamps), tz="UTC")
+
+
+@pytest.mark.heavy
+@settings(max_examples=25, deadline=None)
+@given(market=markets(), given_zone=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_a_pause_within_the_hours_is_no_gap_and_a_dropped_bar_is_one(market, given_zone, seed):
+    time, clock, days, step, zone = market
+    named = zone if given_zone else None
+    assert len(missing(time, step, named)) == 0
+    keep = np.random.default_rng(seed).random(len(time)) > 0.02
+    keep[[0, -1]] = True
+    # Such a time of the day is there on most others, and its hour in one week of five.
+    few = pd.Series(keep).groupby(clock).transform("mean").to_numpy() < 0.6
+    hour = pd.Series(time.tz_localize(None)).dt.strftime("%a %H")
+    few |= pd.Series(keep).groupby(hour).transform("sum").to_numpy() == 0
+    keep |= few
+    assert list(missing(time[keep], step, named)) == list(time[~keep].tz_convert("UTC"))
+    if len(days) > 40:  # a holiday is missing bars, and so is the afternoon of a half day
+        date = time.tz_localize(None).normalize()
+        shut = (date == days[20]) | ((date == days[27]) & (clock > np.median(clock)))
+        assert list(missing(time[~shut], step, named)) == list(time[shut].tz_convert("UTC"))
+
+
+@pytest.mark.parametrize(("zone", "pause"), [(NEW_YORK, 45), ("Europe/Berlin", 20)])
+def test_a_daily_pause_of_a_market_that_never_closes_has_its_clock(zone, pause):
+    time = pd.date_range("2023-02-02", "2023-05-29", freq="5min", tz="UTC")
+    local = time.tz_convert(zone)
+    shut = (local.hour == 17) & (local.minute < pause)
+    kept = time[~shut]
+    assert len(missing(kept, np.timedelta64(300, "s"))) == 0
+    assert list(missing(kept.delete([500, 30_000]), np.timedelta64(300, "s"))) == [
+        kept[500], kept[30_000]
+    ]  # fmt: skip
+
+
+def test_minutes_that_trade_on_one_day_of_five_are_no_pause():
+    """Thin trading around a lunch: each minute is expected, also one that never trades."""
+    of_day = np.arange(360)
+    inner = (of_day >= 30) & (of_day < 330)  # a day of the week may show no bar at its edges
+    for share, num_days in ((0.1, 30), (0.2, 30), (0.6, 30), (0.2, 3)):
+        days = pd.bdate_range("2023-01-02", periods=num_days)
+        minutes = local(days, "09:00", "15:00", "1min", "Asia/Tokyo").tz_localize("UTC")
+        there = np.random.default_rng(0).random((num_days, 360)) < share
+        there[0, 0] = there[-1, -1] = True
+        if num_days > 3:  # three days of a thin market are too few to show a lunch
+            there[:, 150:210] = False
+        want = ~there & inner & ((num_days == 3) | (of_day < 150) | (of_day >= 210))
+        found = missing(minutes[there.ravel()], np.timedelta64(60, "s"))
+        inside = found.isin(minutes[np.tile(inner, num_days)])
+        assert list(found[inside]) == list(minutes[want.ravel()]), (share, num_days)
+
+
+def test_a_bar_at_an_odd_second_is_no_calendar():
+    days = pd.bdate_range("2023-01-02", periods=30)
+    hours = session_times([f"{d:%Y-%m-%d}" for d in days], "1h", opens="10:00")
+    odd = hours.union(pd.DatetimeIndex([hours[7] + pd.Timedelta("17min 3s")]))
+    assert len(missing(odd, np.timedelta64(3600, "s"), NEW_YORK)) == 0
+    assert list(missing(odd.delete(40), np.timedelta64(3600, "s"), NEW_YORK)) == [odd[40]]
+    # The first bar of a day is a half hour: its minute is another one than the others'.
+    first = session_times([f"{d:%Y-%m-%d}" for d in days], "1h", closes="10:00")
+    mixed = hours.union(first)
+    assert len(missing(mixed, np.timedelta64(3600, "s"), NEW_YORK)) == 0
+    assert list(missing(mixed.delete([35, 49]), np.timedelta64(3600, "s"), NEW_YORK)) == [
+        mixed[35], mixed[49]
+    ]  # fmt: skip
+
+
+def test_assets_with_a_lunch_have_no_missing_bars_in_it():
+    days = pd.bdate_range("2023-01-09", periods=10)
+    morning, noon = (
+        local(days, *span, "1min", "Asia/Tokyo")
+        for span in (("09:00", "11:30"), ("12:30", "15:00"))
+    )
+    time = morning.union(noon).tz_localize("UTC")
+    frame = pd.DataFrame({"time": time, **dict.fromkeys(("open", "high", "low", "close"), 5.0)})
+    both = pd.concat([frame.assign(symbol="A"), frame.drop(index=[200]).assign(symbol="B")])
+    bars = read_bars(both.drop(index=[700]), every="1min", repair="no-volume")
+    assert len(bars) == 3000 and list((~bars.present).sum(axis=0)) == [1, 2]
+    assert bars.bars_per_year == pytest.approx(252 * 300, rel=0.003)
+
+
+ONE_DAY = pd.date_range("2024-01-03", periods=1)  # a Wednesday
+MIDWEEK = pd.date_range("2024-01-03", periods=19_872, freq="10s")
+WEEK_OF_FX = pd.date_range("2024-02-04 22:00", "2024-02-09 22:00", freq="1h", inclusive="left")
+EVERY_DATE = pd.date_range("2024-01-01", periods=365)
+FRIDAYS = pd.date_range("2024-01-08", periods=43)  # which end at noon
+
+
+@pytest.mark.parametrize(("time", "want", "within"), [
+    # Less than a week, by the hours that trade.
+    (local(ONE_DAY, "09:30", "16:00", "30min"), 252 * 13, 1e-6),
+    (local(ONE_DAY, "08:00", "16:30", "1min", "Europe/London"), 252 * 510, 1e-6),
+    (local(pd.to_datetime(["2024-01-05", "2024-01-08"]), "09:30", "16:00", "30min"), 3276, 1e-6),
+    (local(pd.bdate_range("2024-01-05", periods=2), "09:30", "16:00", "30min")[:15], 3276, 1e-6),
+    (local(pd.bdate_range("2024-01-08", periods=2), "09:30", "16:00", "30min")[6:], 3276, 1e-6),
+    (MIDWEEK, 365.2425 * 8640, 1e-6),
+    (MIDWEEK.delete([777, 12_345]), 365.2425 * 8640, 1e-3),
+    (WEEK_OF_FX, 6261.3, 1e-3),
+    (WEEK_OF_FX[:10], 6261.3, 1e-3),
+    (WEEK_OF_FX[-30:], 6261.3, 1e-3),
+    # The days of a week that trade.
+    *[(EVERY_DATE[:n][EVERY_DATE[:n].day_of_week >= 5], 104.36, 1e-3) for n in (30, 100, 365)],
+    (EVERY_DATE[EVERY_DATE.day_of_week < 4], 208.7, 0.01),
+    (local(FRIDAYS[FRIDAYS.day_of_week < 4], "09:00", "17:00", "1h").union(
+        local(FRIDAYS[FRIDAYS.day_of_week == 4], "09:00", "13:00", "1h")), 36 * 50.4, 0.005),
+])  # fmt: skip
+def test_a_short_file_counts_by_the_hours_of_the_week_that_trade(time, want, within):
+    stamps = pd.DatetimeIndex(time).to_numpy("datetime64[ns]")
+    assert bars_per_year(stamps) == pytest.approx(want, rel=within)
