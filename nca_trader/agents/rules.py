@@ -44,7 +44,7 @@ def always_flat() -> Strategy:
 def buy_and_hold() -> Strategy:
     """Return the strategy that buys equal shares of the assets, and holds them.
 
-    At an asset's first bar equity is divided anew among the assets listed by then. Where positions
+    At an asset's first bar equity is divided again among the assets listed by then. Where positions
     are sized by volatility it buys when an asset first has a size, and at that one.
 
     Example:

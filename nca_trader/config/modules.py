@@ -30,7 +30,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 NOW = (
     "8699f8ac0fb14df06e0a9cfd81ff6f58690a89a17eaabcf054ca90d95c053075",  # blend.py
     "770471e465e360b5b9badc421dda9bf3d3bcce4a6478734b972dd98231547665",  # rolling.py
-    "6562c154fe7559bbc54340b2a9293b01215558063085f54ff1b71dde9a4a6e9d",  # rules.py
+    "b731f4df058ace4569387f41dc5a4a8b1c20480782522de5e1e839da010f2a30",  # rules.py
     "90b7585421b1252be90802f29f85a2dc5d2167dd7e831edc747a569dcb019888",  # strategy.py
 )
 THEN = (

@@ -114,7 +114,7 @@ class Unread:
     texts: dict[int, str] = dataclasses.field(default_factory=dict)
 
     def leave_out(self, mask: np.ndarray) -> None:
-        """Leave out the rows in `mask`, and count the others anew."""
+        """Leave out the rows in `mask`, and number the others again."""
         new = np.cumsum(~mask) - 1
         self.rows = [new[rows[~mask[rows]]] for rows in self.rows]
         self.texts = {int(new[row]): text for row, text in self.texts.items() if not mask[row]}

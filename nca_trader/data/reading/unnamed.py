@@ -183,7 +183,7 @@ def _in_blocks(label: Labels, table: Table) -> bool:
     steps = np.diff(time.astype(np.int64))
     at = begins - 1
     inside = np.delete(steps, at)
-    # Against the direction of all other rows, time begins anew.
+    # Against the direction of all other rows, time begins again.
     if len(inside) and (np.sign(steps[at]) != np.sign(np.median(inside))).any():
         return True
     if not label.number:
