@@ -256,7 +256,7 @@ def explained(y: np.ndarray, x: np.ndarray, own: np.ndarray) -> tuple[np.ndarray
       own: `[N, A]`.
 
     Source: MacKinnon and White, Some Heteroskedasticity-Consistent Covariance Matrix Estimators
-    (1985): HC3, in which one outlier that meets another is not a evidence.
+    (1985): HC3, in which one outlier that meets another is not evidence.
     """
     rows = np.isfinite(x + y)
     count = rows.sum(axis=0)
