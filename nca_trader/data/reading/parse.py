@@ -322,7 +322,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         short = raw.index.isin(chunk.short) if chunk.short else np.zeros(len(raw), dtype=bool)
         arrays["short"] = short
         arrays |= numbers(raw, chunk, unread, begin) | _own(rest, chunk, request)
-        arrays |= candidates.add(rest, chunk, arrays["close"], code)
+        arrays |= candidates.add(rest, raw, chunk, arrays["close"], code)
         for key, array in arrays.items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
         for key in times.keys() & set(raw):

@@ -52,17 +52,23 @@ class Candidates:
     """
 
     def __init__(self) -> None:
-        self._values: dict[tuple, dict[str, int]] = {}
+        self._values: dict[tuple, dict[Any, int]] = {}
         self._gone: set[tuple] = set()
         self._rows = 0
 
     def add(
-        self, rest: pd.DataFrame, chunk: Chunk, close: np.ndarray, code: np.ndarray
+        self,
+        rest: pd.DataFrame,
+        raw: pd.DataFrame,
+        chunk: Chunk,
+        close: np.ndarray,
+        code: np.ndarray,
     ) -> dict[Any, np.ndarray]:
         """Return arrays `[rows]` to keep: codes of labels, and numbers, by kind, place and name.
 
         Args:
           rest: the columns.
+          raw: the columns with a role, of the same rows.
           chunk: they are of.
           close: `[rows]`.
           code: `[rows]` the asset's number.
@@ -71,11 +77,17 @@ class Candidates:
         order, found = np.argsort(code, kind="stable"), {}
         same = code[order][1:] == code[order][:-1]
         header = [str(name) for name in chunk.frame.columns]
+        # Where no time is there twice, assets can only stand one after the other.
+        times = [name for name in ("time", "clock") if name in raw]
+        once = rest.shape[1] > 0 and not raw[times].duplicated().any()
         for i, (label, column) in enumerate(rest.items()):
             text = str(label).strip()
             place = header.index(str(label)) + 1
             labels, number = ("label", i, text, place), ("number", i, text, place)
-            if labels not in self._gone and (codes := self._codes(labels, column)) is not None:
+            if (
+                labels not in self._gone
+                and (codes := self._codes(labels, column, once)) is not None
+            ):
                 found[labels] = codes
             if number in self._gone:
                 continue
@@ -88,20 +100,18 @@ class Candidates:
                 self._gone.add(number)
         return found
 
-    def _codes(self, key: tuple, column: pd.Series) -> np.ndarray | None:
+    def _codes(self, key: tuple, column: pd.Series, once: bool) -> np.ndarray | None:
         """Return the number of each value, None where the column cannot name assets."""
         whole = not holds_numbers(column) or pd.api.types.is_integer_dtype(column.dtype)
-        texts = column.astype("str")
-        local, found = pd.factorize(texts)
-        values = self._values.setdefault(key, {})
-        for each in found:
-            values.setdefault(str(each).strip(), len(values))
-        most = min(MOST_VALUES, max(self._rows // 2, 2))
-        if not whole or (local < 0).any() or "" in values or len(values) > most:
-            self._gone.add(key)
-            del self._values[key]
-            return None
-        return np.array([values[str(each).strip()] for each in found], np.int32)[local]
+        local, found = pd.factorize(column)
+        blocks = not once or (np.diff(local) != 0).sum() < len(found)
+        if whole and blocks and (local >= 0).all():
+            values = self._values.setdefault(key, {})
+            numbers = [values.setdefault(each, len(values)) for each in found.tolist()]
+            if "" not in values and len(values) <= min(MOST_VALUES, max(self._rows // 2, 2)):
+                return np.array(numbers, np.int32)[local]
+        self._gone.add(key)
+        return None
 
     def split(self, arrays: dict[Any, np.ndarray]) -> tuple[list[Labels], list[tuple]]:
         """Take what is left out of `arrays`; return the labels, and name, place and numbers."""
@@ -111,7 +121,7 @@ class Candidates:
             if key in self._gone:
                 continue
             if key[0] == "label":
-                values = [*self._values[key]]
+                values = [str(value).strip() for value in self._values[key]]
                 labels.append(Labels(key[2], key[3], array, values))
             else:
                 others.append((key[2], key[3], array))
