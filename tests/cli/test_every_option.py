@@ -368,6 +368,7 @@ FILE = " --data bars.csv"
 READ = {
     "symbol": "--symbol S0", "timezone": "--timezone America/New_York", "repair": "--repair sort",
     "columns": "--columns close=2", "dates": "--dates dmy", "decimal": "--decimal ,",
+    "header": "--header 1",
     "every": "--every 1d", "memory_gb": "--memory-gb 3", "split": "--split S0:2020-02-03:2",
     "extra": "--extra vix=vix.csv",
 }  # fmt: skip

@@ -234,6 +234,16 @@ def test_lines_above_the_header(above, names, tmp_path):
         read_bars(tmp_path / "bars.csv", header=99)
 
 
+def test_the_line_of_a_header_is_refused_where_there_is_none(tmp_path):
+    frame = walk(np.random.default_rng(0), 5, 10.0)
+    frame.to_parquet(tmp_path / "bars.parquet")
+    for source in (frame, tmp_path / "bars.parquet", "sample:sp500"):
+        assert "header" in refusal(read_bars, source, header=2)
+    for wrong in (0, -1, "4", 1.5):
+        with pytest.raises(nca.NcaTraderError, match="header"):
+            read_bars(frame, header=wrong)
+
+
 def test_prices_by_their_other_names(tmp_path):
     text = "{0}Date,Open{1},High{1},Low{1},Close{1},{2}\n2022-01-03,10,11,9,10,2346\n"
     for end, volume in ((" Price", "Volume"), ("_price", "Total Volume"), (" price", "Volume")):

@@ -91,6 +91,8 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
     Raises:
       BarError: there is no table, or it unpacks to more than is allowed.
     """
+    if request.header is not None and isinstance(source, Frame):
+        raise BarError(f"{argument('header')} is of a CSV, and a frame has names; leave it out.")
     if isinstance(source, pd.DataFrame):
         yield from titled(slices(source), "DataFrame", len(source))
         return
@@ -102,6 +104,9 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
         copy = fetched(path) if isinstance(path, CloudPath) else path
         size, done = _size(copy), 0
         binary = copy.is_dir() or copy.suffix in (*files.PARQUET, ".feather", ".arrow")
+        if binary and request.header is not None:
+            say = f"{argument('header')} is of a CSV, and this file has names; leave it out"
+            raise BarError(f"{path}: {say}.")
         chunks = titled(*tables(copy, request)) if binary else load_csv(copy, request)
         with Progress(size, f"read {copy.name}", "bytes") as shown:
             for chunk in chunks:
