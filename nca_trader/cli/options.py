@@ -8,6 +8,7 @@ import dataclasses
 import math
 import re
 import shlex
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -288,7 +289,11 @@ def load_bars(args: argparse.Namespace) -> Any:
     from nca_trader.data.bars import read_bars, sample_bars
 
     if args.data is not None:
-        return read_bars(args.data, **reading_options(args))
+        bars = read_bars(args.data, **reading_options(args))
+        # A result prints the note itself.
+        if bars.note and args.command != "backtest" and not args.quiet:
+            print(f"{args.data}: {bars.note}", file=sys.stderr)
+        return bars
     bars = sample_bars("sp500")
     return bars if args.symbol is None else bars.select(args.symbol)
 

@@ -40,7 +40,7 @@ TRUE, FALSE = {"true", "1", "1.0", "yes"}, {"false", "0", "0.0", "no"}
 CALENDAR = re.compile(
     r"(mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
     r"|[qhw]\d\d?|(19|20)\d\d([-/. _]?([qhw]?\d\d?|[a-z]{3,9})){0,2}"
-    r"|\d\d?[-/.]\d\d?[-/.](\d\d)?\d\d",
+    r"|\d\d?[-/.]\d\d?[-/.](\d\d)?\d\d|\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*",
     re.IGNORECASE,
 )
 
@@ -165,9 +165,10 @@ def ask_symbol(table: Table, request: Request) -> Fault | None:
     for label in sorted(table.labels, key=lambda label: (label.number, len(label.values))):
         if len(label.values) < 2:
             continue
-        repeats = twice.any() and not keys.assign(label=label.codes).duplicated().any()
+        # Some rows may be there twice as well.
+        left = keys.assign(label=label.codes).duplicated().sum() if twice.any() else 0
         counts = np.bincount(label.codes[twice], minlength=len(label.values))
-        repeats = repeats and int((counts > 1).sum()) > 1
+        repeats = (counts > 1).sum() > 1 and left <= twice.sum() / 20
         if not repeats and not (table.unnamed and _in_blocks(label, table)):
             continue
         some = ", ".join(label.values[:MOST_SHOWN])
@@ -188,6 +189,8 @@ def _in_blocks(label: Labels, table: Table) -> bool:
     begins = np.flatnonzero(np.diff(code)) + 1
     sizes = np.diff(np.concatenate(([0], begins, [len(code)])))
     if len(sizes) != count or sizes.min() < 2 or all(map(CALENDAR.fullmatch, label.values)):
+        return False
+    if {value.lower() for value in label.values} <= TRUE | FALSE:
         return False
     time = table["time"]
     steps = np.diff(time.astype(np.int64))
