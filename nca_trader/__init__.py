@@ -9,129 +9,77 @@ from nca_trader.errors import shorten_tracebacks
 from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
-    from nca_trader.agents import load_agent, rules
-    from nca_trader.agents.base import with_base
-    from nca_trader.agents.blend import blend
-    from nca_trader.agents.check import check_policy
-    from nca_trader.agents.policy import make_policy
-    from nca_trader.agents.strategy import Strategy
-    from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
-    from nca_trader.config.account import Limits
-    from nca_trader.config.spans import Spans, Training
-    from nca_trader.data.bars import read_bars, sample_bars, write_bars
-    from nca_trader.data.calendar import Sessions, flat_at_close, new_york, session_ends
-    from nca_trader.data.indicators import indicator
-    from nca_trader.data.resampling import align, resample
-    from nca_trader.envs import load_env
-    from nca_trader.envs.account.exits import Order, Portfolio
-    from nca_trader.envs.check import check_env
-    from nca_trader.envs.trading import TradingEnv
-    from nca_trader.errors import (
-        BarError,
-        CheckFailed,
-        ConfigError,
-        HaltError,
-        NcaTraderError,
-        RunError,
-        StateError,
-    )
-    from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.comparison import Comparison, compare
-    from nca_trader.evaluate.leakcheck import leakcheck
-    from nca_trader.evaluate.report.page import report
-    from nca_trader.evaluate.report.tables import report_folds, report_sweep
-    from nca_trader.evaluate.result import Result
-    from nca_trader.evaluate.selection import Selector
-    from nca_trader.evaluate.sweep import sweep
-    from nca_trader.evaluate.tune import tune
-    from nca_trader.evaluate.walkforward.walk import WalkForward, walk_forward
-    from nca_trader.learner.learner import make_learner
-    from nca_trader.learner.train import train
-    from nca_trader.optimum import synthetic
-    from nca_trader.optimum.prove import prove
-    from nca_trader.paper.check import check_broker, check_feed
-    from nca_trader.paper.fetch import fetch_bars
-    from nca_trader.paper.loaded import AgentStream, LoadedAgent, load
-    from nca_trader.paper.session import paper_trade
-    from nca_trader.parallel.mesh import make_mesh
-    from nca_trader.runs.manifest import Run
-    from nca_trader.runs.trials import trials
-    from nca_trader.scale.plan import plan
-    from nca_trader.types import Bar, Bars, Costs, EnvSpec
+    from nca_trader.agents import load_agent as load_agent
+    from nca_trader.agents import rules as rules
+    from nca_trader.agents.base import with_base as with_base
+    from nca_trader.agents.blend import blend as blend
+    from nca_trader.agents.check import check_policy as check_policy
+    from nca_trader.agents.policy import make_policy as make_policy
+    from nca_trader.agents.strategy import Strategy as Strategy
+    from nca_trader.config import AccountConfig as AccountConfig
+    from nca_trader.config import AgentConfig as AgentConfig
+    from nca_trader.config import EnvConfig as EnvConfig
+    from nca_trader.config.account import Limits as Limits
+    from nca_trader.config.spans import Spans as Spans
+    from nca_trader.config.spans import Training as Training
+    from nca_trader.data.bars import read_bars as read_bars
+    from nca_trader.data.bars import sample_bars as sample_bars
+    from nca_trader.data.bars import write_bars as write_bars
+    from nca_trader.data.calendar import Sessions as Sessions
+    from nca_trader.data.calendar import flat_at_close as flat_at_close
+    from nca_trader.data.calendar import new_york as new_york
+    from nca_trader.data.calendar import session_ends as session_ends
+    from nca_trader.data.indicators import indicator as indicator
+    from nca_trader.data.resampling import align as align
+    from nca_trader.data.resampling import resample as resample
+    from nca_trader.envs import load_env as load_env
+    from nca_trader.envs.account.exits import Order as Order
+    from nca_trader.envs.account.exits import Portfolio as Portfolio
+    from nca_trader.envs.check import check_env as check_env
+    from nca_trader.envs.trading import TradingEnv as TradingEnv
+    from nca_trader.errors import BarError as BarError
+    from nca_trader.errors import CheckFailed as CheckFailed
+    from nca_trader.errors import ConfigError as ConfigError
+    from nca_trader.errors import HaltError as HaltError
+    from nca_trader.errors import NcaTraderError as NcaTraderError
+    from nca_trader.errors import RunError as RunError
+    from nca_trader.errors import StateError as StateError
+    from nca_trader.evaluate.backtest import backtest as backtest
+    from nca_trader.evaluate.comparison import Comparison as Comparison
+    from nca_trader.evaluate.comparison import compare as compare
+    from nca_trader.evaluate.leakcheck import leakcheck as leakcheck
+    from nca_trader.evaluate.report.page import report as report
+    from nca_trader.evaluate.report.tables import report_folds as report_folds
+    from nca_trader.evaluate.report.tables import report_sweep as report_sweep
+    from nca_trader.evaluate.result import Result as Result
+    from nca_trader.evaluate.selection import Selector as Selector
+    from nca_trader.evaluate.sweep import sweep as sweep
+    from nca_trader.evaluate.tune import tune as tune
+    from nca_trader.evaluate.walkforward.walk import WalkForward as WalkForward
+    from nca_trader.evaluate.walkforward.walk import walk_forward as walk_forward
+    from nca_trader.learner.learner import make_learner as make_learner
+    from nca_trader.learner.train import train as train
+    from nca_trader.optimum import synthetic as synthetic
+    from nca_trader.optimum.prove import prove as prove
+    from nca_trader.paper.check import check_broker as check_broker
+    from nca_trader.paper.check import check_feed as check_feed
+    from nca_trader.paper.fetch import fetch_bars as fetch_bars
+    from nca_trader.paper.loaded import AgentStream as AgentStream
+    from nca_trader.paper.loaded import LoadedAgent as LoadedAgent
+    from nca_trader.paper.loaded import load as load
+    from nca_trader.paper.session import paper_trade as paper_trade
+    from nca_trader.parallel.mesh import make_mesh as make_mesh
+    from nca_trader.runs.manifest import Run as Run
+    from nca_trader.runs.trials import trials as trials
+    from nca_trader.scale.plan import plan as plan
+    from nca_trader.types import Bar as Bar
+    from nca_trader.types import Bars as Bars
+    from nca_trader.types import Costs as Costs
+    from nca_trader.types import EnvSpec as EnvSpec
 
 shorten_tracebacks()
 
 __version__ = "0.3.0"
-
-__all__ = [
-    "AccountConfig",
-    "AgentConfig",
-    "AgentStream",
-    "Bar",
-    "BarError",
-    "Bars",
-    "CheckFailed",
-    "Comparison",
-    "ConfigError",
-    "Costs",
-    "EnvConfig",
-    "EnvSpec",
-    "HaltError",
-    "Limits",
-    "LoadedAgent",
-    "NcaTraderError",
-    "Order",
-    "Portfolio",
-    "Result",
-    "Run",
-    "RunError",
-    "Selector",
-    "Sessions",
-    "Spans",
-    "StateError",
-    "Strategy",
-    "TradingEnv",
-    "Training",
-    "WalkForward",
-    "align",
-    "backtest",
-    "blend",
-    "check_broker",
-    "check_env",
-    "check_feed",
-    "check_policy",
-    "compare",
-    "fetch_bars",
-    "flat_at_close",
-    "indicator",
-    "leakcheck",
-    "load",
-    "load_agent",
-    "load_env",
-    "make_learner",
-    "make_mesh",
-    "make_policy",
-    "new_york",
-    "paper_trade",
-    "plan",
-    "prove",
-    "read_bars",
-    "report",
-    "report_folds",
-    "report_sweep",
-    "resample",
-    "rules",
-    "sample_bars",
-    "session_ends",
-    "sweep",
-    "synthetic",
-    "train",
-    "trials",
-    "tune",
-    "walk_forward",
-    "with_base",
-    "write_bars",
-]
 
 # Imported when first asked for: jax and pandas take seconds, which `nca-trader --help` need not.
 _NAMES = {
@@ -179,6 +127,8 @@ _NAMES = {
     "types": "AccountConfig Bar Bars Costs EnvSpec",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+# For programs; type checkers take the imports above, which name each twice, as exports.
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,9 @@ from nca_trader.cli.options import (
     READING,
     account_of,
     add_options,
+    again,
     load_bars,
     params_of,
-    typed,
 )
 from nca_trader.progress import Progress
 
@@ -116,12 +116,9 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
         # The page shows the command that makes it again, so every option is in it.
-        first = "run_dir strategy param seed force_agent steps data".split()
-        names = (*first, *READING, *"start stop delay stress env trials".split(), *ACCOUNT, "out")
-        command = typed("backtest", **{name: getattr(args, name) for name in names})
         # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)
-        report(bars, result, out, run=result.run, command=command, stress=stress)
+        report(bars, result, out, run=result.run, command=again(args), stress=stress)
     elif out is not None:
         result.save(out)
     shown = show(result)

@@ -1,26 +1,24 @@
-"""Checks a command's arguments by themselves, before jax is imported.
+"""Checks what a command alone knows of its arguments, before jax is imported.
 
 An option means the same in every command, so one function checks them all. It reads presets and
-looks for files. The library checks later whatever depends on the bars or on a device.
+looks for files. The values of options are checked once, by the library's own functions.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.cli.options import ACCOUNT, READING, agent_of, limits_of, overrides, params_of
+from nca_trader.cli.options import ACCOUNT, READING, agent_of, overrides
 from nca_trader.cloud import CloudPath, local, place
-from nca_trader.config import EnvConfig, spans
-from nca_trader.config.account import Costs
+from nca_trader.config import EnvConfig
 from nca_trader.config.agent import RULES
-from nca_trader.config.extensions import is_source, origin_of
-from nca_trader.config.ranges import moment, nearest, refuse
+from nca_trader.config.extensions import is_source
+from nca_trader.config.ranges import moment, refuse
 from nca_trader.config.toml import read_preset
-from nca_trader.errors import BarError, ConfigError, RunError, argument
+from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.machine import run_file
 from nca_trader.parallel import processes
 
@@ -105,30 +103,11 @@ def check(args: argparse.Namespace) -> None:
     drawn = False
     for name in (*filter(None, [given.get("env")]), *given.get("markets", ())):
         drawn = bool(read_preset(EnvConfig, name, "envs", overrides(args, "env.")).market)
-    if "topology" in given:
-        from nca_trader.scale.chips import slice_of
-
-        slice_of(given["topology"])
-    if args.command == "train":  # the only one that joins several processes
-        if (peers := processes.options(args)) is not None:
-            processes.check(peers)
-    if "limit" in given:
-        limits_of(args)
-    # A misspelt NAME=VALUE is found here, before the strategy's file is run.
-    if "param" in given:
-        params_of(args)
-    if "strategy" in given:
-        check_strategy(given["strategy"], features=args.command == "leakcheck")
-    # Built and dropped: its own checks say what is wrong with a cost.
-    Costs(**{name: given[name] for name in ("commission", "slippage") if name in given})
-    if args.command == "sweep":
-        spans.parse_grid(given["grid"], "sample" in given)
     for name in DATES:
         if name in given:
             moment(given[name], name)
-    _check_jobs(args.command, given)
-    if args.command == "trials":
-        _check_project(given["folder"])
+    if args.command == "trials" and (path := _here(given["folder"])) and not path.is_dir():
+        raise ConfigError(f"{path}: there is no such folder; give the folder of the runs.")
     if args.command == "runs":
         _check_runs(given)
     # Without a file `--symbol` chooses among the sample bars, where there are any.
@@ -159,57 +138,21 @@ def _refuse_idle(args: argparse.Namespace) -> None:
     refuse(lines)
 
 
-def _check_jobs(command: str, given: dict[str, Any]) -> None:
-    """Refuse unknown workers, spans and grids, and options without an effect."""
-    if "workers" in given:
-        from nca_trader.parallel.jobs import parse_workers
-
-        parse_workers(given["workers"])
-    if command not in ("walkforward", "tune"):
-        return
-    spans.check_metric(given["metric"])
-    if command == "tune":
-        # Optuna is an extra; its absence is said before bars are read.
-        spans.check_optuna()
-        spans.check_space(agent_of(argparse.Namespace(**given)), spans.parse_space(given["space"]))
-        return
-    # The options have the names of the fields, so a field that is added is checked too.
-    sizes: dict[str, Any] = {
-        field.name: given.get(field.name) for field in dataclasses.fields(spans.Spans)
-    }
-    spans.check_spans(spans.Spans(**sizes))
-    grid = spans.parse_grid(given["grid"])
-    if "agent" in given:
-        if grid:
-            raise ConfigError(f"{argument('grid')}: an agent has no grid; try `nca-trader tune`.")
-        if "env" not in given:
-            raise ConfigError(f"{argument('env')} is missing; an agent needs an environment.")
-
-
 def _check_reading(command: str, given: dict[str, Any], sampled: tuple[str, ...]) -> None:
-    """Refuse impossible options of a bar file, and options of a file that is not given."""
+    """Refuse options of a bar file that is not given."""
     names = [name for name in READING if name in given and name not in sampled]
     names += ["until"] if command == "export" and "until" in given else []
     if command == "watch" or not names:  # its `--every` is another option
         return
     if command not in ("data", "paper") and not given.get("data"):
         raise ConfigError(f"{argument(names[0])} is about a bar file; give --data FILE with it.")
-    from nca_trader.config import reading
-
-    reading.parse_repair(given.get("repair"))
-    reading.parse_columns(given.get("columns"))
-    reading.refuse_times(given.get("timezone"), given.get("dates"))
-    reading.parse_step(given.get("every"))
-    reading.parse_splits(given.get("split"))
 
 
 def _check_files(command: str, given: dict[str, Any]) -> None:
-    """Look for the bar file, the run, and the folder of the journal."""
+    """Look for the bar file and the folder of the journal."""
     bars = given.get("file") if command == "data" else given.get("data")
     if given.get("what") == "fetch":  # a venue in place of a file
         bars = None
-    if command in ("halt", "resume") and not pathlib.Path(str(given.get("journal"))).is_file():
-        raise ConfigError(f"{given.get('journal')}: there is no such journal; check the path.")
     if command == "paper":
         from nca_trader.config.reading import replayed
 
@@ -227,41 +170,17 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
         path = _here(bars)
         if path is not None and not path.exists():
             raise BarError(f"{path}: D001 no such file. Check the path.")
-    # `demo --resume` is the one place where a run is not called `--run`.
-    run = given.get("resume") if command == "demo" else given.get("run_dir")
-    if run is None or (path := _here(run)) is None:
-        return
-    if command == "train":
-        # A folder that is not there is what a new run begins with.
-        if path.is_file():
-            raise RunError(f"{path}: is a file; choose another folder.")
-    elif command == "watch":
-        if not path.is_dir():
-            raise RunError(f"{path}: no such folder; give the {argument('run_dir')} of a run.")
-    elif command == "export" or not path.is_file():  # the others read an exported file too
-        run_file(path)
 
 
 def _check_runs(given: dict[str, Any]) -> None:
     """Check the folders of `runs`, whose number depends on what is done with them."""
     action, paths = given["action"], given["paths"]
-    if action == "list":
-        if len(paths) > 1:
-            raise ConfigError(f"list takes one folder; got {len(paths)}.")
-        # The folder that `train` and `demo` use where none is given.
-        _check_project(*(paths or ["runs"]))
-        return
-    if action == "compare" and len(paths) < 2:
-        raise ConfigError("compare needs at least two runs; give their folders.")
-    if not paths:
+    if action == "list" and len(paths) > 1:
+        raise ConfigError(f"list takes one folder; got {len(paths)}.")
+    if action == "rm" and not paths:
         raise ConfigError("rm needs the folder of a run.")
-    for path in filter(None, map(_here, paths)):
-        run_file(path)
-
-
-def _check_project(folder: str) -> None:
-    if (path := _here(folder)) is not None and not path.is_dir():
-        raise ConfigError(f"{path}: there is no such folder; give the folder of the runs.")
+    for path in filter(None, map(_here, paths if action == "rm" else [])):
+        run_file(path)  # all of them, before the first is deleted
 
 
 def _here(name: str) -> pathlib.Path | None:
@@ -280,24 +199,4 @@ def _check_output(command: str, out: str, endings: tuple[str, ...]) -> None:
     if command != "prove" and not path.parent.is_dir():
         raise ConfigError(
             f"{argument('out', out)}: there is no folder {path.parent}; make it first."
-        )
-
-
-def check_strategy(name: str, features: bool = False) -> None:
-    """Refuse an unknown rule, or a file that is not there; with `features`, accept features too."""
-    if features and name.startswith(("feature:", "cost:", "reward:", "actions:")):
-        return  # what they name is seen when it is loaded
-    # A Windows path has a colon of its own, so the last one separates the member.
-    file = name if name.endswith(".py") else name.rpartition(":")[0]
-    if file.endswith(".py"):
-        if not pathlib.Path(file).is_file():
-            raise ConfigError(f"{file}: no such file; check the path.")
-    elif name not in RULES:
-        if origin_of("strategies", name) is not None:
-            return
-        more = "feature:NAME names a feature, cost:NAME a cost, " if features else ""
-        raise ConfigError(
-            f"{name if features else argument('strategy', name)}: no such rule; "
-            f"{nearest(name, RULES)}There are {', '.join(RULES)}; {more}FILE.py:NAME "
-            "or module:name your own."
         )

@@ -154,7 +154,8 @@ def build_parser() -> Parser:
         )
         words = "show no progress on stderr; results and errors stay"
         command.add_argument("--quiet", action="store_true", help=words)
-        usual = {a.dest: a.default for a in command._actions if a.default != argparse.SUPPRESS}
+        options = (a for a in command._actions if a.option_strings)
+        usual = {a.dest: a.default for a in options if a.default != argparse.SUPPRESS}
         command.set_defaults(execute=getattr(module, f"run_{name}"), usual=usual)
     return parser
 

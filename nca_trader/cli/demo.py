@@ -16,7 +16,7 @@ from typing import Any
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.demo_bars import DemoJob, job_of
-from nca_trader.cli.options import COUNT, add_options, typed
+from nca_trader.cli.options import COUNT, add_options, again, typed
 from nca_trader.cli.train import selection_line
 from nca_trader.cloud import local
 from nca_trader.config.agent import LEAST_SEEDS
@@ -28,10 +28,6 @@ AS_FUTURES = (
     " The account trades the assets as futures are traded: a position is not paid for, and the "
     "interest that the price of a future contains is left out."
 )
-# What `command_of` leaves out.
-DEFAULTS = {
-    "env": "panel_daily", "agent": "panel_nca", "steps": None, "seed": 0, "panel": None,
-}  # fmt: skip
 YEAR = 252  # bars
 # A market whose optimum is known, and what trains the demo's network on it in a few seconds.
 KNOWN = "ou_mid"
@@ -62,18 +58,15 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         "with `simulated`, drawn ones",
     )
     parser.add_argument("--steps", type=COUNT, help="environment steps of each seed (the agent's)")
-    parser.set_defaults(**DEFAULTS)
+    parser.set_defaults(env="panel_daily", agent="panel_nca", seed=0)
 
 
 def command_of(args: argparse.Namespace, resume: pathlib.Path | None = None) -> str:
     """Return the command that makes a demo again, or that resumes its run folder."""
-    given = {key: getattr(args, key) for key in DEFAULTS}
-    changed = {key: value for key, value in given.items() if value != DEFAULTS[key]}
+    # A run folder that is resumed has its place, so `--out` has no effect there.
+    changes = {} if resume is None else {"out": None, "resume": str(resume)}
     # An empty FILE is the option alone.
-    bare = changed.pop("panel", None) if changed.get("panel") == "" else None
-    # Options at their default are left out: the command is read by people.
-    command = typed("demo", **changed, resume=resume and str(resume))
-    return command if bare is None else f"{command} --panel"
+    return again(args, **changes | ({"panel": True} if args.panel == "" else {}))
 
 
 def run_demo(args: argparse.Namespace) -> dict[str, Any]:

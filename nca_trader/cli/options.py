@@ -252,6 +252,13 @@ def typed(command: str, *words: str, **options: Any) -> str:
     return " ".join(parts)
 
 
+def again(args: argparse.Namespace, *words: str, **changes: Any) -> str:
+    """Write the command that was given, without options at their defaults; see `typed`."""
+    given = {name: getattr(args, name) for name in args.usual if name not in ("json", "quiet")}
+    given = {name: value for name, value in given.items() if value != args.usual[name]}
+    return typed(args.command, *words, **given | changes)
+
+
 def overrides(args: argparse.Namespace, kind: str) -> list[str]:
     """Return the changes of `--set` to the environment ("env.") or to the agent ("")."""
     texts = getattr(args, "set", [])

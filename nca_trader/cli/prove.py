@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from nca_trader.cli import fail_check
-from nca_trader.cli.options import COUNT, add_options, typed, whole
+from nca_trader.cli.options import COUNT, add_options, again, whole
 from nca_trader.progress import say
 
 NUM_SEEDS = 3
@@ -80,10 +80,9 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     if not outside:
         # Drawn at each call, so that seeds cannot be chosen by their results.
         seeds = seeds or [secrets.randbelow(1_000_000) for _ in range(NUM_SEEDS)]
-        kept = {name: getattr(args, name) for name in ("agent", "steps", "alone", "out", "set")}
         # --seed takes one seed, so the command repeats the first.
-        again = typed("prove", *args.markets, seed=seeds[0], **kept)
-        print(f"seeds {', '.join(map(str, seeds))}; `{again}` repeats the first of them")
+        first = again(args, *args.markets, seed=seeds[0])
+        print(f"seeds {', '.join(map(str, seeds))}; `{first}` repeats the first of them")
     proofs = prove(
         args.markets or None,
         agent,

@@ -12,9 +12,9 @@ from nca_trader.cli.options import (
     READING,
     account_of,
     add_options,
+    again,
     load_bars,
     load_experiment,
-    typed,
 )
 from nca_trader.config.agent import RULES
 from nca_trader.progress import say
@@ -94,10 +94,7 @@ def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     if args.out is not None:
         out = pathlib.Path(args.out)
         if out.suffix == ".html":
-            names = ("strategy", "grid", "data", *READING, "sample", "method", "seed", "tails")
-            names += ("precision", *ACCOUNT, "delay", "trials", "out")
-            command = typed("sweep", **{name: getattr(args, name) for name in names})
-            write_best(bars, rule, table, out, command, account)
+            write_best(bars, rule, table, out, again(args), account)
         elif out.suffix == ".parquet":
             table.to_parquet(out, index=False)
         else:

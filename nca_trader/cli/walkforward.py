@@ -15,10 +15,10 @@ from nca_trader.cli.options import (
     READING,
     account_of,
     add_options,
+    again,
     load_bars,
     overrides,
     params_of,
-    typed,
 )
 from nca_trader.config.agent import RULES
 from nca_trader.errors import ConfigError
@@ -153,11 +153,8 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         folds[column] = folds[column].dt.strftime("%Y-%m-%d")
     print(folds.to_string(float_format="{:.3f}".format))
     if args.out is not None and args.out.endswith(".html"):
-        first = "strategy param agent env set grid seeds seed steps warm_start until deploy".split()
-        own = (*first, *names, "data", *READING, *ACCOUNT, "delay", "folder", "trials")
-        command = typed("walkforward", **{name: getattr(args, name) for name in (*own, "out")})
         bars = getattr(source, "bars", source)
-        report(bars, walk.result, args.out, command=command, folds=folds)
+        report(bars, walk.result, args.out, command=again(args), folds=folds)
     elif args.out is not None:
         walk.result.save(args.out)
     if args.out is not None:

@@ -86,7 +86,8 @@ def make_folder(path: Place, texts: Mapping[str, str]) -> None:
         return file.name in ours or file.name.startswith(SHARED)
 
     if path.exists() and not (path.is_dir() and all(map(left, path.iterdir()))):
-        raise RunError(f"{path}: holds files of something else; choose another folder.")
+        what = "is a file" if path.is_file() else "holds files of something else"
+        raise RunError(f"{path}: {what}; choose another folder.")
     make_directory(path, 0o700)
 
 

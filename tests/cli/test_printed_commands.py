@@ -13,7 +13,7 @@ from tiny import UNTIL
 
 import nca_trader
 from nca_trader.cli import build_parser, demo, prove
-from nca_trader.cli.options import typed
+from nca_trader.cli.options import again, typed
 from nca_trader.evaluate import export
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.scale.doctor import examine
@@ -137,13 +137,15 @@ def test_what_prove_prints_repeats_its_first_seed(command, monkeypatch):
 
 
 def test_what_an_interrupted_demo_prints_goes_on_with_it(tmp_path):
-    given = {"env": "my env.toml", "agent": "nano", "steps": 7, "seed": 3, "panel": None}
-    args, path = argparse.Namespace(**given), tmp_path / "runs of mine" / "demo"
-    words = shlex.split(demo.command_of(args, resume=path))
-    again = parsed(words[1:])
-    assert again["resume"] == str(path)
-    assert {name: again[name] for name in given} == given
-    assert parsed(shlex.split(demo.command_of(args))[1:])["resume"] is None
+    given = {"env": "my env.toml", "agent": "nano", "steps": 7, "seed": 3}
+    typed, path = options(**given, out="mine"), tmp_path / "runs of mine" / "demo"
+    for more, panel in (([], None), (["--panel"], ""), (["--panel", "a b.csv"], "a b.csv")):
+        args = build_parser().parse_args(["demo", *typed, *more])
+        again = parsed(shlex.split(demo.command_of(args, resume=path))[1:])
+        assert {name: again[name] for name in given} == given
+        assert (again["resume"], again["out"], again["panel"]) == (str(path), "runs", panel)
+        once_more = parsed(shlex.split(demo.command_of(args))[1:])
+        assert once_more == parsed(["demo", *typed, *more])
 
 
 def test_what_the_doctor_prints_checks_the_same_file():
@@ -158,3 +160,17 @@ def test_every_kind_of_value_survives_a_shell():
     line = typed("train", env="a b.toml", steps=None, seed=-1, set=["x='y z'", "q=$HOME"])
     words = ["nca-trader", "train", "--env", "a b.toml", "--seed=-1"]
     assert shlex.split(line) == [*words, "--set", "x='y z'", "--set", "q=$HOME"]
+
+
+@pytest.mark.parametrize(
+    "needed",
+    ["backtest --strategy=momentum", "walkforward --agent=nano", "sweep --strategy=x --grid=y=1"],
+)
+def test_the_command_of_a_page_has_every_option_that_was_given(needed):
+    needed = needed.split()
+    for option in COMMANDS[needed[0]]._actions:
+        if option.dest in ("help", "json", "quiet", "strategy", "agent", "run_dir"):
+            continue
+        value = [] if option.nargs == 0 else [str(next(iter(option.choices or ["7"])))]
+        given = parsed([*needed, option.option_strings[-1], *value])
+        assert parsed(shlex.split(again(argparse.Namespace(**given)))[1:]) == given, option.dest

@@ -1,26 +1,13 @@
 """Synthetic markets by name; `nca_trader.optimum` knows the best that can be earned there."""
 
 # The first three define the markets, which `MARKETS` then holds.
-from nca_trader.data.synthetic import closed_form, harder, switching
-from nca_trader.data.synthetic.market import (
-    MARKETS,
-    SyntheticMarket,
-    Task,
-    market,
-    market_of,
-    seed_of,
-    task_of,
-)
-
-__all__ = [
-    "MARKETS",
-    "SyntheticMarket",
-    "Task",
-    "closed_form",
-    "harder",
-    "market",
-    "market_of",
-    "seed_of",
-    "switching",
-    "task_of",
-]
+from nca_trader.data.synthetic import closed_form as closed_form
+from nca_trader.data.synthetic import harder as harder
+from nca_trader.data.synthetic import switching as switching
+from nca_trader.data.synthetic.market import MARKETS as MARKETS
+from nca_trader.data.synthetic.market import SyntheticMarket as SyntheticMarket
+from nca_trader.data.synthetic.market import Task as Task
+from nca_trader.data.synthetic.market import market as market
+from nca_trader.data.synthetic.market import market_of as market_of
+from nca_trader.data.synthetic.market import seed_of as seed_of
+from nca_trader.data.synthetic.market import task_of as task_of
