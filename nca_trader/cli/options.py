@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nca_trader.config.ranges import within
-from nca_trader.config.records import loads
+from nca_trader.config.spans import value_of
 from nca_trader.errors import BarError, ConfigError, argument, options_named
 
 
@@ -204,11 +204,7 @@ def _named(texts: list[str] | None, option: str, example: str) -> dict[str, Any]
             raise ConfigError(f"--{option} {text}: write NAME=VALUE, e.g. {example}.")
         if name in found:
             raise ConfigError(f"--{option} {text}: {name} is given twice; give it once.")
-        try:
-            # JSON decides the type: 10 is a number, true a truth value, abc a text.
-            found[name] = loads(value)
-        except ValueError:
-            found[name] = value
+        found[name] = value_of(value)
     return found
 
 
