@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.config.records import loads
+from nca_trader.config.ranges import within
+from nca_trader.config.spans import value_of
 from nca_trader.errors import BarError, ConfigError, argument, options_named
 
 
@@ -33,13 +34,10 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 def real(interval: str) -> Callable[[str], float]:
     """Return the `type` of an option: a number in an interval, e.g. "[0, 1)"."""
-    low, high = (float(end) for end in interval[1:-1].split(","))
 
     def read(text: str) -> float:
         with contextlib.suppress(ValueError):
-            number = float(text)
-            above = low < number or (interval[0] == "[" and low == number)
-            if above and (number < high or (interval[-1] == "]" and number == high)):
+            if within(number := float(text), interval):
                 return number
         raise argparse.ArgumentTypeError(f"{text} is not a number in {interval}; give one")
 
@@ -175,31 +173,19 @@ def account_of(args: argparse.Namespace, env: Any = None, usual: Any = None) -> 
       env: the `EnvConfig` of `--env`, whose account is meant whole; None without.
       usual: the `EnvConfig` of a run, whose costs stay where an option gives another one.
     """
-    from nca_trader.config.account import AccountConfig, Costs
+    from nca_trader.config.account import AccountConfig, Costs, Limits
 
     # Only what was given replaces the environment's. 0 is a cost, too.
     names = (*ACCOUNT, "delay")
     given = {name: x for name in names if (x := getattr(args, name, None)) is not None}
     costs = {name: given.pop(name) for name in ("commission", "slippage") if name in given}
     # An option is repeated for each limit; the account takes one `Limits`.
-    if given.pop("limit", None):
-        given["risk"] = limits_of(args)
+    if limits := _named(given.pop("limit", None), "limit", "max_drawdown=0.2"):
+        given["risk"] = Limits(**limits)
     if costs:
         config = env or usual
         given["costs"] = dataclasses.replace(config.costs if config else Costs(), **costs)
     return dataclasses.replace(env.account if env else AccountConfig(), **given)
-
-
-def limits_of(args: argparse.Namespace) -> Any:
-    """Return the `Limits` of `--limit`, or None where none is given.
-
-    Raises:
-      ConfigError: all that is wrong with them.
-    """
-    from nca_trader.config.account import Limits
-
-    given = _named(args.limit, "limit", "max_drawdown=0.2")
-    return Limits(**given) if given else None
 
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -219,11 +205,7 @@ def _named(texts: list[str] | None, option: str, example: str) -> dict[str, Any]
             raise ConfigError(f"--{option} {text}: write NAME=VALUE, e.g. {example}.")
         if name in found:
             raise ConfigError(f"--{option} {text}: {name} is given twice; give it once.")
-        try:
-            # JSON decides the type: 10 is a number, true a truth value, abc a text.
-            found[name] = loads(value)
-        except ValueError:
-            found[name] = value
+        found[name] = value_of(value)
     return found
 
 

@@ -59,17 +59,20 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
 
     "inf" is an end and never a value.
     """
-    low, high = (float(end) for end in interval[1:-1].split(","))
     for name in names:
         value = getattr(config, name)
         if _is_unset(config, name, value):
             continue
-        # NaN fails both comparisons.
         number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
-        above = number > low or (interval[0] == "[" and number == low)
-        below = number < high or (interval[-1] == "]" and number == high)
-        if not (above and below):
+        if not within(number, interval):
             yield f"{name}={value!r} is outside its range; give a number in {interval}."
+
+
+def within(number: float, interval: str) -> bool:
+    """Whether a number is in an interval, e.g. "[0, 1)"; NaN is in none."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    above = number > low or (interval[0] == "[" and number == low)
+    return above and (number < high or (interval[-1] == "]" and number == high))
 
 
 def _is_unset(config: Any, name: str, value: Any) -> bool:

@@ -165,12 +165,14 @@ def _number(text: str, whole: str) -> int | float:
         raise ConfigError(f"{whole}: {text!r} is not a number; correct it.") from None
 
 
-def _named(text: str, name: str, example: str) -> tuple[str, str]:
+def _named(text: str, name: str, example: str, known: Mapping[str, Any]) -> tuple[str, str]:
     key, sign, values = text.partition("=")
     if not key.isidentifier() and not all(part.isidentifier() for part in key.split(".")):
         sign = ""
     if not sign or not values:
         raise ConfigError(f"{argument(name, text)}: write NAME=VALUES, e.g. {example}.")
+    if key in known:
+        raise ConfigError(f"{argument(name, text)}: {key} is given twice; give it once.")
     return key, values
 
 
@@ -194,12 +196,10 @@ def parse_grid(
     """
     found: dict[str, Sequence[Any]] = {}
     for text in texts:
-        key, values = _named(text, name, "fast=5:35:5 or fast=5,10,20")
+        key, values = _named(text, name, "fast=5:35:5 or fast=5,10,20", found)
         said = argument(name, text)
-        if key in found:
-            raise ConfigError(f"{said}: {key} is given twice; give it once.")
         if ":" not in values:
-            found[key] = [_value(part) for part in values.split(",")]
+            found[key] = [value_of(part) for part in values.split(",")]
             continue
         ends = [_number(part, said) for part in values.split(":")]
         if sampled and len(ends) == 2:
@@ -225,7 +225,7 @@ def parse_grid(
     return found
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """Return a number, a truth value, None for null, or the text itself."""
     for read in (loads, float):  # JSON has no ".5"
         with contextlib.suppress(ValueError):
@@ -262,13 +262,11 @@ def parse_space(texts: Sequence[str]) -> dict[str, Range]:
     found: dict[str, Range] = {}
     example = "optimizer.learning_rate=1e-5:1e-2:log or policy.channels=8,16,32"
     for text in texts:
-        key, values = _named(text, "space", example)
+        key, values = _named(text, "space", example, found)
         said = argument("space", text)
-        if key in found:
-            raise ConfigError(f"{said}: {key} is given twice; give it once.")
         ends = values.split(":")
         if len(ends) == 1:
-            found[key] = Range(choices=tuple(_value(part) for part in values.split(",")))
+            found[key] = Range(choices=tuple(value_of(part) for part in values.split(",")))
             continue
         if len(ends) > 3 or (len(ends) == 3 and ends[2] != "log"):
             raise ConfigError(f"{said}: write LOW:HIGH or LOW:HIGH:log, e.g. {example}.")

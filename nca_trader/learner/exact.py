@@ -40,7 +40,6 @@ from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.trading import Episode, TradingEnv, transition
-from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import AgentSetup, Loss, Old, horizon, ppo_loss, reward_scale
 from nca_trader.learner.rollout import (
     Algorithm,
@@ -51,6 +50,7 @@ from nca_trader.learner.rollout import (
     encode_span,
     mean_statistics,
     moved,
+    refuse_obstacles,
     span_of,
 )
 from nca_trader.numerics import einsum32, logprob32
@@ -365,11 +365,7 @@ def check_finite(env: TradingEnv) -> None:
     Raises:
       ConfigError: one line with every setting that prevents it.
     """
-    if problems := list(obstacles(env)):
-        raise ConfigError(
-            "learner.advantages = 'exact' enumerates the states of an account, but "
-            f"{'; '.join(problems)}; change this in the environment, or take 'gae'."
-        )
+    refuse_obstacles("'exact' enumerates the states of an account", obstacles(env))
 
 
 def obstacles(env: TradingEnv) -> Iterator[str]:

@@ -55,6 +55,7 @@ from nca_trader.learner.rollout import (
     encode_span,
     mean_statistics,
     moved,
+    refuse_obstacles,
     select,
     span_of,
     transition_at_costs,
@@ -222,11 +223,7 @@ def check_smooth(env: TradingEnv) -> None:
     Raises:
       ConfigError: one line with every setting that prevents it.
     """
-    if problems := list(obstacles(env)):
-        raise ConfigError(
-            "learner.advantages = 'pathwise' follows derivatives of what is ordered, but "
-            f"{'; '.join(problems)}; change this in the environment, or take 'gae'."
-        )
+    refuse_obstacles("'pathwise' follows derivatives of what is ordered", obstacles(env))
 
 
 def obstacles(env: TradingEnv) -> Iterator[str]:

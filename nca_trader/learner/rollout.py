@@ -7,7 +7,7 @@ the environment's transition for each account of the segment.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import Legs
 from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, kept, transition
+from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import AgentSetup, Loss
 
 
@@ -103,6 +104,15 @@ class Algorithm(NamedTuple):
     normalize: Callable[[AgentSetup, Any, Any], tuple[Any, dict[str, Array]]]
     loss: Callable[[AgentSetup, Params, Market, Any], Loss]
     replay: Callable[[AgentSetup, Params, Params, Market, Any, Any], tuple[Any, Any]] | None = None
+
+
+def refuse_obstacles(what: str, obstacles: Iterable[str]) -> None:
+    """Refuse an environment for what an estimator does, `what`, with all that stands against it."""
+    if said := "; ".join(obstacles):
+        raise ConfigError(
+            f"learner.advantages = {what}, but {said}; change this in the environment, or take "
+            "'gae'."
+        )
 
 
 def mean_statistics(

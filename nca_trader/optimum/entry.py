@@ -126,19 +126,13 @@ def entry_of(
                 f"{argument('agent', name)}: holds pickled objects, which run code when they are "
                 f"loaded; where you trust it, give {remedy}."
             )
-        digest = _sha256(files)
+        whole = b"".join(pathlib.Path(file).read_bytes() for file in files)
+        digest = hashlib.sha256(whole).hexdigest()
     python = sys.executable if python is None else python
     return OutsideAgent(
         name=name, kind=kind, files=tuple(files), member=member, digest=digest,
         allow_code=allow_code, python=python,
     )  # fmt: skip
-
-
-def _sha256(files: list[str]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(pathlib.Path(file).read_bytes())
-    return digest.hexdigest()
 
 
 class Playing:

@@ -13,6 +13,7 @@ import nca_trader as nca
 from nca_trader import BarError, ConfigError, backtest, rules
 from nca_trader.cli.options import params_of
 from nca_trader.config.agent import RULES as NAMES
+from nca_trader.config.spans import parse_grid
 from nca_trader.evaluate.subjects import RULES, member_of, subject_of
 
 BARS = random_bars(np.random.default_rng(0), 120, 1)
@@ -97,6 +98,11 @@ def test_parameters_are_numbers_or_texts():
         param = ("fast=10", "stop=0.05", "on=true", "kind=ema")
 
     assert params_of(args) == {"fast": 10, "stop": 0.05, "on": True, "kind": "ema"}
+    # One value is read as the same value of a grid is.
+    args.param = (*args.param, "band=.5", "off=null")
+    grid = {name: values[0] for name, values in parse_grid(args.param).items()}
+    assert params_of(args) == grid
+    assert (grid["band"], grid["off"]) == (0.5, None)
     for wrong in ("fast", "=3", "a b=3"):
         args.param = (wrong,)
         with pytest.raises(ConfigError, match="NAME=VALUE"):
