@@ -241,7 +241,8 @@ def test_who_buys_once_buys_when_an_asset_has_a_size_and_at_that_size(bars, with
         rule, account = rule.with_volatility(TARGET, SPAN), {}
     result = nca.backtest(late, rule, fill="close", borrow=True, **account)
     orders = result.orders
-    assert sorted(orders["symbol"]) == ["A", "B", "C"]
+    # At the listing of C equity is divided again.
+    assert sorted(orders["symbol"]) == ["A", "A", "B", "B", "C"]
     for number, symbol in enumerate(late.symbols):
         # The close of the bar with the 20th return.
         rows = np.flatnonzero(late.present[:, number])
@@ -249,18 +250,20 @@ def test_who_buys_once_buys_when_an_asset_has_a_size_and_at_that_size(bars, with
         bought = orders[orders["symbol"] == symbol].iloc[0]
         assert bought["time"] == late.index[row]
         size = pandas_sizes(late)[row, number]
-        assert result.weights[symbol].iloc[row] == pytest.approx(min(size, 1.0) / 3, rel=1e-9)
+        listed = 3 if symbol == "C" else 2
+        share = result.weights[symbol].iloc[row]
+        assert share == pytest.approx(min(size, 1.0) / listed, rel=1e-9)
 
 
 def test_weights_that_are_given_once_wait_for_a_size_as_a_strategy_does(bars):
     late, account = late_bars(bars), {"sizing": "volatility", "volatility_span": SPAN}
     account |= {"borrow": True, "order": "on_change"}
     once = np.full(late.close.shape, np.nan)
-    once[0, :2], once[90, 2] = 1 / 3, 1 / 3  # when each is listed, as `buy_and_hold` does
+    once[0, :2], once[90] = 1 / 2, 1 / 3  # when one is listed, as `buy_and_hold` does
     held = nca.backtest(late, nca.rules.buy_and_hold(), COSTS, **account)
     known = nca.backtest(late, once, COSTS, **account)
     asked = nca.backtest(late, lambda given: once[: len(given)], COSTS, **account)
-    assert len(held.orders) == 3
+    assert len(held.orders) == 5
     for found in (known, asked):
         np.testing.assert_array_equal(found.equity, held.equity)
 
@@ -278,4 +281,4 @@ def test_a_sweep_waits_for_a_size_as_a_backtest_does(bars):
     table = nca.sweep(late, sized, {"share": [0.5, 1.0]}, COSTS, trials=None, **rules)
     for share, row in zip((0.5, 1.0), table["equity"], strict=True):
         found = nca.backtest(late, sized(share), COSTS, **rules)
-        assert row == pytest.approx(found.equity.iloc[-1], rel=1e-6) and len(found.orders) == 3
+        assert row == pytest.approx(found.equity.iloc[-1], rel=1e-6) and len(found.orders) == 5

@@ -132,11 +132,6 @@ class Labels(NamedTuple):
     values: list[str]
 
     @property
-    def named(self) -> str:
-        """The column as a user names it; a comma or a sign would part the name."""
-        return str(self.place) if set(self.name) & set(",=/+") else self.name
-
-    @property
     def number(self) -> bool:
         """Whether the values are numbers as they are, and not codes such as 007."""
         return all(re.fullmatch(r"-?(0|[1-9]\d*)(\.0)?", value) for value in self.values)

@@ -244,7 +244,7 @@ def _wide(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged | 
         return None
     clock = given.get("time")
     # In a header of two levels, either level may name the time.
-    levels = [column if isinstance(column, tuple) else (column,) for column in raw.columns]
+    levels = [(*map(str, c),) if isinstance(c, tuple) else (str(c),) for c in raw.columns]
     times = [i for i, level in enumerate(levels) if "time" in map(role_of, level)]
     at = two or ([_position(chunk, clock)] if clock else times[:1])
     if all_closes:
@@ -273,13 +273,8 @@ def _wide(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged | 
     known = frame[[name for name in FIELDS if name in frame]].notna().any(axis=1)
     frame = frame[known | paid]
     used = {*at, *places.values()}
-    unused = [_title(column) for i, column in enumerate(raw.columns) if i not in used]
+    unused = [" ".join(level) for i, level in enumerate(levels) if i not in used]
     return Arranged(frame, pd.DataFrame(index=frame.index), unused, faults, tuple(positions))
-
-
-def _title(column: object) -> str:
-    """Return a column's name; of several levels in one line."""
-    return " ".join(map(str, column)) if isinstance(column, tuple) else str(column)
 
 
 def _is_vendors(column: object) -> bool:
@@ -356,7 +351,10 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         arrays = {key: array[stays] for key, array in arrays.items()}
         labels = [label._replace(codes=label.codes[stays]) for label in labels]
         others = [(*named, array[stays]) for *named, array in others]
-        time_faults = [_without(fault, stays) for fault in time_faults]
+        time_faults = [
+            each if each.mask is None else each._replace(mask=each.mask[stays])
+            for each in time_faults
+        ]
         for cells in unread.values():
             cells.leave_out(over)
     used = np.flatnonzero(np.bincount(arrays["symbol"]))
@@ -405,11 +403,6 @@ def _own(rest: pd.DataFrame, chunk: Chunk, request: Request) -> dict[str, np.nda
 def _is_own(label: object, request: Request) -> bool:
     text = str(label).strip()
     return text in request.own or text.startswith(COLUMN)
-
-
-def _without(fault: Fault, stays: np.ndarray) -> Fault:
-    """Return a fault of the rows that stay."""
-    return fault if fault.mask is None else fault._replace(mask=fault.mask[stays])
 
 
 def _check_size(name: str, rows: int, expected: float, request: Request) -> None:

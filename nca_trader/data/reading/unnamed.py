@@ -84,10 +84,8 @@ class Candidates:
             text = str(label).strip()
             place = header.index(str(label)) + 1
             labels, number = ("label", i, text, place), ("number", i, text, place)
-            if (
-                labels not in self._gone
-                and (codes := self._codes(labels, column, once)) is not None
-            ):
+            codes = None if labels in self._gone else self._codes(labels, column, once)
+            if codes is not None:
                 found[labels] = codes
             if number in self._gone:
                 continue
@@ -117,14 +115,13 @@ class Candidates:
         """Take what is left out of `arrays`; return the labels, and name, place and numbers."""
         labels, others = [], []
         for key in [key for key in arrays if isinstance(key, tuple)]:
+            kind, _, *named = key
             array = arrays.pop(key)
-            if key in self._gone:
-                continue
-            if key[0] == "label":
+            if kind == "label" and key not in self._gone:
                 values = [str(value).strip() for value in self._values[key]]
-                labels.append(Labels(key[2], key[3], array, values))
-            else:
-                others.append((key[2], key[3], array))
+                labels.append(Labels(*named, array, values))
+            elif key not in self._gone:
+                others.append((*named, array))
         return labels, others
 
 
@@ -178,7 +175,10 @@ def ask_symbol(table: Table, request: Request) -> Fault | None:
         if not table.unnamed:
             remedy = "Write both names into one column, or keep the rows of one of these"
             return Fault(Kind.D037, say, None, remedy)
-        yes, no = (_passing(request, f"symbol={text}") for text in (label.named, NO_COLUMN))
+        yes, no = (
+            _passing(request, f"symbol={text}")
+            for text in (name_of(label.name, label.place), NO_COLUMN)
+        )
         return Fault(Kind.D037, say, None, f"Pass {yes} if it does, and {no} if not")
     return None
 
@@ -216,12 +216,8 @@ def _counts_time(value: np.ndarray, time: np.ndarray) -> bool:
     """Whether numbers are those of the year, the month, the day or the hour, or count them."""
     stamps = pd.DatetimeIndex(time)
     units = [stamps.year, stamps.quarter, stamps.month, stamps.day, stamps.day_of_week, stamps.hour]
-    if any(np.ptp(value - unit.to_numpy()) == 0.0 for unit in units):
-        return True
-    return any(
-        np.ptp(value - np.unique(time.astype(f"datetime64[{unit}]"), return_inverse=True)[1]) == 0.0
-        for unit in ("Y", "M", "W", "D")
-    )
+    units += [np.unique(time.astype(f"M8[{unit}]"), return_inverse=True)[1] for unit in "YMWD"]
+    return any(np.ptp(value - np.asarray(unit)) == 0.0 for unit in units)
 
 
 def ask_adjustments(table: Table, request: Request) -> list[Fault]:
@@ -233,8 +229,8 @@ def ask_adjustments(table: Table, request: Request) -> list[Fault]:
         known = plain(name) in ADJUSTMENTS
         mask, use = _unadjusted(name, value, table) if known else _behaves(value, table)
         if mask.any():
-            named = name if not set(name) & set(",=/+") else str(place)
-            found = (name, value[mask][0], mask, use.format(name=named, close=table.close_name))
+            use = use.format(name=name_of(name, place), close=table.close_name)
+            found = (name, value[mask][0], mask, use)
             (closes if "{close}" in use else others).append((known, found))
     # An adjusted close holds all the rest; of several the one that is called so. Where a split has
     # a column of its own, it adjusts the volume as well.
@@ -257,6 +253,11 @@ def _say(use: str) -> str:
     if use.startswith("cash_dividend"):
         return "is paid where the price falls by it, and nobody receives it"
     return "adjusts the prices, which are taken as they stand"
+
+
+def name_of(name: str, place: int) -> str:
+    """Return a column as a user names it: a comma or a sign would part the name."""
+    return str(place) if set(name) & set(",=/+") else name
 
 
 def _passing(request: Request, *more: str) -> str:
