@@ -149,8 +149,9 @@ def _price_faults(table: Table) -> list[Fault]:
     for name in ("close", "open", "high", "low"):  # the close first: it may stand in for the others
         remedy = Kind.D008.remedy + BACK_ADJUSTED
         wrong = checks.number(name) <= 0
-        marked = bool(wrong.any()) and are_marked(table["close"], table["symbol"])
-        repairs = (*Kind.D008.repairs, *["absolute"] * marked)
+        # A live bar is checked alone, without its symbol.
+        marked = "symbol" in table and wrong.any() and are_marked(table["close"], table["symbol"])
+        repairs = (*Kind.D008.repairs, *["absolute"] * bool(marked))
         checks.fail(Kind.D008, wrong, f"{name} = {{{name}}}", name, remedy=remedy, repairs=repairs)
     # A volume of 0 is valid: a bar in which nothing was traded.
     checks.fail(Kind.D012, checks.number("volume") < 0, "volume = {volume}", "volume")

@@ -101,6 +101,10 @@ class Fault(NamedTuple):
         """The repairs that fix this fault."""
         return self.code.repairs if self.repairs is None else self.repairs
 
+    def among(self, rows: np.ndarray) -> Fault:
+        """Return the fault of a table of these rows alone."""
+        return self if self.mask is None else self._replace(mask=self.mask[rows])
+
     def fixed_by(self, repairs: Iterable[str]) -> str | None:
         """Return which of the repairs asked for fixes this fault, if any does."""
         return next((name for name in self.fixes if name in repairs), None)

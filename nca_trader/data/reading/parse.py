@@ -343,18 +343,13 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     notes, time_faults = [*read.notes], read.faults
     over, name = unfinished(labels, arrays["symbol"], arrays["time"])
     if name:
-        which = (
-            "the last candle" if over.sum() == 1 else f"the last candles of {over.sum():,} assets"
-        )
-        notes.append(f"Left out {which}, not over by the column {name}.")
+        which = f"of {over.sum():,} asset" + "s" * bool(over.sum() > 1)
+        notes.append(f"Left out the last candle {which}, not over by the column {name}.")
         stays = ~over
         arrays = {key: array[stays] for key, array in arrays.items()}
         labels = [label._replace(codes=label.codes[stays]) for label in labels]
         others = [(*named, array[stays]) for *named, array in others]
-        time_faults = [
-            each if each.mask is None else each._replace(mask=each.mask[stays])
-            for each in time_faults
-        ]
+        time_faults = [each.among(stays) for each in time_faults]
         for cells in unread.values():
             cells.leave_out(over)
     used = np.flatnonzero(np.bincount(arrays["symbol"]))

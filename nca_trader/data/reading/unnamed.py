@@ -115,13 +115,13 @@ class Candidates:
         """Take what is left out of `arrays`; return the labels, and name, place and numbers."""
         labels, others = [], []
         for key in [key for key in arrays if isinstance(key, tuple)]:
-            kind, _, *named = key
+            kind, _, name, place = key
             array = arrays.pop(key)
             if kind == "label" and key not in self._gone:
                 values = [str(value).strip() for value in self._values[key]]
-                labels.append(Labels(*named, array, values))
+                labels.append(Labels(name, place, array, values))
             elif key not in self._gone:
-                others.append((*named, array))
+                others.append((name, place, array))
         return labels, others
 
 
