@@ -170,7 +170,7 @@ def test_a_run_that_a_kill_stopped_half_made_is_made_by_the_same_command(
 
 def test_a_file_in_place_of_the_folder_is_left_alone(env, tmp_path):
     (tmp_path / "r").write_text("mine")
-    with pytest.raises(RunError, match="holds files of something else"):
+    with pytest.raises(RunError, match="is a file; choose another folder"):
         open_run(env, AGENT, tmp_path / "r", seed=0)
     assert files(tmp_path) == {tmp_path / "r": b"mine"}
 

@@ -35,6 +35,8 @@ LEVEL = 0.01  # of the last adjusted close from the last close, where neither mo
 SPLIT = np.log(1.2)  # of a factor, at least, where a smaller one is a dividend's
 MOST_VALUES, MOST_SHOWN = 20_000, 4  # of a column that may name assets; of those in a message
 JUMPS = 5.0  # times the usual move, of the price from one asset to the next
+PAYS = "is paid where the price falls by it, and nobody receives it"
+ADJUSTS = "adjusts the prices, which are taken as they stand"
 TRUE, FALSE = {"true", "1", "1.0", "yes"}, {"false", "0", "0.0", "no"}
 # Days, months, quarters and dates come in blocks, and name no asset.
 CALENDAR = re.compile(
@@ -244,15 +246,9 @@ def ask_adjustments(table: Table, request: Request) -> list[Fault]:
         uses.append(f"cash_dividend={NO_COLUMN}")
     remedy = f"Pass {_passing(request, *uses)}"
     return [
-        Fault(Kind.D027, f"{name} = {value:.6g} {_say(use)}", mask, remedy)
+        Fault(Kind.D027, f"{name} = {value:.6g} {PAYS if use[0] == 'c' else ADJUSTS}", mask, remedy)
         for name, value, mask, use in chosen
     ]
-
-
-def _say(use: str) -> str:
-    if use.startswith("cash_dividend"):
-        return "is paid where the price falls by it, and nobody receives it"
-    return "adjusts the prices, which are taken as they stand"
 
 
 def name_of(name: str, place: int) -> str:
