@@ -155,6 +155,18 @@ def test_an_adjusted_close_is_asked_about_under_any_name(name, tmp_path):
         np.testing.assert_array_equal(bars.close[:, 0], frame["close"])
 
 
+def test_of_several_columns_that_adjust_one_remedy_applies_each_thing_once(tmp_path):
+    frame, close, paid, _ = paying(np.random.default_rng(1))
+    several = {"Ex-Dividend": paid, "Adj. Open": close, "Adj. Close": close, "total": close}
+    frame.assign(**several).to_csv(tmp_path / "bars.csv", index=False)
+    said = refusal(read_bars, tmp_path / "bars.csv")
+    (answer,) = asked(said, "Adj. Close")
+    assert answer == "dividend=Adj. Close/close,cash_dividend=-"
+    bars = read_bars(tmp_path / "bars.csv", columns=answer)
+    earned = bars.close[-1, 0] / bars.close[0, 0]
+    assert earned == pytest.approx(close.iloc[-1] / close.iloc[0])
+
+
 @pytest.mark.parametrize("name", ["Ex-Dividend", "payout", "Div Cash", "Ausschuettung"])
 def test_a_payment_is_received_or_asked_about(name, tmp_path):
     for seed in range(4):

@@ -231,8 +231,8 @@ def ask_adjustments(table: Table, request: Request) -> list[Fault]:
         known = plain(name) in ADJUSTMENTS
         mask, use = _unadjusted(name, value, table) if known else _behaves(value, table)
         if mask.any():
-            use = use.format(name=name_of(name, place), close=table.close_name)
-            found = (name, value[mask][0], mask, use)
+            named = use.format(name=name_of(name, place), close=table.close_name)
+            found = (name, value[mask][0], mask, named)
             (closes if "{close}" in use else others).append((known, found))
     # An adjusted close holds all the rest; of several the one that is called so. Where a split has
     # a column of its own, it adjusts the volume as well.
