@@ -307,6 +307,15 @@ def test_assets_that_no_column_names_are_not_dropped(tmp_path):
     assert "D021" in said and "keep-first" not in said and "names the asset" in said
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("value", [1.5, 2, "a", True, np.nan, 0, -1])
+def test_a_file_of_few_rows_is_read_without_a_warning(rows, value):
+    frame = walk(np.random.default_rng(0), rows, 10.0).assign(spare=[value] * rows)
+    assert "spare" in read_bars(frame).note
+    each = pd.concat([frame.assign(symbol=symbol) for symbol in "AB"])
+    assert "spare" in read_bars(each).note
+
+
 def test_columns_of_a_wide_table_and_of_nested_values_are_named(tmp_path):
     frame = walk(np.random.default_rng(0), 5, 10.0)
     wide = frame[["time"]].assign(A_close=frame["close"], B_close=frame["close"], spare=1.0)

@@ -34,8 +34,9 @@ TRACKS = 5  # bars on which an adjusted close moves as the close does, at least
 LEVEL = 0.01  # of the last adjusted close from the last close, where neither moves
 SPLIT = np.log(1.2)  # of a factor, at least, where a smaller one is a dividend's
 MOST_VALUES, MOST_SHOWN = 20_000, 4  # of a column that may name assets; of those in a message
+MOST_NAMED = 12  # unused columns that a note names
 JUMPS = 5.0  # times the usual move, of the price from one asset to the next
-PAYS = "is paid where the price falls by it, and nobody receives it"
+PAYS = "is paid where the price falls by it, and is not taken as income"
 ADJUSTS = "adjusts the prices, which are taken as they stand"
 TRUE, FALSE = {"true", "1", "1.0", "yes"}, {"false", "0", "0.0", "no"}
 # Days, months, quarters and dates come in blocks, and name no asset.
@@ -224,7 +225,7 @@ def _counts_time(value: np.ndarray, time: np.ndarray) -> bool:
 
 def ask_adjustments(table: Table, request: Request) -> list[Fault]:
     """Return questions about adjusted closes, split ratios and payments that are not applied."""
-    if request.columns.keys() & FACTORS:
+    if request.columns.keys() & FACTORS or not (table.others and len(following_bars(table)[0])):
         return []
     closes, others = [], []
     for name, place, value in table.others:
@@ -347,6 +348,3 @@ def name_unused(names: list[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - MOST_NAMED:,} more" if names[MOST_NAMED:] else ""
         yield f"Columns that are not used: {', '.join(names[:MOST_NAMED])}{more}."
-
-
-MOST_NAMED = 12
