@@ -45,6 +45,14 @@ NO_COLUMN = "-"  # in place of a column: no column has this role
 SPREADS = ("half_spread", "bid", "ask", "spread")  # what says how wide the market is
 INCOME = ("cash_dividend", "funding")
 ROLES = ("time", "symbol", *FIELDS, "present", "split", "dividend", *INCOME, *SPREADS)
+# Names that count where a file has no plainer one; prc, openprc, askhi and bidlo are CRSP's.
+SECOND = {
+    **{name: role for role in FIELDS for name in (f"{role}_price", f"price_{role}", f"px_{role}")},
+    **dict.fromkeys(("closing_price", "px_last", "prc"), "close"),
+    **{"opening_price": "open", "openprc": "open", "askhi": "high", "bidlo": "low"},
+    **dict.fromkeys(("total_volume", "trading_volume", "px_volume"), "volume"),
+    **dict.fromkeys(("exchange_date", "trade_date", "trading_date"), "time"),
+}
 # Dividends by the names of vendors, some of whom give them next to prices that are adjusted.
 VENDOR_DIVIDENDS = ("dividends", "dividend_amount", "ex_dividend", "divcash", "div_cash")
 # "spread" alone is not an alias: vendors give it in points, in pips or in the price's unit.
@@ -57,11 +65,7 @@ ALIASES = {
     **dict.fromkeys(("tickvol", "tick_volume"), "ticks"),
     **{name: name for name in ("open", "high", "low", "close", "present", "half_spread")},
     "close/last": "close",
-    **{name: role for role in FIELDS for name in (f"{role}_price", f"price_{role}", f"px_{role}")},
-    **dict.fromkeys(("closing_price", "px_last", "prc"), "close"),  # the last is CRSP's, as are
-    **{"opening_price": "open", "openprc": "open", "askhi": "high", "bidlo": "low"},
-    **dict.fromkeys(("total_volume", "trading_volume", "px_volume"), "volume"),
-    **dict.fromkeys(("exchange_date", "trade_date", "trading_date"), "time"),
+    **SECOND,
     **dict.fromkeys(("dividend", "cash_dividend", *VENDOR_DIVIDENDS), "cash_dividend"),
     **dict.fromkeys(("funding", "funding_rate"), "funding"),
     **dict.fromkeys(("bid", "bid_close"), "bid"),

@@ -267,6 +267,15 @@ def test_prices_by_their_other_names(tmp_path):
         assert bars.symbols == ("bars",) and bars.volume[0, 0] == 2346 and bars.note == ""
 
 
+def test_of_two_names_the_plain_one_counts():
+    frame = walk(np.random.default_rng(0), 5, 10.0)
+    second = {"close_price": 1.5, "total_volume": 2.5, "trade_date": "2020-01-01"}
+    for columns in (frame.assign(**second), frame.assign(**second)[[*second, *frame]]):
+        bars = read_bars(columns)
+        np.testing.assert_array_equal(bars.close[:, 0], frame["close"])
+        assert (bars.volume == 1000.0).all() and all(name in bars.note for name in second)
+
+
 def test_a_negative_close_of_crsp_is_read_by_its_remedy(tmp_path):
     frame = walk(np.random.default_rng(0), 40, 20.0)
     frame["close"] = frame["close"].where(np.arange(40) % 7 != 3, -frame["close"])

@@ -21,6 +21,7 @@ from nca_trader.config.reading import (
     FIELDS,
     INCOME,
     NO_COLUMN,
+    SECOND,
     SPREADS,
     VENDOR_DIVIDENDS,
     named_pair,
@@ -168,10 +169,11 @@ def _long(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged:
     for role, text in given.items():
         if text != NO_COLUMN and role not in found:
             found[role] = _expression(chunk, role, text, used)
-    for at, column in enumerate(raw.columns):
-        if at in two:
-            continue
+    # Of two names of a role the plain one counts, as close next to close_price.
+    for at, column in sorted(enumerate(raw.columns), key=lambda one: plain(one[1]) in SECOND):
         role = role_of(column)
+        if at in two or (role in found and plain(column) in SECOND):
+            continue
         # A dividend that the user named as a factor is not cash.
         if not role or role in given or (role == "cash_dividend" and at in used):
             continue

@@ -178,10 +178,8 @@ def ask_symbol(table: Table, request: Request) -> Fault | None:
         if not table.unnamed:
             remedy = "Write both names into one column, or keep the rows of one of these"
             return Fault(Kind.D037, say, None, remedy)
-        yes, no = (
-            _passing(request, f"symbol={text}")
-            for text in (name_of(label.name, label.place), NO_COLUMN)
-        )
+        name = name_of(label.name, label.place)
+        yes, no = (_passing(request, f"symbol={text}") for text in (name, NO_COLUMN))
         return Fault(Kind.D037, say, None, f"Pass {yes} if it does, and {no} if not")
     return None
 
@@ -195,8 +193,7 @@ def _in_blocks(label: Labels, table: Table) -> bool:
         return False
     if {value.lower() for value in label.values} <= TRUE | FALSE:
         return False
-    time = table["time"]
-    steps = np.diff(time.astype(np.int64))
+    steps = np.diff(table["time"].astype(np.int64))
     at = begins - 1
     inside = np.delete(steps, at)
     # Against the direction of all other rows, time begins again.
@@ -205,7 +202,7 @@ def _in_blocks(label: Labels, table: Table) -> bool:
     if not label.number:
         return True
     values = np.array([float(value) for value in label.values])
-    if set(values) <= {-1.0, 0.0, 1.0} or _counts_time(values[code], time):
+    if set(values) <= {-1.0, 0.0, 1.0} or _counts_time(values[code], table["time"]):
         return False
     with np.errstate(all="ignore"):
         moves = np.abs(np.diff(np.log(table["close"])))
