@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from nca_trader.cloud import CloudPath, Place
-from nca_trader.errors import ConfigError, RunError, StateError
+from nca_trader.errors import ConfigError, RunError, StateError, printable
 
 T = TypeVar("T")
 SCRATCH = "nca-trader."
@@ -129,6 +129,23 @@ def no_link(path: str, flags: int) -> int:
       OSError: the last part of the path is a link.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def refuse_links(folder: Place) -> None:
+    """Refuse a folder of ours that holds a link out of it: what lies behind is not ours to change.
+
+    Raises:
+      RunError: it holds one, at any depth. Links inside a folder `wandb`, which its library makes,
+        pass.
+    """
+    for top, folders, files in () if isinstance(folder, CloudPath) else os.walk(folder):
+        for path in (pathlib.Path(top, name) for name in sorted((*folders, *files))):
+            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+                raise RunError(
+                    f"{path}: is a link to {printable(os.readlink(path))}; nothing is written or "
+                    "deleted through links, so put the file or folder itself there."
+                )
+        folders[:] = [name for name in folders if name != "wandb"]
 
 
 @contextlib.contextmanager

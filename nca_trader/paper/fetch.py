@@ -24,6 +24,7 @@ from nca_trader.config.ranges import expect, moment
 from nca_trader.config.records import loads
 from nca_trader.data.bars import frame_of, read_bars, write_bars
 from nca_trader.errors import BarError, ConfigError, StateError, argument, logger
+from nca_trader.machine import no_link
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import (
@@ -179,7 +180,7 @@ def _held(path: pathlib.Path) -> Iterator[None]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("a") as held:
+        with open(path.with_suffix(".lock"), "a", opener=no_link) as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             yield
     except OSError as error:
@@ -213,7 +214,7 @@ def _complete(
             head, rows, reached = _kept(new)
             if attempt or (head.get("start"), head.get("step")) != (start, source.step):
                 rows, reached = [], start
-                new.write_text("")
+                new.unlink(missing_ok=True)
                 _append(new, [json.dumps({"symbol": symbol, "start": start, "step": source.step})])
             if not _extend(new, source, rows, start, reached, end, ask):
                 break
@@ -325,7 +326,7 @@ def _said(error: Unreachable, more: str) -> Unreachable:
 
 
 def _append(path: pathlib.Path, lines: list[str]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with open(path, "a", encoding="utf-8", opener=no_link) as file:
         file.write("".join(f"{line}\n" for line in lines))
         # On disk before the next chunk is asked for, so that a crash costs one at most.
         file.flush()
@@ -338,30 +339,31 @@ def _kept(path: pathlib.Path) -> tuple[dict[str, Any], list[Row], int]:
     Lines after the last whole chunk are cut off. Any other file is taken for an empty one.
     """
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        file = open(path, "r+b", opener=no_link)
     except FileNotFoundError:
         return {}, [], 0
     head: dict[str, Any] = {}
     rows: list[Row] = []
     pending: list[Row] = []
     reached = size = at = 0
-    for line in lines:
-        at += len(line)
-        try:
-            item: Any = loads(line) if line.endswith(b"\n") else None
-            if not head:
-                reached = int(item["start"])
-                head.update(item, start=reached, step=int(item["step"]))
-            elif item[0] == DONE:
-                rows.extend(pending)
-                pending, reached = [], int(item[1])
-            else:
-                pending.append(Row(*item))
-                continue
-        except (ValueError, TypeError, IndexError, KeyError):
-            break  # a crash may leave a torn line at the end
-        size = at
-    os.truncate(path, size)
+    with file:
+        for line in file.read().splitlines(keepends=True):
+            at += len(line)
+            try:
+                item: Any = loads(line) if line.endswith(b"\n") else None
+                if not head:
+                    reached = int(item["start"])
+                    head.update(item, start=reached, step=int(item["step"]))
+                elif item[0] == DONE:
+                    rows.extend(pending)
+                    pending, reached = [], int(item[1])
+                else:
+                    pending.append(Row(*item))
+                    continue
+            except (ValueError, TypeError, IndexError, KeyError):
+                break  # a crash may leave a torn line at the end
+            size = at
+        file.truncate(size)
     return head, rows, reached
 
 

@@ -9,6 +9,9 @@ ours and not Orbax's, since checksums are computed before and after what Orbax d
 several processes the first one writes the whole state: accounts and indexes of bars are small,
 and a leaf that is whole fits any other mesh.
 
+What is deleted is what FOLDER.json names: the numbers that were begun here. A folder of somebody
+else that has a number as its name stays.
+
 In an object store, STEP/files.json has the SHA-256 of every other object of a checkpoint, and is
 written last and deleted first. A checkpoint without it does not count: an upload that was cut off
 leaves objects that are never read, and the next upload deletes them.
@@ -23,7 +26,7 @@ import json
 import logging
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -132,13 +135,13 @@ class Checkpoints:
         Raises:
           StateError: the folder cannot be made or read.
         """
-        self.path = path
+        self.path, self._keep = path, keep
+        self._list = path.parent / f"{path.name}.json"
         self._uploaded: Uploaded | None = None
         self._closing = contextlib.ExitStack()
         with _as_state_error(path, "opened"):
             if isinstance(path, CloudPath):
-                # The store has the others, so one local copy is enough.
-                self._uploaded, keep = Uploaded(path, keep), 1
+                self._uploaded = Uploaded(path, keep)
                 path = self._closing.enter_context(scratch())
             path.mkdir(parents=True, exist_ok=True)
             self._folder = path.absolute()  # Orbax's
@@ -151,9 +154,7 @@ class Checkpoints:
                     active_processes={own},
                     barrier_sync_key_prefix=f"process_{own}",
                 )
-            if hosts.first():
-                options["max_to_keep"] = keep
-            else:
+            if not hosts.first():
                 options |= {"read_only": True, "save_interval_steps": 0}
             self._manager = ocp.CheckpointManager(
                 self._folder, options=ocp.CheckpointManagerOptions(**options)
@@ -216,12 +217,16 @@ class Checkpoints:
     def _write(self, update: int, leaves: dict[str, np.ndarray], config: dict[str, str]) -> None:
         sums = {name: _checksum(value) for name, value in leaves.items()}
         with _as_state_error(self.path, "written"):
-            # Damaged ones that were skipped: Orbax saves nothing below its newest step.
-            for step in self._manager.all_steps():
-                if step >= update:
+            ours, there = self._begun(), self._manager.all_steps()
+            # Before the first byte: a process that is killed leaves what the next one may delete.
+            write_atomically(self._list, json.dumps(sorted({*ours, update})) + "\n")
+            # The last are damaged ones that were skipped.
+            for step in ours:
+                if step in there and step >= update:
                     self._manager.delete(step)
             self._manager.save(
                 update,
+                force=True,  # also below a number that is not ours
                 args=ocp.args.Composite(
                     leaves=ocp.args.StandardSave(leaves),
                     sums=ocp.args.JsonSave({"format": FORMAT, "sha256": sums, "config": config}),
@@ -231,8 +236,20 @@ class Checkpoints:
             folder = self._folder / str(update)
             # After Orbax has written: checksums of unfinished files would refuse a good checkpoint.
             write_atomically(folder / FILES, json.dumps(_digests(folder)) + "\n")
+            older = [step for step in ours if step in there and step < update]
+            # The store has the others, so one local copy is enough.
+            for step in older if self._uploaded else older[: max(len(older) + 1 - self._keep, 0)]:
+                self._manager.delete(step)
             if self._uploaded is not None:
-                self._uploaded.upload(update, folder)
+                self._uploaded.upload(update, folder, ours)
+
+    def _begun(self) -> list[int]:
+        """Return the numbers that this run began to write; of an older version, what it finished."""
+        with contextlib.suppress(StateError, FileNotFoundError):
+            name = self._list.name
+            return record(list[int], read_json(self._list.read_bytes(), name), name)
+        steps = self._uploaded.steps() if self._uploaded else self._manager.all_steps()
+        return [step for step in sorted(steps) if (self.path / str(step) / FILES).is_file()]
 
     def steps(self) -> list[int]:
         """Return the numbers of the checkpoints on disk, oldest first, verified or not."""
@@ -337,12 +354,12 @@ class Uploaded:
         """Return the numbers of the committed checkpoints, oldest first, verified or not."""
         return _committed(self._objects())
 
-    def upload(self, step: int, folder: pathlib.Path) -> None:
-        """Upload a checkpoint's files, `FILES` last; then delete all but the newest `keep`.
+    def upload(self, step: int, folder: pathlib.Path, ours: Collection[int]) -> None:
+        """Upload a checkpoint's files, `FILES` last; then delete all of `ours` but `keep`.
 
         Checkpoints from `step` on are deleted first: they were skipped as damaged.
         """
-        objects = self._objects()
+        objects = {old: names for old, names in self._objects().items() if old in ours}
         self._delete({old: names for old, names in objects.items() if old >= step})
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         head = folder / FILES

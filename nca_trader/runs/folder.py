@@ -45,6 +45,7 @@ from nca_trader.machine import (
     HeldError,
     make_directory,
     no_link,
+    refuse_links,
     take_lock,
     write_atomically,
 )
@@ -110,6 +111,7 @@ def training_in(path: Place, texts: Mapping[str, str]) -> Iterator[None]:
             file = folder / hashlib.sha256(str(path).encode()).hexdigest()[:16]
         else:
             make_folder(path, texts)
+            refuse_links(path)
             file = path / LOCK
         try:
             return file, take_lock(file)

@@ -14,7 +14,7 @@ import numpy as np
 
 from nca_trader.config.records import RESTORE, difference, sealed, unsealed
 from nca_trader.errors import RunError, StateError
-from nca_trader.machine import make_directory, write_atomically
+from nca_trader.machine import make_directory, refuse_links, write_atomically
 
 
 class WorkFolder:
@@ -61,6 +61,7 @@ class WorkFolder:
                     f"{self.folder}: holds files of something else; choose another folder."
                 )
             return
+        refuse_links(self.folder)
         there, _ = unsealed(self._file.read_bytes(), str(self._file))
         if adopted is not None:
             self.settings[adopted] = there.get(adopted)

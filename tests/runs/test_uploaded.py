@@ -95,9 +95,19 @@ def test_leftovers_of_an_upload_of_another_number_are_deleted(objects):
     assert steps(objects) == [1, 5]
     save(3)  # those from 3 on were passed over
     assert steps(objects) == [1, 3] and newest() == 3
-    objects[f"{WHERE}/2/left"] = b"over"
-    save(4)
-    assert steps(objects) == [1, 3, 4]
+    stop_at(objects, "put", 3)
+    with pytest.raises(StoreError):
+        save(4)
+    objects.before = lambda what, key: None
+    save(5)  # what is left of 4 is older
+    assert steps(objects) == [1, 3, 5]
+
+
+def test_only_what_the_list_of_checkpoints_names_is_deleted(objects):
+    mine = {f"{WHERE}/2/photo": b"2", f"{WHERE}/2019/photo": b"1"}
+    objects |= mine
+    save(1, 3, 4, 5, keep=1)
+    assert steps(objects) == [2, 5, 2019] and mine.items() <= objects.items()
 
 
 def test_a_deletion_that_stops_leaves_no_half_a_checkpoint(objects):

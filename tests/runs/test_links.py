@@ -1,0 +1,146 @@
+"""Nothing behind a link in a folder of ours is written, and nothing that is not ours is deleted."""
+
+import pathlib
+import shutil
+
+import pytest
+
+import nca_trader as nca
+from nca_trader import RunError
+from nca_trader.cli import main
+from nca_trader.machine import refuse_links
+from nca_trader.paper.fetch import _held, _kept
+
+BARS = nca.sample_bars("sp500")[:300]
+SMALL = (
+    "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
+    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] "
+    "policy.steps=1 policy.neighbours=none checkpoint.every=1 checkpoint.keep=1 "
+    "optimizer.schedule=constant"
+).split()
+
+
+def train(folder, updates):
+    words = f"train --env index_daily --agent nano --data {folder.parent}/bars.csv --run {folder}"
+    settings = [x for s in SMALL for x in ("--set", s)]
+    return main([*words.split(), "--steps", str(64 * updates), *settings])
+
+
+def walk(folder):
+    rule = nca.rules.sma_cross
+    grid = {"fast": [2], "slow": [5]}
+    nca.walk_forward(BARS, rule, train=100, test=50, grid=grid, folder=folder, check=False)
+
+
+def sweep(folder):
+    nca.sweep(BARS, nca.rules.sma_cross, {"fast": [2, 3]}, resume=folder, trials=None)
+
+
+def content(folder):
+    """Every file below a folder with its bytes, and every folder."""
+    return {p: p.is_file() and p.read_bytes() for p in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("links")
+    nca.write_bars(BARS, folder / "bars.csv")
+    assert train(folder / "run", 1) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of somebody, with numbers as names."""
+    for name in ("2019", "1", "9.orbax-checkpoint-tmp"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "me.jpg").write_bytes(b"me")
+    return tmp_path / "photos"
+
+
+def link_each(folder, outside):
+    """Put a link in the place of one entry of a folder after the other, and yield its path."""
+    shutil.copytree(folder, outside)
+    for path in sorted(outside.rglob("*"), reverse=True):
+        at = folder / path.relative_to(outside)
+        at.rename(folder.with_name("aside"))
+        at.symlink_to(path)
+        yield at
+        at.unlink()
+        folder.with_name("aside").rename(at)
+
+
+def test_no_entry_of_a_run_may_be_a_link(run, tmp_path, capsys):
+    mine, outside = shutil.copytree(run, run.with_name("mine")), tmp_path / "outside"
+    before, entries = None, []
+    for at in link_each(mine, outside):
+        before = before or content(outside)
+        with pytest.raises(RunError, match=rf"{at.name}: is a link to .*outside"):
+            refuse_links(mine)
+        entries.append(at.relative_to(mine))
+        # Each command takes a second; the kinds of entries are what differs.
+        if at.parent == mine or at.name == "1":
+            capsys.readouterr()
+            assert train(mine, 2) == 2 and content(outside) == before
+            assert f"{at}: is a link to" in capsys.readouterr().err
+    assert {pathlib.Path(p) for p in ("run.json", "checkpoints", "checkpoints/1")} <= {*entries}
+
+
+@pytest.mark.parametrize("work", [pytest.param(walk, marks=pytest.mark.heavy), sweep])
+def test_no_entry_of_stored_work_may_be_a_link(work, tmp_path):
+    work(tmp_path / "mine")
+    outside = tmp_path / "outside"
+    for at in link_each(tmp_path / "mine", outside):
+        before = content(outside)
+        with pytest.raises(RunError, match=rf"{at.name}: is a link to"):
+            work(tmp_path / "mine")
+        assert content(outside) == before
+
+
+def test_folders_of_somebody_are_never_deleted(run, photos, capsys):
+    """Neither behind a link nor among our checkpoints, whatever number they have as a name."""
+    before = content(photos)
+    mine = shutil.copytree(run, run.with_name("with_photos"))
+    (mine / "checkpoints").rename(mine / "aside")
+    (mine / "checkpoints").symlink_to(photos)
+    assert train(mine, 2) == 2 and content(photos) == before
+    (mine / "checkpoints").unlink()
+    (mine / "aside").rename(mine / "checkpoints")
+    for name in ("2019", "0"):
+        shutil.copytree(photos / "2019", mine / "checkpoints" / name)
+    assert train(mine, 4) == 0
+    there = sorted(path.name for path in (mine / "checkpoints").iterdir())
+    assert there == ["0", "2019", "4"] and (mine / "checkpoints/2019/me.jpg").read_bytes() == b"me"
+    assert train(mine, 5) == 0  # from the newest of ours
+    assert nca.Run(mine).metrics()[-1]["update"] == 5
+
+
+def test_a_run_of_a_version_without_a_list_goes_on(run):
+    mine = shutil.copytree(run, run.with_name("older"))
+    (mine / "checkpoints.json").unlink()
+    assert train(mine, 3) == 0
+    assert [path.name for path in (mine / "checkpoints").iterdir()] == ["3"]
+
+
+def test_a_link_inside_the_folder_and_those_of_a_tracker_pass(tmp_path):
+    (tmp_path / "study.log").write_text("x")
+    (tmp_path / "study.log.lock").symlink_to("study.log")
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb/debug.log").symlink_to("/var/log/some")
+    refuse_links(tmp_path)
+    (tmp_path / "wandb").rename(tmp_path / "a")
+    (tmp_path / "wandb").symlink_to("/var/log")
+    with pytest.raises(RunError, match=r"a/debug.log|wandb: is a link to"):
+        refuse_links(tmp_path)
+
+
+def test_the_cache_of_downloads_follows_no_link(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine\n")
+    for name in ("SPY.rows", "SPY.lock", "SPY.new"):
+        (tmp_path / name).symlink_to(victim)
+    with pytest.raises(nca.StateError, match="can't be written"), _held(tmp_path / "SPY.rows"):
+        pass
+    with pytest.raises(OSError, match="symbolic links"):
+        _kept(tmp_path / "SPY.rows")
+    assert victim.read_text() == "mine\n"
