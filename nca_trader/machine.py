@@ -28,6 +28,8 @@ from nca_trader.errors import ConfigError, RunError, StateError, printable
 
 T = TypeVar("T")
 SCRATCH = "nca-trader."
+# A file may unpack to so many bytes, or to so many times its own.
+LARGE, PACKED = 1 << 28, 64
 WAITING = 1000  # items that may wait for a slow worker
 # Versions that the tests run with: from, and before. pyproject.toml has the same.
 SUPPORTED = {"Python": ("3.11", "3.13"), "jax": ("0.10.2", "0.12")}
@@ -138,7 +140,9 @@ def refuse_links(folder: Place) -> None:
       RunError: it holds one, at any depth. Links inside a folder `wandb`, which its library makes,
         pass.
     """
-    for top, folders, files in () if isinstance(folder, CloudPath) else os.walk(folder):
+    if isinstance(folder, CloudPath):
+        return
+    for top, folders, files in os.walk(folder):
         for path in (pathlib.Path(top, name) for name in sorted((*folders, *files))):
             if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
                 raise RunError(
@@ -204,6 +208,20 @@ def read_private(path: str | os.PathLike[str], what: str) -> str:
         if stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.getuid():
             raise ConfigError(f"{path}: others may read {what}; run chmod 600 on it.")
         return file.read(100_000)
+
+
+def refuse_packed(size: int, packed: int) -> None:
+    """Refuse a small file that would take much memory.
+
+    Args:
+      size: bytes of memory.
+      packed: bytes of the file.
+
+    Raises:
+      ValueError: in words, what unpacks to what.
+    """
+    if size > max(LARGE, PACKED * packed):
+        raise ValueError(f"{packed:,} bytes unpack to {size:,}")
 
 
 def run_file(folder: Place) -> Place:

@@ -21,13 +21,14 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.modules import (
     PACKAGE,
     OwnFiles,
+    files_of,
     locate,
     of_package,
     of_python,
@@ -51,6 +52,8 @@ RESERVED = ("state:", "column:")
 # Objects that were given in Python, by the name that a config has of them. A script's own objects
 # are found here, and the script isn't run again.
 _given: dict[str, Any] = {}
+# Modules that a signature alone admits.
+_restricted: set[str] = set()
 # What forgets the results of names, for an object that takes the name of another: a cell of a
 # notebook that runs again. Without it the old code would go on, and nobody would see.
 FORGET: list[Callable[[], None]] = []
@@ -350,32 +353,59 @@ class _FromSource(SourceFileLoader):
 
 
 class _OwnFinder:
-    """Finds what Python finds, and loads the user's own files by `_FromSource`."""
+    """Finds own files in a folder, and loads them by `_FromSource`.
 
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """Return the spec of an own source file; None leaves the module to other finders."""
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is None or not isinstance(spec.loader, SourceFileLoader) or not spec.origin:
+    A name of Python's own is never found there. With `files` no other file is.
+    """
+
+    def __init__(self, folder: str, files: Collection[pathlib.Path] | None):
+        self._folder, self._files = folder, files
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the spec of an own file; None leaves the module to other finders."""
+        if path is None and name in sys.stdlib_module_names:
             return None
+        spec = PathFinder.find_spec(name, [self._folder] if path is None else path, target)
+        if spec is None or not spec.origin:  # a folder of this name comes after every module
+            others = (x for x in sys.meta_path if x is not self and path is None)
+            return None if any(x.find_spec(name, None) for x in others) else spec
         file = pathlib.Path(spec.origin).resolve()
         if of_python(file) or of_package(file):
             return None
-        spec.loader = _FromSource(name, spec.origin)
+        if self._files is not None and file not in self._files:
+            if file.is_relative_to(self._folder) and path is not None:
+                raise ModuleNotFoundError(f"{file} was not signed", name=name)
+            return None
+        if isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _FromSource(name, spec.origin)
         return spec
 
 
+def restrict_imports(names: Mapping[str, str]) -> None:
+    """Let own code that a signature alone admits import no file but the signed ones.
+
+    Args:
+      names: the kind of each name.
+    """
+    _restricted.update(own[0].module for text in names if (own := origin_of(names[text], text)))
+
+
 def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:
-    # First, as Python itself does for the file that it runs. No other folder: what the module
-    # imports must not come from where a command happens to be given.
-    sys.path.insert(0, folder)
-    sys.meta_path.insert(0, _OwnFinder)  # pyright: ignore[reportArgumentType]
+    # The own folder comes first, as for the file that Python itself runs. No other folder: what the
+    # module imports must not come from where a command happens to be given.
+    files, path, folder = None, [*sys.path], os.path.realpath(folder)
+    if name in _restricted:
+        files = {pathlib.Path(folder, file).resolve() for file, _ in files_of(name)}
+        sys.path[:] = [x for x in path if os.path.realpath(x) not in (os.getcwd(), folder)]
+    finder: Any = _OwnFinder(folder, files)
+    sys.meta_path.insert(0, finder)
     try:
         return run()
     except ModuleNotFoundError as error:
         # A module that the file itself imports is missing: that is a fault inside of it.
         if error.name is None or (name != error.name and not name.startswith(f"{error.name}.")):
-            raise _failed(name, error) from None
+            more = " The signature covers what import statements name." if files else ""
+            raise _failed(name, error, more) from None
         raise ConfigError(
             f"{name}: no module named {error.name!r} here; install its package, or go to the "
             "folder that holds it."
@@ -389,14 +419,15 @@ def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> ty
     except (Exception, SystemExit) as error:
         raise _failed(name, error) from None
     finally:
-        sys.meta_path.remove(_OwnFinder)  # pyright: ignore[reportArgumentType]
-        sys.path.remove(folder)
+        sys.meta_path.remove(finder)
+        if files is not None:
+            sys.path[:] = path
 
 
-def _failed(name: str, error: BaseException) -> ConfigError:
+def _failed(name: str, error: BaseException, more: str = "") -> ConfigError:
     what = f"{type(error).__name__} at {user_line(error)}"
     text = " ".join(str(error).split()) or "no message"
-    return ConfigError(f"{name}: importing it raises {what}: {text}; repair that.")
+    return ConfigError(f"{name}: importing it raises {what}: {text}; repair that.{more}")
 
 
 def name_of(value: Any, field: str) -> Any:

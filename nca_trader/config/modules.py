@@ -137,7 +137,7 @@ def digest_of_files(module: str) -> str:
       ConfigError: there is no such module, or a file is not Python.
     """
     # Without names and folders: a project may move.
-    found = (hashlib.sha256(content).hexdigest() for _, content in _files_of(module))
+    found = (hashlib.sha256(content).hexdigest() for _, content in files_of(module))
     return hashlib.sha256(" ".join(sorted(found)).encode()).hexdigest()
 
 
@@ -180,7 +180,7 @@ def read_sources(modules: Iterable[str]) -> OwnFiles:
         folder = root_of(module, file)
         if module.endswith(".py"):
             found.scripts[module] = folder, file.name
-        found.folders.setdefault(folder, {}).update(_files_of(module))
+        found.folders.setdefault(folder, {}).update(files_of(module))
     return found
 
 
@@ -216,7 +216,7 @@ def write_sources(sources: OwnFiles) -> bool:
     return True
 
 
-def _files_of(module: str) -> Iterator[tuple[str, bytes]]:
+def files_of(module: str) -> Iterator[tuple[str, bytes]]:
     """Yield the path below its folder and the content of each own file that a module needs."""
     seen: set[pathlib.Path] = set()
     todo = [(module, locate(module))]

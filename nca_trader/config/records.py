@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -29,6 +30,7 @@ RESTORE = "restore it from a copy"
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 EXAMPLES = {int: "1, 2", float: "0.5, 1.0", str: '"one", "two"', bool: "true, false"}
 INTEGERS = range(-(2**63), 2**63)  # those of TOML and of every array
+HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 SHOWN = 60  # characters of a wrong value that a message repeats
 CHECKSUM, BLANK = "checksum", "0" * 64  # the blank is as long as a SHA-256 in hexadecimal
 
@@ -37,12 +39,18 @@ def loads(text: str | bytes, parse_int: Callable[[str], int] | None = None) -> A
     """Parse JSON.
 
     Raises:
-      ValueError: `text` is not JSON, or is nested too deeply for Python.
+      ValueError: `text` is not JSON, or not in UTF-8, or is nested too deeply for Python.
     """
+    text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
     try:
-        return json.loads(text, parse_int=parse_int)
+        found = json.loads(text, parse_int=parse_int)
+        if HALF.search(text):  # a pair is one character now, and a half can be written nowhere
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("a text has half of a surrogate pair") from None
+    return found
 
 
 def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:

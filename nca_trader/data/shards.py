@@ -24,6 +24,7 @@ import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.records import plain, record, sealed, shown, unsealed
+from nca_trader.data.reading.files import read_numbers
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.machine import make_directory, write_atomically
 from nca_trader.types import Bars, split_columns
@@ -153,12 +154,10 @@ class Shards(Sequence[Shard]):
         content = self._content(shard)
         stored = shard.stored or shard.symbols
         try:
-            # One thread per shard: several shards are read at once instead.
-            with pyarrow.parquet.ParquetFile(pa.BufferReader(content)) as file:
-                names = set(file.schema_arrow.names) - {"symbol"}
-                table = file.read(sorted(names), use_threads=False)
-            shape = (shard.rows, len(stored))
-            arrays: dict[str, Any] = {name: table[name].to_numpy().reshape(shape) for name in names}
+            table, shape = read_numbers(content), (shard.rows, len(stored))
+            arrays: dict[str, Any] = {
+                name: table[name].to_numpy().reshape(shape) for name in table.column_names
+            }
             time = arrays.pop("time")[:, 0]
             arrays = split_columns(arrays)
             bars = Bars(time=time, symbols=stored, source=shard.source, note=shard.note, **arrays)

@@ -47,7 +47,7 @@ from nca_trader.learner.update import LearnerState
 from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import replicated
 from nca_trader.progress import Progress, quiet
-from nca_trader.runs.checkpoint import Checkpoints, unflatten
+from nca_trader.runs.checkpoint import Checkpoints, shapes_of, unflatten
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import training_run
 from nca_trader.runs.trackers import Tracker, subject_of, tracker_of, tracking
@@ -365,7 +365,7 @@ def _resume(
     """
     # Also when resuming: a saved state gets the structure and shardings of a new one.
     state = learner.init(jax.random.key(seed))
-    found = checkpoints.newest()
+    found = checkpoints.newest(like=shapes_of(state))
     if found is not None:
         state = unflatten(state, found[1])
     elif params is not None:

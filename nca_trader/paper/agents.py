@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 
 from nca_trader.agents.base import base_of
 from nca_trader.agents.blend import asked_of
@@ -37,7 +36,7 @@ from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import cpu, float64_on_cpu
 from nca_trader.paper.core import Agent, Decision
 from nca_trader.paper.drift import Usual, usual_turnover
-from nca_trader.runs.folder import NUMBERS, versions
+from nca_trader.runs.folder import NUMBERS, read_table, versions
 from nca_trader.runs.manifest import Run
 from nca_trader.types import Bar, Bars, EnvSpec, fields_of, split_columns
 
@@ -108,7 +107,7 @@ def usual_of(run: Run) -> Usual:
     # An exported file is not a folder, and has no backtest next to it.
     table, turnover = run.path / "backtest.parquet", None
     if not isinstance(table, CloudPath) and table.is_file():
-        found = pd.read_parquet(table)
+        found = read_table(table)
         if "turnover" in found.columns:
             turnover = usual_turnover(found["turnover"].to_numpy(np.float64))
     return Usual(run.reference, turnover)

@@ -19,6 +19,7 @@ from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate import metrics
 from nca_trader.paper.journal import read_events, verify
 from nca_trader.paper.tally import Tally
+from nca_trader.runs.folder import read_table
 from nca_trader.runs.manifest import Run
 from nca_trader.types import bars_per_year
 
@@ -130,7 +131,7 @@ def compare(run_dir: str | Path, journal: str | Path) -> Parity:
 def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
     if not path.is_file():
         raise RunError(f"{path}: there is no backtest to compare with; run the backtest first.")
-    table = pd.read_parquet(path)
+    table = read_table(path)
     table = table.set_index("time") if "time" in table.columns else table
     missing = [s for s in symbols if f"target:{s}" not in table.columns]
     if missing or "equity" not in table.columns:

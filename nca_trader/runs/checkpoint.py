@@ -20,13 +20,15 @@ leaves objects that are never read, and the next upload deletes them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import json
 import logging
+import math
 import pathlib
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -39,7 +41,7 @@ from jax import Array
 from nca_trader.cloud import CloudPath, Place, together
 from nca_trader.config.records import read_json, record
 from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, StoreError, logger
-from nca_trader.machine import scratch, sha256_of, write_atomically
+from nca_trader.machine import refuse_packed, scratch, sha256_of, write_atomically
 from nca_trader.parallel import hosts
 
 FORMAT = 1
@@ -64,25 +66,46 @@ def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
       RunError: `leaves` are of another tree; the message names the first leaf that differs.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(like)
-    names = [jax.tree_util.keystr(path) for path, _ in paths]
-    if set(names) != set(leaves):
-        odd = sorted(set(names) ^ set(leaves))
-        where = "there" if odd[0] in leaves else "here"
-        raise RunError(f"the checkpoint is of another agent: {odd[0]} is only {where}; {REMEDY}")
+    refuse_other(shapes_of(like), leaves)
     values = []
-    for name, (_, leaf) in zip(names, paths, strict=True):
-        value, shape = leaves[name], jax.eval_shape(_data, leaf)
-        if value.shape != shape.shape or value.dtype != shape.dtype:
-            raise RunError(
-                f"the checkpoint is of another agent: {name} is {value.dtype}{list(value.shape)} "
-                f"there and {shape.dtype}{list(shape.shape)} here; {REMEDY}"
-            )
+    for path, leaf in paths:
+        value = leaves[jax.tree_util.keystr(path)]
         # Each process puts what its own devices hold, whatever the mesh was when it was saved.
         placed = jax.make_array_from_callback(value.shape, leaf.sharding, value.__getitem__)
         if _is_key(leaf):
             placed = jax.random.wrap_key_data(placed, impl=jax.random.key_impl(leaf))
         values.append(jax.device_put(placed, leaf.sharding))
     return jax.tree_util.tree_unflatten(structure, values)
+
+
+def shapes_of(tree: Any, prefix: str = "") -> dict[str, jax.ShapeDtypeStruct]:
+    """Return shape and type of each leaf by its path, as `flatten` names it; keys as their data."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {prefix + jax.tree_util.keystr(p): jax.eval_shape(_data, leaf) for p, leaf in leaves}
+
+
+def refuse_other(like: Mapping[str, Any], there: Mapping[str, Any], where: str = "") -> None:
+    """Refuse leaves of another agent: other names, shapes or types.
+
+    Args:
+      like: the leaves that are right, by path, with their `shape` and `dtype`.
+      there: those of the checkpoint.
+      where: what the message begins with.
+
+    Raises:
+      RunError: the message names the first leaf that differs.
+    """
+    if odd := sorted(like.keys() ^ there.keys()):
+        side = "there" if odd[0] in there else "here"
+        what = f"the checkpoint is of another agent: {odd[0]} is only {side}"
+        raise RunError(f"{where}{what}; {REMEDY}")
+    for name, leaf in like.items():
+        found = there[name]
+        if found.shape != leaf.shape or found.dtype != leaf.dtype:
+            raise RunError(
+                f"{where}the checkpoint is of another agent: {name} is {found.dtype}"
+                f"{list(found.shape)} there and {leaf.dtype}{list(leaf.shape)} here; {REMEDY}"
+            )
 
 
 def _data(leaf: Array) -> Array:
@@ -244,7 +267,7 @@ class Checkpoints:
                 self._uploaded.upload(update, folder, ours)
 
     def _begun(self) -> list[int]:
-        """Return the numbers that this run began to write; of an older version, what it finished."""
+        """Return the numbers that this run began to write; without a list, what it finished."""
         with contextlib.suppress(StateError, FileNotFoundError):
             name = self._list.name
             return record(list[int], read_json(self._list.read_bytes(), name), name)
@@ -258,30 +281,42 @@ class Checkpoints:
             return self._uploaded.steps()
         return sorted(self._manager.all_steps())
 
-    def newest(self, only: int | None = None) -> tuple[int, dict[str, np.ndarray]] | None:
+    def newest(
+        self,
+        only: int | None = None,
+        like: Mapping[str, jax.ShapeDtypeStruct] | None = None,
+        part: str = "",
+    ) -> tuple[int, dict[str, np.ndarray]] | None:
         """Return the newest checkpoint whose every leaf verifies; None if there is no checkpoint.
-
-        With `only`, that one.
 
         If there are several processes, the first one chooses, and each reads and verifies.
 
+        Args:
+          only: the number of the one that counts; None are all.
+          like: shape and type of each leaf, by path; others are refused before a leaf is unpacked,
+            which may take any memory. None takes every leaf.
+          part: what the paths of the leaves begin with that are read.
+
         Raises:
           StateError: there are checkpoints and none of them verifies.
-          RunError: the newest that is whole has another format.
+          RunError: the newest that is whole has another format, or is of another agent.
           ConfigError, StoreError: the store does not answer, which is not damage.
         """
-        found = hosts.on_first(lambda: self._newest(only))
+        read = functools.partial(self._read, like=like, part=part)
+        found = hosts.on_first(lambda: self._newest(only, read))
         if hosts.count() == 1:
             return found
         # Only arrays are broadcast, so -1 stands for None.
         step = int(hosts.broadcast(np.int32(-1 if found is None else found[0])))
-        return found if found is not None or step < 0 else (step, self._read(step))
+        return found if found is not None or step < 0 else (step, read(step))
 
-    def _newest(self, only: int | None) -> tuple[int, dict[str, np.ndarray]] | None:
+    def _newest(
+        self, only: int | None, read: Callable[[int], dict[str, np.ndarray]]
+    ) -> tuple[int, dict[str, np.ndarray]] | None:
         steps = [step for step in self.steps() if only in (None, step)]
         for step in reversed(steps):
             try:
-                return step, self._read(step)
+                return step, read(step)
             # These are not damage: an older checkpoint would hide the cause.
             except (RunError, ConfigError, StoreError):
                 raise
@@ -304,21 +339,21 @@ class Checkpoints:
             )
         return None
 
-    def _read(self, step: int) -> dict[str, np.ndarray]:
+    def _read(self, step: int, like: Any = None, part: str = "") -> dict[str, np.ndarray]:
         """Return the verified leaves of a checkpoint; copy one from a store, for the moment."""
         if self._uploaded is None:
-            return self._verified(step)
+            return self._verified(step, like, part)
         copy = self._folder / str(step)
         shutil.rmtree(copy, ignore_errors=True)
         try:
             self._uploaded.download(step, copy)
             self._manager.reload()
-            return self._verified(step)
+            return self._verified(step, like, part)
         finally:
             shutil.rmtree(copy, ignore_errors=True)
             self._manager.reload()
 
-    def _verified(self, step: int) -> dict[str, np.ndarray]:
+    def _verified(self, step: int, like: Any, part: str) -> dict[str, np.ndarray]:
         files = self._folder / str(step) / FILES
         # A kill may have come before the file was written; leaves have checksums of their own.
         whole = files.exists()
@@ -334,12 +369,28 @@ class Checkpoints:
             if whole:  # so the number is not a flipped byte
                 raise RunError(f"{self.path}: {problem}; {REMEDY}")
             raise StateError(problem)
-        read = self._manager.restore(
-            step, args=ocp.args.Composite(leaves=ocp.args.StandardRestore())
+        handler: Any = ocp.PyTreeCheckpointHandler()
+        folder = files.parent / "leaves"
+        there = {k: v for k, v in handler.metadata(folder).items() if k.startswith(part)}
+        if like is not None:
+            refuse_other(like, there, f"{self.path}: ")
+        counts = {k: max(math.prod(v.shape), 1) for k, v in there.items()}
+        if any(math.prod(v.storage.chunk_shape) > counts[k] for k, v in there.items()):
+            raise StateError("a leaf unpacks to more than its shape")
+        # Parameters are random numbers, unlike a whole state, in which much is still 0.
+        size = sum(count * there[k].dtype.itemsize for k, count in counts.items())
+        packed = sum(path.stat().st_size for path in folder.rglob("*"))
+        if part:
+            refuse_packed(size, packed)
+        how = ocp.args.PyTreeRestore(
+            item=dict.fromkeys(there, 0),
+            restore_args=dict.fromkeys(there, ocp.RestoreArgs(restore_type=np.ndarray)),
+            partial_restore=True,
         )
-        leaves = {name: np.asarray(value) for name, value in read["leaves"].items()}
+        leaves = {k: np.asarray(v) for k, v in handler.restore(folder, args=how).items()}
         # The files verify above, but only this shows that Orbax read them right.
-        _compare({name: _checksum(leaf) for name, leaf in leaves.items()}, sums["sha256"])
+        wanted = {k: v for k, v in sums["sha256"].items() if k.startswith(part)}
+        _compare({name: _checksum(leaf) for name, leaf in leaves.items()}, wanted)
         return leaves
 
 

@@ -19,7 +19,7 @@ import stat
 from collections.abc import Collection, Mapping
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.extensions import origin_of, refuse_foreign, split_frame
+from nca_trader.config.extensions import origin_of, refuse_foreign, restrict_imports, split_frame
 from nca_trader.config.modules import digest_of_files, locate
 from nca_trader.errors import ConfigError, RunError, argument, in_a_command, logger, printable
 from nca_trader.machine import write_once
@@ -232,6 +232,8 @@ def admit(
             f"read that code, then give {remedy} once."
         )
     if signed:
+        if not allowed:
+            restrict_imports(names)
         return ""
     if allow is True and not known:
         log.warning("%s: loads own code: %s", where, "; ".join(map(named, names)))

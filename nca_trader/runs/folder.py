@@ -350,11 +350,24 @@ def read_returns(run: Any) -> pd.DataFrame:
     if not file.is_file():
         return pd.DataFrame()
     try:
-        found = pd.read_parquet(io.BytesIO(file.read_bytes()))
-        order = sorted(found.columns, key=int)
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        found = read_table(file)
+        return found[sorted(found.columns, key=int)]
+    except ValueError as error:
         raise StateError(f"{file}: cannot be read ({error}); {RESTORE}.") from error
-    return found[order]
+
+
+def read_table(path: Place) -> pd.DataFrame:
+    """Return a table of numbers and times that this package wrote; columns of texts are left out.
+
+    Raises:
+      StateError: it is damaged, or unpacks to far more than its bytes.
+    """
+    from nca_trader.data.reading.files import read_numbers  # loads half of pyarrow
+
+    try:
+        return read_numbers(path.read_bytes()).to_pandas()
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        raise StateError(f"{path}: cannot be read ({error}); {RESTORE}.") from error
 
 
 def now() -> str:

@@ -55,7 +55,7 @@ from nca_trader.config.toml import from_toml_text
 from nca_trader.envs.market import feature_set_of
 from nca_trader.errors import RunError, StateError
 from nca_trader.machine import run_file, write_atomically
-from nca_trader.runs.checkpoint import Checkpoints
+from nca_trader.runs.checkpoint import Checkpoints, shapes_of
 from nca_trader.runs.consent import SIGNATURE, OwnCode, admit, own_names, refuse_uninstalled
 from nca_trader.runs.deciding import deciding
 from nca_trader.runs.folder import Lines, read_rows
@@ -412,33 +412,28 @@ class Run:
         """
         update = self.selection.update if self.selection else None
         folder = self.path / ("checkpoints" if update is None else "selected")
+        # As the training state names its field.
+        part, several = ".params", self.agent_config.num_seeds > 1
+        # Shapes alone: no parameters are drawn.
+        drawn = jax.eval_shape(self.each.init, jax.random.key(0))
+        leading = (self.agent_config.num_seeds,) if several else ()
+        of_all = jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape, x.dtype), drawn)
         found = None
         if folder.is_dir():
             with Checkpoints(folder) as checkpoints:
-                found = checkpoints.newest(update)
+                found = checkpoints.newest(update, shapes_of(of_all, part), part)
         if found is None:
             raise RunError(
                 f"{self.path}: no checkpoint yet; by its record it was begun with this command, "
                 f"which resumes it: {self.manifest.command}"
             )
-        # Shapes alone: no parameters are drawn.
-        like = jax.eval_shape(self.each.init, jax.random.key(0))
-        several, acting = self.agent_config.num_seeds > 1, self.selected
+        leaves, acting = found[1], self.selected
 
-        def pick(path: Any, leaf: jax.ShapeDtypeStruct) -> Any:
-            # As `checkpoint.flatten` names the field `params` of the training state.
-            name = ".params" + jax.tree_util.keystr(path)
-            value = found[1].get(name)
-            shape = (self.agent_config.num_seeds, *leaf.shape) if several else leaf.shape
-            if value is None or value.shape != shape:
-                there = "missing" if value is None else f"{list(value.shape)}"
-                raise RunError(
-                    f"{folder}: the checkpoint is of another agent: {name} is {there} there and "
-                    f"{list(shape)} by agent.toml; restore the folder from a copy."
-                )
+        def pick(path: Any, _: Any) -> Any:
+            value = leaves[part + jax.tree_util.keystr(path)]
             return value if not several or acting is None else value[acting]
 
-        return jax.tree_util.tree_map_with_path(pick, like)
+        return jax.tree_util.tree_map_with_path(pick, drawn)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl; a damaged one is left out, and a warning names it.

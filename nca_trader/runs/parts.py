@@ -14,7 +14,7 @@ import numpy as np
 
 from nca_trader.config.records import RESTORE, difference, sealed, unsealed
 from nca_trader.errors import RunError, StateError
-from nca_trader.machine import make_directory, refuse_links, write_atomically
+from nca_trader.machine import make_directory, refuse_links, refuse_packed, write_atomically
 
 
 class WorkFolder:
@@ -96,10 +96,13 @@ class WorkFolder:
         if self.folder is None or not file.exists():
             return None
         try:
+            content = file.read_bytes()
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
+                refuse_packed(sum(one.file_size for one in archive.infolist()), len(content))
             # A zip file has a checksum of each array.
-            with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as arrays:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 return dict(arrays)
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        except (OSError, ValueError, zipfile.BadZipFile, EOFError, MemoryError) as error:
             raise self.damaged(number, error) from None
 
     def damaged(self, number: int, error: Exception) -> StateError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import math
 import time
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nca_trader.cloud import CloudPath, Place, local
-from nca_trader.config.extensions import own_code
+from nca_trader.config.extensions import installed, own_code
 from nca_trader.config.ranges import described, nearest
 from nca_trader.config.records import finite, plain
 from nca_trader.errors import ConfigError, argument, logger, printable
@@ -225,7 +224,6 @@ TRACKERS: dict[str, Callable[[str], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
 }
-GROUP = "nca_trader.trackers"  # of entry points
 
 
 def tracker_of(named: str | Tracker | None) -> Tracker | None:
@@ -247,7 +245,7 @@ def tracker_of(named: str | Tracker | None) -> Tracker | None:
     kind, _, options = named.partition(":")
     if kind in TRACKERS:
         return TRACKERS[kind](options)
-    others = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
+    others = installed("trackers")
     if kind not in others:
         known = [*TRACKERS, *others]
         raise ConfigError(

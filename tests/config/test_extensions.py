@@ -500,3 +500,29 @@ def test_prove_takes_a_market_of_the_users_with_its_optimum_and_no_other(own, tm
         ConfigError, match=r"^b.toml: no optimum of its market, ext_proved:unsolved"
     ):
         known_market("b.toml")
+
+
+def test_a_file_named_as_a_module_of_python_is_never_imported_by_own_code(own, tmp_path):
+    """Whoever names the own code: what it imports of Python is Python's."""
+    shadow = "raise SystemExit('a shadow')\n"
+    (tmp_path / "sqlite3.py").write_text(shadow)
+    (tmp_path / "winreg.py").write_text(shadow)
+    (tmp_path / "numbers").mkdir()  # a folder, which could pose as a package
+    (tmp_path / "optax").mkdir()
+    (tmp_path / "ext_near.py").write_text("NEAR = 3\n")
+    own(
+        "ext_shadowed",
+        "import importlib, numbers, sqlite3\nimport optax\nfrom ext_near import NEAR\n"
+        "ext_dynamic = importlib.import_module('ext_near')\n"
+        "try:\n    import winreg\nexcept ModuleNotFoundError:\n    winreg = None\n"
+        "def mine(period=5):\n    return sqlite3, optax, NEAR\n",
+    )
+    dropped = {name: sys.modules.pop(name, None) for name in ("sqlite3", "numbers", "optax")}
+    try:
+        found = extensions.module_of("ext_shadowed")
+        assert found.sqlite3.connect and found.optax.adam and found.numbers.Number
+        assert found.winreg is None and found.NEAR == 3
+    finally:
+        sys.modules.update({k: v for k, v in dropped.items() if v is not None})
+        for name in ("ext_near", "ext_shadowed"):
+            sys.modules.pop(name, None)

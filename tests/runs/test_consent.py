@@ -548,3 +548,70 @@ def test_arrays_of_a_store_are_never_unpickled(here):
     texts = [path.read_text() for path in (ROOT / "nca_trader").rglob("*.py")]
     calls = [call for text in texts for call in re.findall(r"np\.load\((.*)", text)]
     assert calls and all("allow_pickle=False" in call for call in calls)
+
+
+# What a stranger puts next to copies of the user's files: it leaves a marker when it is imported.
+PLANTED = {
+    "sqlite3.py": "import sqlite3",  # of Python
+    "_ossaudiodev.py": "import ossaudiodev",  # of Python, on another system
+    "winreg.py": "import winreg",
+    "xdrlib.py": "import xdrlib",
+    "numexpr.py": "__import__('numexpr')",  # of an installed package, or of none
+    "dynamic.py": "import importlib; importlib.import_module('dynamic')",
+    "pkg/dynamic.py": "import importlib; importlib.import_module('pkg.dynamic')",
+    "pkg/dynamic/__init__.py": "import importlib; importlib.import_module('pkg.dynamic')",
+}
+OWN = "def paid(config, spec, step):\n    return step.log_return\n"
+CHILD = """
+import sys
+sys.path[:] = [x for x in sys.path if x]  # as a command has it; `python -m` is tried below
+import nca_trader as nca
+nca.Run("runs/plain").env_config
+from nca_trader.config.extensions import load
+load("rewards", "mine:paid")
+"""
+
+
+# PYTHONPATH=. shows the folder to Python and to other packages too, and is what the user wished.
+CASES = [
+    (file, way)
+    for file in PLANTED
+    for way in ("library", "PYTHONPATH", "python -m")
+    if way != "PYTHONPATH" or file not in ("winreg.py", "numexpr.py")
+]
+
+
+@pytest.mark.drawn(3)
+@pytest.mark.parametrize(("file", "way"), CASES)
+def test_signed_code_imports_no_file_that_was_not_signed(here, file, way):
+    """The folder of the command holds copies of the user's own files, and one of a stranger."""
+    home, there = here / "home", here / "there"
+    home.mkdir()
+    (home / "pkg").mkdir()
+    (home / "pkg/__init__.py").write_text("")
+    (home / "near.py").write_text("import pkg\nNEAR = 1\n")
+    trial = f"try:\n    {PLANTED[file]}\nexcept ImportError:\n    pass\n"
+    (home / "mine.py").write_text(f"import near\n{trial}{OWN}")
+    (home / "runs").mkdir()
+    shutil.move(here / "runs/plain", home / "runs/plain")
+    os.chdir(home)
+    forge_run(home / "runs/plain", "env.toml", "", "reward", "mine:paid")
+    nca.Run("runs/plain", allow_code=True)
+    shutil.copytree(home, there)
+    (there / file).parent.mkdir(parents=True, exist_ok=True)
+    (there / file).write_text(EVIL.format(marker=str(here / "marker")))
+    words = ["-c", CHILD]
+    if way == "python -m":
+        backtest = f"-m nca_trader backtest --run runs/plain --data {here}/bars.csv --seed 0"
+        words = backtest.split()
+    path = os.pathsep.join([str(ROOT), "."] if way == "PYTHONPATH" else [str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=there,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (here / "marker").exists(), done.stderr

@@ -14,6 +14,7 @@ import tiny as experiment
 import nca_trader as nca
 from nca_trader import ConfigError, train
 from nca_trader.cli import main
+from nca_trader.config import extensions
 from nca_trader.config.spans import Range
 from nca_trader.runs import trackers as module
 from nca_trader.runs.manifest import Run
@@ -224,6 +225,24 @@ def test_an_installed_package_offers_a_tracker_of_its_own(bench, tmp_path, monke
         tracker_of("wandbb" * 3)
     with pytest.raises(ConfigError, match="broken"):
         tracker_of("broken")
+
+
+def test_a_tracker_of_the_current_folder_is_not_installed(tmp_path, monkeypatch):
+    about = tmp_path / "other-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[nca_trader.trackers]\nplanted = json:loads\n")
+    monkeypatch.chdir(tmp_path)
+    for entry in ("", ".", str(tmp_path)):
+        monkeypatch.setattr(sys, "path", [entry, *sys.path])
+        extensions.installed.cache_clear()
+        with pytest.raises(ConfigError, match=r"planted:.* is not known"):
+            tracker_of("planted:[]")
+    monkeypatch.chdir("/")
+    extensions.installed.cache_clear()
+    with pytest.raises(ConfigError, match="has no start"):  # found where it is installed
+        tracker_of("planted:[]")
+    extensions.installed.cache_clear()
 
 
 @pytest.mark.heavy

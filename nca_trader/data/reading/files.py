@@ -26,6 +26,7 @@ import pyarrow.parquet
 from nca_trader.config.reading import role_of
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
 from nca_trader.errors import argument, printable
+from nca_trader.machine import refuse_packed
 
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes time
@@ -291,6 +292,21 @@ def _parquet(path: str, names: list[str]) -> Iterator[pa.RecordBatch]:
     options: Any = {"read_dictionary": texts, "buffer_size": 1 << 20, "pre_buffer": False}
     with pyarrow.parquet.ParquetFile(path, **options) as file:
         yield from file.iter_batches(_rows(len(names)), columns=names, use_threads=False)
+
+
+def read_numbers(content: bytes) -> pa.Table:
+    """Read the columns of numbers and times of a table that this package wrote.
+
+    Raises:
+      ValueError: it is not Parquet, or would take far more memory than its bytes.
+    """
+    with pyarrow.parquet.ParquetFile(pa.BufferReader(content)) as file:
+        head = file.metadata
+        size = sum(head.row_group(i).total_byte_size for i in range(head.num_row_groups))
+        refuse_packed(max(size, head.num_rows * head.num_columns * 8), len(content))
+        names = [field.name for field in file.schema_arrow if pa.types.is_primitive(field.type)]
+        # One thread: shards are read several at once.
+        return file.read(names, use_threads=False)
 
 
 def _feather(path: str, names: list[str]) -> Iterator[pa.RecordBatch]:
