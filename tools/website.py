@@ -45,7 +45,8 @@ TITLES = {
 def public() -> Iterator[tuple[str, str]]:
     """Yield the module and the name of everything public, from the imports of the package."""
     tree = ast.parse((ROOT / "nca_trader" / "__init__.py").read_text())
-    block = next(n for n in tree.body if isinstance(n, ast.If))
+    checks = (n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.unparse(n.test))
+    block = next(checks)
     for node in block.body:
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
