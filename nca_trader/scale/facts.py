@@ -27,14 +27,22 @@ PREFIXES = (
     "JAX_", "XLA_", "NCA_TRADER_", "LIBTPU_", "TPU_", "CUDA_VISIBLE", "TF_GPU_", "ALLOW_MUL",
 )  # fmt: skip
 LOCK = pathlib.Path("/tmp/libtpu_lockfile")
-PROBE = """
-import json, jax
+# What is read from the environment stands in quotes in the sources: no list of ours would be that
+# of every version and plugin.
+PROBE = r"""
+import json, pathlib, re, sys, jax, jaxlib
+roots = sys.argv[1:]
+for name in {"jax", "jaxlib", "jax_plugins"} & sys.modules.keys():
+    roots += sys.modules[name].__path__
+names, pattern = {*jax.config.values}, r'''["']((?:JAX|XLA_PYTHON_CLIENT|NCA_TRADER)_\w+)["']'''
+for file in (file for root in roots for file in pathlib.Path(root).rglob("*.py")):
+    names.update(re.findall(pattern, file.read_text("utf-8", "replace")))
 devices = jax.local_devices()
 print(json.dumps({
     "platform": devices[0].platform,
     "kinds": [device.device_kind for device in devices],
     "device_memory": [(device.memory_stats() or {}).get("bytes_limit") for device in devices],
-    "options": sorted(jax.config.values),
+    "options": sorted(names),
 }))
 """
 
@@ -46,7 +54,7 @@ class Facts:
     Attributes:
       versions: of the installed packages.
       environment: variables that JAX and XLA read.
-      options: names in `jax.config`.
+      options: names in `jax.config`, and of variables that JAX, its plugins or this package read.
       platform: "cpu", "gpu" or "tpu", "" where JAX did not start.
       probe_error: why JAX did not start, "" if it did.
       kinds: of the local devices.
@@ -147,7 +155,7 @@ def gather(
 
 def _probe(timeout: float) -> dict[str, Any]:
     """Start JAX in its own process, since a wrong flag aborts the process."""
-    command = [sys.executable, "-P", "-c", PROBE]
+    command = [sys.executable, "-P", "-c", PROBE, str(pathlib.Path(__file__).parents[1])]
     dead = {"platform": "", "kinds": (), "device_memory": ()}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
