@@ -10,12 +10,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
+import re
+import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 from nca_trader.errors import CheckFailed, ConfigError, NcaTraderError, argument
+from nca_trader.progress import Progress
+
+LINE = re.compile(rb"nca_trader((?: \d+)*)\n")  # what processes send before JAX joins them
+FAMILIES = socket.AF_INET, socket.AF_INET6
+GONE = 5.0  # seconds without a call after which a process is missing again
 
 
 class Peers(NamedTuple):
@@ -105,6 +114,8 @@ def joined(peers: Peers) -> Iterator[None]:
     with contextlib.suppress(AttributeError):  # not every version of jax has this
         jax.config.update("jax_enable_preemption_service", False)
     try:
+        if None not in (place := find_place(peers)):
+            meet(*place, peers.initialization_timeout)
         jax.distributed.initialize(
             peers.coordinator or None,
             peers.processes,
@@ -120,6 +131,8 @@ def joined(peers: Peers) -> Iterator[None]:
             f"environment ({error}); "
             f"give {argument('coordinator')}, {argument('processes')} and {argument('process')}."
         ) from None
+    except CheckFailed:
+        raise
     except Exception as error:
         raise _lost(error, "the other processes cannot be reached") from error
     if not hosts.first():
@@ -145,6 +158,96 @@ def joined(peers: Peers) -> Iterator[None]:
         if lost:
             raise raised from error
         raise
+
+
+def find_place(peers: Peers) -> tuple[Any, Any, Any]:
+    """Return the coordinator, the number of processes and of this one, as JAX finds them."""
+    coordinator = peers.coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    given = coordinator, peers.processes, peers.process
+    # JAX has no public name for it. Where a version has none at all, JAX alone waits.
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        if None in given:
+            from jax._src.clusters import ClusterEnv
+
+            detect = ClusterEnv.auto_detect_unset_distributed_params
+            return detect(*given, [], None, peers.initialization_timeout)[:3]
+    return given
+
+
+def meet(coordinator: str, processes: int, process: int, seconds: float) -> None:
+    """Wait at the coordinator's address until every process is there, and say who is missing.
+
+    JAX's own wait is silent, and ends the process by a signal.
+
+    Args:
+      coordinator: HOST:PORT of process 0.
+      processes: their number.
+      process: the number of this one.
+      seconds: to wait.
+
+    Raises:
+      CheckFailed: some did not come in time.
+    """
+    turns = _call(coordinator, process) if process else _answer(coordinator, processes)
+    began = time.monotonic()
+    with contextlib.closing(turns), Progress(None, "join", ticks=False) as shown:
+        for missing, why in turns:
+            numbers = ", ".join(map(str, sorted(missing)))
+            text = f"process{'es' * (len(missing) > 1)} {numbers} of {processes}"
+            if missing and time.monotonic() - began > seconds:
+                raise CheckFailed(
+                    f"{argument('coordinator', coordinator)}: waited {seconds:g} s for {text}{why};"
+                    f" start what is missing: `nca-trader doctor --coordinator {coordinator}` says "
+                    "on a host whether it reaches process 0."
+                )
+            shown.note(f"waiting for {text} at {coordinator}{why}" if missing else "", news=True)
+
+
+def _answer(coordinator: str, processes: int) -> Generator[tuple[set[int], str]]:
+    """Take calls in process 0 until each of the others was told that nobody is missing."""
+    port = int(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator).rpartition(":")[2])
+    dual = socket.has_dualstack_ipv6()
+    untold, calls = {*range(1, processes)}, dict.fromkeys(range(processes), -math.inf)
+
+    def missing() -> set[int]:
+        return {number for number in untold if time.monotonic() - calls[number] > GONE}
+
+    try:
+        listener = socket.create_server(("", port), family=FAMILIES[dual], dualstack_ipv6=dual)
+    except OSError as error:
+        raise CheckFailed(
+            f"{argument('coordinator', coordinator)}: its port cannot be listened on here "
+            f"({os.strerror(error.errno or 0)}); end what uses it, or give all processes another."
+        ) from None
+    with listener:
+        listener.settimeout(1.0)
+        while untold:
+            # Who is no process of this run, such as `doctor`, gets no answer.
+            with contextlib.suppress(OSError, ValueError), listener.accept()[0] as peer:
+                peer.settimeout(1.0)
+                (number,) = map(int, LINE.findall(peer.recv(64)))
+                calls[number] = time.monotonic()
+                peer.sendall(b"nca_trader%b\n" % b"".join(b" %d" % each for each in missing()))
+                untold -= {number} if not missing() else set()
+            yield missing(), ""
+
+
+def _call(coordinator: str, process: int) -> Generator[tuple[set[int], str]]:
+    """Call process 0 each second, until nobody is missing."""
+    host, _, port = coordinator.rpartition(":")
+    missing, why = {0}, ""
+    while missing:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), GONE) as peer:
+                peer.sendall(b"nca_trader %d\n" % process)
+                # A process 0 of an earlier start speaks JAX's own protocol.
+                (numbers,) = LINE.findall(peer.makefile("rb").readline())
+            missing, why = {*map(int, numbers.split())}, ""
+        except (OSError, ValueError) as error:
+            missing |= {0}
+            why = f" ({getattr(error, 'strerror', None) or 'it does not answer'})"
+        yield missing, why
+        time.sleep(1.0 if missing else 0.0)
 
 
 def is_loss(error: BaseException) -> bool:
