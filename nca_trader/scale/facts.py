@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nca_trader.errors import BarError, ConfigError, StateError, StoreError
-from nca_trader.machine import cores, memory
+from nca_trader.machine import cores, memory, tpu_files
 
 PACKAGES = (
     "nca_trader", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas",
@@ -142,7 +142,7 @@ def gather(
         gpus=tuple(name for _, name in gpus),
         gpu_users=tuple((numbers[uuid], int(pid)) for uuid, pid in users if uuid in numbers),
         pid=os.getpid(),
-        tpu_files=_tpu_files(),
+        tpu_files=tpu_files(),
         lock_held=lock_held,
         coordinator=coordinator,
         coordinator_error=_unreachable(coordinator) if coordinator else "",
@@ -181,16 +181,6 @@ def _nvidia(query: str) -> list[list[str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip().split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
-
-
-def _tpu_files() -> tuple[str, ...]:
-    # VFIO serves other devices too: only Google's vendor number makes it a TPU.
-    found = [str(path) for path in pathlib.Path("/dev").glob("accel[0-9]*")]
-    for vendor in pathlib.Path("/sys/bus/pci/devices").glob("*/vendor"):
-        kind = vendor.with_name("class")
-        if vendor.read_text().strip() == "0x1ae0" and kind.read_text().startswith("0x12"):
-            found.append(vendor.parent.name)
-    return tuple(sorted(found))
 
 
 def _cache(folder: str) -> dict[str, Any]:
