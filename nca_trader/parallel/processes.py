@@ -1,8 +1,9 @@
 """The processes of a run, one per host, and how they are joined.
 
-JAX's multi-controller runtime joins them. Every process runs the same command and sees the devices
-of all of them. A lost process cannot be replaced while the others run: they end within the
-heartbeat, and what started them restarts all of them from the newest good checkpoint.
+They meet at the coordinator's port, and JAX's multi-controller runtime then joins them. Every
+process runs the same command and sees the devices of all of them. A lost process cannot be replaced
+while the others run: they end within the heartbeat, and what started them restarts all of them from
+the newest good checkpoint.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
+from nca_trader.config.ranges import refuse
 from nca_trader.errors import CheckFailed, ConfigError, NcaTraderError, argument
 from nca_trader.progress import Progress
 
@@ -47,12 +49,10 @@ class Peers(NamedTuple):
 
 def options(args: Any) -> Peers | None:
     """Return the peers that a command's options name; None is a run of one process."""
-    numbers = args.processes is not None or args.process is not None
-    if not (args.distributed or args.coordinator or numbers):
+    place = args.coordinator, args.processes, args.process
+    if not args.distributed and place == ("", None, None):
         return None
-    return Peers(
-        args.coordinator, args.processes, args.process, args.heartbeat, args.initialization_timeout
-    )
+    return Peers(*place, args.heartbeat, args.initialization_timeout)
 
 
 def check(peers: Peers) -> None:
@@ -61,37 +61,29 @@ def check(peers: Peers) -> None:
     Raises:
       ConfigError: an option is missing or out of range.
     """
-    if peers.processes is not None and peers.processes < 1:
-        raise ConfigError(
-            f"{argument('processes', peers.processes)}: give at least 1, or leave it out for "
-            "a run of one."
+    refuse(_problems(peers))
+
+
+def _problems(peers: Peers) -> Iterator[str]:
+    count, number = peers.processes, peers.process
+    place = {"coordinator": peers.coordinator or None, "processes": count, "process": number}
+    missing = [argument(name) for name, value in place.items() if value is None]
+    if missing and len(missing) < len(place):
+        yield (
+            f"{', '.join(missing)} is missing: give {', '.join(map(argument, place))} together, "
+            f"or {argument('distributed')} alone where the cluster knows them."
         )
-    given = {
-        argument(name): getattr(peers, name) for name in ("coordinator", "processes", "process")
-    }
-    missing = [name for name, value in given.items() if value in (None, "")]
-    if missing and len(missing) < len(given):
-        raise ConfigError(
-            f"{', '.join(missing)} is missing: give {argument('coordinator')}, "
-            f"{argument('processes')} and {argument('process')} together, or "
-            f"{argument('distributed')} alone where the "
-            "cluster knows them."
-        )
-    host, colon, port = peers.coordinator.rpartition(":")
-    if peers.coordinator and not (host and colon and port.isdigit()):
-        raise ConfigError(
-            f"{argument('coordinator', peers.coordinator)}: give HOST:PORT of process 0, e.g. "
-            "10.0.0.1:8476."
-        )
-    if peers.processes is not None and peers.process is not None:
-        if not 0 <= peers.process < peers.processes:
-            raise ConfigError(
-                f"{argument('process', peers.process)} of "
-                f"{argument('processes', peers.processes)}: processes are "
-                f"numbered from 0 to {peers.processes - 1}."
-            )
+    host, _, port = peers.coordinator.rpartition(":")
+    if peers.coordinator and not (host and port.isdigit()):
+        given = argument("coordinator", peers.coordinator)
+        yield f"{given}: give HOST:PORT of process 0, e.g. 10.0.0.1:8476."
+    if count is not None and count < 1:
+        yield f"{argument('processes', count)}: give at least 1, or leave it out for a run of one."
+    elif count is not None and number is not None and not 0 <= number < count:
+        given = f"{argument('process', number)} of {argument('processes', count)}"
+        yield f"{given}: processes are numbered from 0 to {count - 1}."
     if peers.heartbeat < 1:
-        raise ConfigError(f"{argument('heartbeat', peers.heartbeat)}: give at least 1 second.")
+        yield f"{argument('heartbeat', peers.heartbeat)}: give at least 1 second."
 
 
 @contextlib.contextmanager
@@ -127,9 +119,9 @@ def joined(peers: Peers) -> Iterator[None]:
         )
     except ValueError as error:
         raise ConfigError(
-            f"{argument('distributed')}: JAX does not know this cluster by its "
-            f"environment ({error}); "
-            f"give {argument('coordinator')}, {argument('processes')} and {argument('process')}."
+            f"{argument('distributed')}: JAX does not know this cluster by its environment "
+            f"({error}); give {argument('coordinator')}, {argument('processes')} and "
+            f"{argument('process')}."
         ) from None
     except CheckFailed:
         raise
@@ -195,16 +187,16 @@ def meet(coordinator: str, processes: int, process: int, seconds: float) -> None
             numbers = ", ".join(map(str, sorted(missing)))
             text = f"process{'es' * (len(missing) > 1)} {numbers} of {processes}"
             if missing and time.monotonic() - began > seconds:
+                given = argument("coordinator", coordinator)
                 raise CheckFailed(
-                    f"{argument('coordinator', coordinator)}: waited {seconds:g} s for {text}{why};"
-                    f" start what is missing: `nca-trader doctor --coordinator {coordinator}` says "
-                    "on a host whether it reaches process 0."
+                    f"{given}: waited {seconds:g} s for {text}{why}; start what is missing. "
+                    f"`nca-trader doctor` with {given} says on a host whether it reaches process 0."
                 )
             shown.note(f"waiting for {text} at {coordinator}{why}" if missing else "", news=True)
 
 
 def _answer(coordinator: str, processes: int) -> Generator[tuple[set[int], str]]:
-    """Take calls in process 0 until each of the others was told that nobody is missing."""
+    """Take calls in process 0 until each of the others knows that nobody is missing."""
     port = int(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator).rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     untold, calls = {*range(1, processes)}, dict.fromkeys(range(processes), -math.inf)
@@ -222,20 +214,21 @@ def _answer(coordinator: str, processes: int) -> Generator[tuple[set[int], str]]
     with listener:
         listener.settimeout(1.0)
         while untold:
-            # Who is no process of this run, such as `doctor`, gets no answer.
+            # Others that connect, such as `doctor`, get no answer.
             with contextlib.suppress(OSError, ValueError), listener.accept()[0] as peer:
                 peer.settimeout(1.0)
                 (number,) = map(int, LINE.findall(peer.recv(64)))
                 calls[number] = time.monotonic()
-                peer.sendall(b"nca_trader%b\n" % b"".join(b" %d" % each for each in missing()))
-                untold -= {number} if not missing() else set()
+                others = b"".join(b" %d" % each for each in missing())
+                peer.sendall(b"nca_trader%b\n" % others)
+                untold -= set() if others else {number}
             yield missing(), ""
 
 
 def _call(coordinator: str, process: int) -> Generator[tuple[set[int], str]]:
     """Call process 0 each second, until nobody is missing."""
     host, _, port = coordinator.rpartition(":")
-    missing, why = {0}, ""
+    missing = {0}
     while missing:
         try:
             with socket.create_connection((host.strip("[]"), int(port)), GONE) as peer:
