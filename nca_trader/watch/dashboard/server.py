@@ -156,11 +156,8 @@ class Guard:
         async def secured(message: Any) -> None:
             if message["type"] == "http.response.start":
                 # A page may set its own value, e.g. static files their cache-control.
-                own = {name for name, _ in message.get("headers", ())}
-                added = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [
-                    *message.get("headers", ()), *(h for h in added if h[0] not in own)
-                ]  # fmt: skip
+                added = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                message["headers"] = [*(added | dict(message["headers"])).items()]
             await send(message)
 
         posts = scope["method"] == "POST"
