@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import hashlib
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -30,6 +31,7 @@ T = TypeVar("T")
 SCRATCH = "nca-trader."
 # A file may unpack to so many bytes, or to so many times its own.
 LARGE, PACKED = 1 << 28, 64
+CHOSEN = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
 WAITING = 1000  # items that may wait for a slow worker
 # Versions that the tests run with: from, and before. pyproject.toml has the same.
 SUPPORTED = {"Python": ("3.11", "3.13"), "jax": ("0.10.2", "0.12")}
@@ -336,6 +338,33 @@ ROOT = pathlib.Path("/")
 # line of `memory.stat` with the part of the usage that is droppable page cache.
 V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("", "memory.max", "memory.current", "inactive_file")
+
+
+def tpu_files(root: pathlib.Path = ROOT) -> tuple[str, ...]:
+    """Return the device files, or else the PCI addresses, of the TPU chips of this machine."""
+    # VFIO serves other devices too: only Google's vendor number makes it a TPU.
+    found = [str(path) for path in (root / "dev").glob("accel[0-9]*")]
+    for vendor in (root / "sys/bus/pci/devices").glob("*/vendor"):
+        kind = vendor.with_name("class")
+        if vendor.read_text().strip() == "0x1ae0" and kind.read_text().startswith("0x12"):
+            found.append(vendor.parent.name)
+    return tuple(sorted(found))
+
+
+def avoid_tpu(root: pathlib.Path = ROOT) -> None:
+    """Keep jax from libtpu where there is no TPU: it would print five lines about what it misses.
+
+    The TPU compiler needs libtpu without a TPU. A platform, a TPU or another library that the
+    environment names is used as before.
+    """
+    found = importlib.util.find_spec("libtpu")
+    if found is None or found.origin is None or any(map(os.environ.get, CHOSEN)) or tpu_files(root):
+        return
+    # Importing libtpu sets its own path, which the processes of a program inherit.
+    own = str(pathlib.Path(found.origin).with_name("libtpu.so"))
+    if os.environ.get("TPU_LIBRARY_PATH", own) == own:
+        # Where jax cannot load the library of a platform, it takes the next in silence.
+        os.environ["TPU_LIBRARY_PATH"] = __file__
 
 
 class Memory(NamedTuple):

@@ -326,9 +326,9 @@ class Progress:
         columns = min(shutil.get_terminal_size((80, 24)).columns, WIDEST) - 1
         # On a terminal six columns stay for the bar itself. The last parts are left out first.
         width = (columns - 13 if self._terminal else 80 - 6) - len(self._label)
-        while parts and sum(len(part) + 2 for part in parts) > width:
+        while len(parts) > 1 and sum(len(part) + 2 for part in parts) > width:
             parts.pop()
-        text = "  ".join(parts)
+        text = "  ".join(parts)[: max(width, 0) if self._terminal else None]
         if not self._terminal:
             share = f" {int(100 * self._share):3d}% " if known else ""
             self._stream.write(" ".join(filter(None, (self._label, share, text))) + "\n")

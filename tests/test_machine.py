@@ -1,15 +1,29 @@
 """The memory that a process may use, against files as Linux has them, and a limit of its own."""
 
+import importlib.util
+import os
+import pathlib
 import re
 import subprocess
 import sys
 import tomllib
+from unittest import mock
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import nca_trader
 from nca_trader import ConfigError
-from nca_trader.machine import SUPPORTED, Memory, memory, refuse_versions
+from nca_trader.machine import (
+    CHOSEN,
+    SUPPORTED,
+    Memory,
+    avoid_tpu,
+    memory,
+    refuse_versions,
+    tpu_files,
+)
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:  5 kB\nMemAvailable:    600 kB\nHugePages_Total:   0\n"
 
@@ -89,6 +103,72 @@ def test_a_limit_of_the_process_counts_less_what_it_uses():
 def test_this_machine_has_memory():
     total, free = memory()
     assert 0 < free <= total < 1 << 50
+
+
+ACCELERATOR = {"vendor": "0x1ae0\n", "class": "0x120000\n"}
+NETWORK_CARD = {"vendor": "0x1ae0\n", "class": "0x020000\n"}
+
+
+@pytest.mark.parametrize(
+    ("machine", "given", "kept"),
+    [
+        ({}, {}, True),
+        (NETWORK_CARD, {}, True),  # of a virtual machine of the same vendor
+        (ACCELERATOR, {}, False),
+        ({"device": True}, {}, False),
+        ({}, {"JAX_PLATFORMS": ""}, True),
+        ({}, {"JAX_PLATFORMS": "tpu,cpu"}, False),
+        ({}, {"JAX_FORCE_TPU_INIT": "1"}, False),
+        ({}, {"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({}, {"TPU_LIBRARY_PATH": "own.so"}, False),
+        ({}, {"TPU_LIBRARY_PATH": "libtpu.so"}, True),  # which importing libtpu has set
+        ({}, {"TPU_SKIP_MDS_QUERY": "1"}, True),  # which importing jax has set
+        ({"uninstalled": True}, {}, False),
+    ],
+)
+def test_jax_is_kept_from_libtpu_where_there_is_no_tpu(tmp_path, monkeypatch, machine, given, kept):
+    for name in ("TPU_LIBRARY_PATH", *CHOSEN):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TPU_LIBRARY_PATH", "")  # so that it is gone after the test
+    monkeypatch.delenv("TPU_LIBRARY_PATH")
+    for name, value in given.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if name == "TPU_LIBRARY_PATH" else value)
+    before = os.environ.get("TPU_LIBRARY_PATH")
+    installed = None if machine.get("uninstalled") else mock.Mock(origin=str(tmp_path / "x.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", {"libtpu": installed}.get)
+    files = {"dev/accel0": ""} if "device" in machine else {}
+    if "vendor" in machine:
+        files |= {f"sys/bus/pci/devices/0/{name}": text for name, text in machine.items()}
+    avoid_tpu(written(tmp_path, files))
+    after = os.environ.get("TPU_LIBRARY_PATH")
+    assert (after != before) == kept
+    assert not kept or (after and pathlib.Path(after).is_file())
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed"
+)
+def test_a_command_says_nothing_of_a_tpu_that_is_not_there(tmp_path, root):
+    if tpu_files():
+        pytest.skip("this machine has a TPU")
+    write_csv(tmp_path / "bars.csv")
+    command = ["backtest", "--strategy=momentum", f"--data={tmp_path / 'bars.csv'}", "--quiet"]
+    command.append("--repair=close-only,no-volume")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_PLAT", "TPU_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "nca_trader", *command],
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "" and "sharpe" in done.stdout.lower()
+
+
+def write_csv(path):
+    days = pd.date_range("2020-01-01", periods=400, tz="UTC")
+    close = 100 + np.random.default_rng(0).normal(size=400).cumsum()
+    pd.DataFrame({"time": days, "close": close}).to_csv(path, index=False)
 
 
 def test_supported_versions_are_those_of_pyproject_and_others_are_refused(root):

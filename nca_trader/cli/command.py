@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         out_of_memory,
         printable,
     )
-    from nca_trader.machine import check_versions
+    from nca_trader.machine import avoid_tpu, check_versions
     from nca_trader.progress import in_pipes, quiet
 
     # Another package may ask for the root logger's format first, which begins with our modules.
@@ -193,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = build_parser().parse_args(words)
         check_versions()
         use_compile_cache()
+        avoid_tpu()
         with options_named():
             # Before the command imports jax, so that a wrong option is refused at once.
             check(args)

@@ -51,12 +51,9 @@ PATIENCE = 60.0  # seconds to wait for a scheduler, and for its first worker
 SCHEMES = ("tcp://", "tls://")
 # Settings of jax that change numbers; the caller's may not be the defaults.
 NUMERIC = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_default_prng_impl",
-    "jax_threefry_partitionable",
-    "jax_numpy_rank_promotion",
-)
+    "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl",
+    "jax_threefry_partitionable", "jax_numpy_rank_promotion",
+)  # fmt: skip
 # Those that belong to this machine: its devices, and a folder.
 LOCAL = ("jax_platforms", "jax_num_cpu_devices", "jax_compilation_cache_dir")
 log = logger(__name__)
@@ -485,9 +482,5 @@ def _check_cluster(client: Any, cluster: Cluster) -> None:
                     "install the same version."
                 )
         if theirs["cores"] != ours["cores"]:
-            log.warning(
-                "%s has %d cores and this machine %d: sums may differ in their last bits",
-                address,
-                theirs["cores"],
-                ours["cores"],
-            )
+            said = "%s has %d cores and this machine %d: sums may differ in their last bits"
+            log.warning(said, address, theirs["cores"], ours["cores"])

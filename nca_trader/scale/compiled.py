@@ -29,12 +29,11 @@ from nca_trader.types import Bars
 
 # The CPU computes, no metadata server is asked for a chip, and a training run on this machine may
 # hold the lock. Programs are not cached, so that `compile_s` is the time of a compilation.
+# Without a path libtpu sets its own, in place of that of `avoid_tpu`.
 ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "JAX_ENABLE_COMPILATION_CACHE": "false",
-}
+    "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "JAX_ENABLE_COMPILATION_CACHE": "false", "TPU_LIBRARY_PATH": "",
+}  # fmt: skip
 
 
 # Of the memory, left to the code where only the arrays were placed. On v5e a 64th is 252 MiB, and
@@ -349,8 +348,7 @@ def _rollout_bytes(env: Any, policy: Any, agent: AgentConfig, market: Any, state
         )
     count = segments.index.shape[0]
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), count))
-    collect = functools.partial(
-        ALGORITHMS[agent.learner.advantages].collect, setup_of(policy, agent)
-    )
+    algorithm = ALGORITHMS[agent.learner.advantages]
+    collect = functools.partial(algorithm.collect, setup_of(policy, agent))
     batch = jax.eval_shape(collect, params, market, segments, Draw(keys, segments.episode))[1]
     return agent.num_seeds * sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(batch))

@@ -14,18 +14,13 @@ from nca_trader.scale.facts import Facts
 
 GB = 1e9
 OLDEST = {"jax": (0, 10), "python": (3, 11)}
-# Variables that JAX reads and that are not values of its configuration.
-OTHER_OPTIONS = {
-    "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS", "JAX_LOCAL_DEVICE_IDS",
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX",
-}  # fmt: skip
-CLIENT_OPTIONS = {
-    "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_ABORT_COLLECTIVES_ON_FAILURE",
-    "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT", "XLA_PYTHON_CLIENT_COLLECTIVE_MEM_SIZE_MB",
+READERS = {
+    "JAX_": "this version of JAX", "XLA_PYTHON_CLIENT_": "this version of JAX",
+    "NCA_TRADER_": "nca_trader",
 }  # fmt: skip
 SWITCHES = ("JAX_DISABLE_JIT", "JAX_DEBUG_NANS", "JAX_DEBUG_INFS", "JAX_ENABLE_X64")
 TRUE, FALSE = {"1", "true", "on", "yes", "t", "y"}, {"0", "false", "off", "no", "f", "n"}
+OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # every version of JAX reads it
 PREALLOCATED = 0.75  # of a GPU's memory, by JAX's default
 ERROR, WARNING = "error", "warning"
 AXES = ("data", "fsdp", "model")  # as in `nca_trader.parallel.mesh`, which would import JAX
@@ -121,16 +116,10 @@ def xla_flags(facts: Facts) -> Findings:
 
 def environment(facts: Facts) -> Findings:
     """Find variables that nothing reads, and switches that are left on or not truth values."""
-    known = {name.upper() for name in facts.options} | OTHER_OPTIONS
+    known = {name.upper() for name in facts.options}
     for name in facts.environment:
-        reader = ""
-        if name.startswith("JAX_") and facts.options and name not in known:
-            reader = "this version of JAX"
-        if name.startswith("NCA_TRADER_") and name != "NCA_TRADER_NO_CACHE":
-            reader = "nca_trader"
-        if name.startswith("XLA_PYTHON_CLIENT_") and name not in CLIENT_OPTIONS:
-            reader = "JAX"
-        if reader:
+        reader = next((who for prefix, who in READERS.items() if name.startswith(prefix)), "")
+        if reader and known and name not in known:
             yield WARNING, f"{reader} does not read {name}", "Unset it, or correct its name"
     for name in SWITCHES:
         value = facts.environment.get(name, "0").lower()
@@ -169,7 +158,8 @@ def gpu(facts: Facts) -> Findings:
     # JAX takes its share when it starts, also if another process holds that memory already.
     others = sorted({pid for _, pid in facts.gpu_users if pid != facts.pid})
     preallocates = given.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower()
-    part = given.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
+    share = "XLA_CLIENT_MEM_FRACTION" if "XLA_CLIENT_MEM_FRACTION" in given else OLD_FRACTION
+    part = given.get(share, "")
     valid = re.fullmatch(r"\d*\.?\d+", part) is not None and 0.0 < float(part) <= 1.0
     taken = float(part) if valid else PREALLOCATED
     # With half of the memory each, two processes fit.
@@ -183,7 +173,7 @@ def gpu(facts: Facts) -> Findings:
         what = f"XLA_PYTHON_CLIENT_PREALLOCATE={preallocates} is not a truth value"
         yield ERROR, what, "Set it to true or false, or unset it"
     if part and not valid:
-        what = f"XLA_PYTHON_CLIENT_MEM_FRACTION={part} is not a part of the memory"
+        what = f"{share}={part} is not a part of the memory"
         yield ERROR, what, "Give a number above 0 up to 1, e.g. .9"
 
 

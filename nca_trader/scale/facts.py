@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nca_trader.errors import BarError, ConfigError, StateError, StoreError
-from nca_trader.machine import cores, memory
+from nca_trader.machine import cores, memory, tpu_files
 
 PACKAGES = (
     "nca_trader", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pandas",
@@ -27,14 +27,22 @@ PREFIXES = (
     "JAX_", "XLA_", "NCA_TRADER_", "LIBTPU_", "TPU_", "CUDA_VISIBLE", "TF_GPU_", "ALLOW_MUL",
 )  # fmt: skip
 LOCK = pathlib.Path("/tmp/libtpu_lockfile")
-PROBE = """
-import json, jax
+# What is read from the environment stands in quotes in the sources: no list of ours would be that
+# of every version and plugin.
+PROBE = r"""
+import json, pathlib, re, sys, jax, jaxlib
+roots = sys.argv[1:]
+for name in {"jax", "jaxlib", "jax_plugins"} & sys.modules.keys():
+    roots += sys.modules[name].__path__
+names, pattern = {*jax.config.values}, r'''["']((?:JAX|XLA_PYTHON_CLIENT|NCA_TRADER)_\w+)["']'''
+for file in (file for root in roots for file in pathlib.Path(root).rglob("*.py")):
+    names.update(re.findall(pattern, file.read_text("utf-8", "replace")))
 devices = jax.local_devices()
 print(json.dumps({
     "platform": devices[0].platform,
     "kinds": [device.device_kind for device in devices],
     "device_memory": [(device.memory_stats() or {}).get("bytes_limit") for device in devices],
-    "options": sorted(jax.config.values),
+    "options": sorted(names),
 }))
 """
 
@@ -46,7 +54,7 @@ class Facts:
     Attributes:
       versions: of the installed packages.
       environment: variables that JAX and XLA read.
-      options: names in `jax.config`.
+      options: names in `jax.config`, and of variables that JAX, its plugins or this package read.
       platform: "cpu", "gpu" or "tpu", "" where JAX did not start.
       probe_error: why JAX did not start, "" if it did.
       kinds: of the local devices.
@@ -134,7 +142,7 @@ def gather(
         gpus=tuple(name for _, name in gpus),
         gpu_users=tuple((numbers[uuid], int(pid)) for uuid, pid in users if uuid in numbers),
         pid=os.getpid(),
-        tpu_files=_tpu_files(),
+        tpu_files=tpu_files(),
         lock_held=lock_held,
         coordinator=coordinator,
         coordinator_error=_unreachable(coordinator) if coordinator else "",
@@ -147,7 +155,7 @@ def gather(
 
 def _probe(timeout: float) -> dict[str, Any]:
     """Start JAX in its own process, since a wrong flag aborts the process."""
-    command = [sys.executable, "-P", "-c", PROBE]
+    command = [sys.executable, "-P", "-c", PROBE, str(pathlib.Path(__file__).parents[1])]
     dead = {"platform": "", "kinds": (), "device_memory": ()}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
@@ -173,16 +181,6 @@ def _nvidia(query: str) -> list[list[str]]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line.strip().split(", ", 1) for line in done.stdout.splitlines() if ", " in line]
-
-
-def _tpu_files() -> tuple[str, ...]:
-    # VFIO serves other devices too: only Google's vendor number makes it a TPU.
-    found = [str(path) for path in pathlib.Path("/dev").glob("accel[0-9]*")]
-    for vendor in pathlib.Path("/sys/bus/pci/devices").glob("*/vendor"):
-        kind = vendor.with_name("class")
-        if vendor.read_text().strip() == "0x1ae0" and kind.read_text().startswith("0x12"):
-            found.append(vendor.parent.name)
-    return tuple(sorted(found))
 
 
 def _cache(folder: str) -> dict[str, Any]:

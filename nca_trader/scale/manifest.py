@@ -23,11 +23,9 @@ FINAL = (2, 3, 4)
 SAVED = 130  # interrupted, with all saved; SLURM has it for a job that is cancelled
 # Labels of the nodes of GKE, see cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus.
 ACCELERATORS = {
-    "v5e": "tpu-v5-lite-podslice",
-    "v5p": "tpu-v5p-slice",
-    "v6e": "tpu-v6e-slice",
+    "v5e": "tpu-v5-lite-podslice", "v5p": "tpu-v5p-slice", "v6e": "tpu-v6e-slice",
     "tpu7x": "tpu7x",
-}
+}  # fmt: skip
 OF_SEVERAL = 4  # chips of each machine of a slice that has several
 
 

@@ -247,10 +247,8 @@ class Alerts:
                 if status:
                     shown = value if math.isfinite(value) else None  # JSON has no NaN
                     said = (why or {}).get(series, "")
-                    notice = Notification(
-                        status, rule, shown, since, now, self._source, series, said
-                    )
-                    notices.append(notice)
+                    note = Notification(status, rule, shown, since, now, self._source, series, said)
+                    notices.append(note)
         return notices
 
 

@@ -19,6 +19,7 @@ from nca_trader.watch.alerts import LABEL
 
 TAIL = 256  # bytes before the position that was read to; they must not have changed
 PREFIX = "nca_trader_"
+SILENT = 5.0  # seconds that a client of the exporter may do nothing
 log = logger(__name__)
 
 
@@ -221,6 +222,9 @@ def exporter(address: str, collector: Collector) -> Iterator[int]:
             f"{argument('prometheus', address)}: cannot be listened on ({error.strerror}); "
             "give another port."
         ) from None
+    # Each connection has a thread, which waits without end for what a client does not send or read.
+    server.RequestHandlerClass.timeout = SILENT  # pyright: ignore[reportFunctionMemberAccess]
+    server.socket.listen(128)  # its own queue is of five
     try:
         yield server.server_port
     finally:

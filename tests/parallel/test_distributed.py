@@ -1,11 +1,13 @@
 """Processes that train as one: equal to one process, and to themselves when one is killed."""
 
 import argparse
+import concurrent.futures
 import dataclasses
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,10 +28,11 @@ from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import ConfigError
+from nca_trader.errors import CheckFailed, ConfigError
 from nca_trader.learner.learner import make_learner, shard_updates
+from nca_trader.parallel import processes
 from nca_trader.parallel.mesh import make_mesh, replicated
-from nca_trader.parallel.processes import Peers, check, is_loss, options
+from nca_trader.parallel.processes import Peers, check, find_place, is_loss, meet, options
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
 
@@ -332,6 +335,99 @@ def member(root, target, **cluster):
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def come(address, number, seconds=20.0, after=0.0, total=4):
+    """What process `number` says after it has waited for the others; "" where all came."""
+    time.sleep(after)
+    try:
+        return meet(address, total, number, seconds) or ""
+    except CheckFailed as error:
+        return str(error)
+
+
+def come_together(address, *numbers, **options):
+    with concurrent.futures.ThreadPoolExecutor(len(numbers)) as pool:
+        said = [pool.submit(come, address, number, **options) for number in numbers]
+        return [each.result() for each in said]
+
+
+def test_processes_meet_in_any_order_also_where_strangers_call():
+    port = free_port()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        said = [
+            pool.submit(come, f"localhost:{port}", number, after=after)
+            for number, after in ((2, 0.0), (1, 0.0), (0, 0.5), (3, 3.0))
+        ]
+        time.sleep(1.5)
+        for word in (b"", b"PRI * HTTP/2.0\r\n\r\n", b"nca_trader one\n", b"nca_trader 77\n"):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(word)
+        began = time.monotonic()
+        assert [each.result() for each in said] == [""] * 4
+        assert time.monotonic() - began < 8
+
+
+def test_who_waits_names_the_coordinator_and_who_is_missing(monkeypatch):
+    address = f"127.0.0.1:{free_port()}"
+    zero, two = come_together(address, 0, 2, seconds=2)
+    assert f'coordinator="{address}": waited 2 s for processes 1, 3 of 4;' in zero
+    assert re.search(r"waited 2 s for processes (0, )?1, 3 of 4", two) and address in two
+    (alone,) = come_together(address, 1, seconds=0.5, total=2)
+    assert "waited 0.5 s for process 0 of 2 (Connection refused); start what is missing." in alone
+    assert "`nca-trader doctor` with coordinator=" in alone and "\n" not in alone
+    (lost,) = come_together("nowhere.invalid:1", 1, seconds=0.1, total=2)
+    assert "nowhere.invalid:1" in lost and "process 0 of 2 (Name or service not known)" in lost
+    # One that came and was stopped is missing again.
+    monkeypatch.setattr(processes, "GONE", 1.0)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        zero = pool.submit(come, address, 0, 3)
+        pool.submit(come, address, 1, 0.5)
+        assert "waited 3 s for processes 1, 2, 3 of 4;" in zero.result()
+
+
+def test_a_process_0_of_an_earlier_start_is_not_taken_for_the_new_one():
+    with socket.create_server(("127.0.0.1", 0)) as old:
+
+        def serve():
+            for said in (b"\0\0\x1e\x04\0\0\0\0\0", b"", b"\n"):
+                with old.accept()[0] as peer:
+                    peer.sendall(said)
+
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            pool.submit(serve)
+            said = come(f"127.0.0.1:{old.getsockname()[1]}", 1, 2, total=2)
+    assert "process 0 of 2 (it does not answer)" in said
+
+
+def test_a_command_that_waits_says_so_and_ends_in_one_line(place, capsys):
+    words, (port, taken) = place.train_command(place.runs / "waits"), (free_port(), free_port())
+    peers = [f"--coordinator=127.0.0.1:{port}", "--processes=2"]
+    assert main([*words, *peers, "--process=1", "--initialization-timeout=3"]) == 1
+    waiting, line = capsys.readouterr().err.splitlines()
+    about = f"process 0 of 2 at 127.0.0.1:{port} (Connection refused)"
+    assert waiting == f"join waiting for {about}"
+    assert line.startswith(f"nca-trader train: --coordinator 127.0.0.1:{port}: waited 3 s for")
+    assert main([*words, *peers, "--process=0", "--initialization-timeout=2", "--quiet"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "for process 1 of 2; start" in line
+    with socket.create_server(("", taken)):
+        peers[0] = f"--coordinator=127.0.0.1:{taken}"
+        assert main([*words, *peers, "--process=0"]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"--coordinator 127.0.0.1:{taken}" in line and "Address already in use" in line
+
+
+def test_the_place_of_a_process_is_what_jax_finds(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(CLUSTERS)]:
+        monkeypatch.delenv(name)
+    assert find_place(Peers("a:1", 2, 1)) == ("a:1", 2, 1)
+    assert find_place(Peers()) == (None, None, None)
+    given = {"JOB_ID": "7", "STEP_NODELIST": "one,two", "NTASKS": "2", "PROCID": "1"}
+    for name, value in {**given, "LOCALID": "0", "STEP_NUM_NODES": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "4321")
+    assert find_place(Peers()) == ("one:4321", 2, 1)
 
 
 @pytest.mark.heavy

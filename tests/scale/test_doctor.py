@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from drawn import random_bars
 from nca_trader.config import MeshConfig
 from nca_trader.scale import facts as gathering
 from nca_trader.scale.chips import mesh_axes, slice_of
-from nca_trader.scale.doctor import examine, mesh_of, mesh_words
+from nca_trader.scale.doctor import READERS, examine, mesh_of, mesh_words
 from nca_trader.scale.facts import Facts, gather
 
 CPU = Facts(
@@ -25,6 +27,8 @@ CPU = Facts(
         "jax_disable_jit",
         "jax_enable_x64",
         "jax_enable_compilation_cache",
+        "XLA_PYTHON_CLIENT_PREALLOCATE",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
     ),
     environment={"JAX_PLATFORMS": "cpu"},
     cache="/home/me/.cache/nca_trader/jax",
@@ -172,6 +176,9 @@ FAULTS = {
     "fraction": (
         GPU, {"environment": {"XLA_PYTHON_CLIENT_MEM_FRACTION": "75%"}}, "error", "gpu", "e.g. .9",
     ),
+    "fraction by its new name": (
+        GPU, {"environment": {"XLA_CLIENT_MEM_FRACTION": "75%"}}, "error", "gpu", "e.g. .9",
+    ),
     "libtpu's lock": (
         TPU, {"lock_held": True, **DEAD, "probe_error": "in use"}, "error", "tpu", "MULTIPLE",
     ),
@@ -222,6 +229,36 @@ def test_errors_stand_before_warnings():
 def no_probe(monkeypatch):
     """JAX takes seconds to start."""
     monkeypatch.setattr(gathering, "_probe", lambda timeout: {"options": CPU.options})
+
+
+def variables_of(package):
+    """The variables that calls such as `os.environ.get("JAX_X")` and `int_env("JAX_X")` read."""
+    call = re.compile(r"""(?:environ(?:\.\w+)?\s*[\[(]|env\()\s*["'](\w+)["']""")
+    for file in pathlib.Path(package.__file__).parent.rglob("*.py"):
+        yield from call.findall(file.read_text())
+
+
+def test_no_variable_that_jax_or_this_package_reads_is_to_be_unset():
+    import jax
+    import jaxlib
+
+    import nca_trader
+
+    read = {*variables_of(jax), *variables_of(jaxlib), *variables_of(nca_trader)}
+    ours = {name for name in read if name.startswith(tuple(READERS))}
+    assert {"JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS", "JAX_PLATFORM_NAME"} < ours
+    assert {"XLA_PYTHON_CLIENT_ALLOCATOR"} < ours
+    given = {
+        **dict.fromkeys({*ours, "NCA_TRADER_KEYS", "NCA_TRADER_CCXT_URL"}, "0"),
+        "JAX_COORDINATOR_PROT": "1",
+        "NCA_TRADER_KEY": "1",
+    }
+    facts = dataclasses.replace(gather(), environment=given)
+    unread = [finding.what for finding in examine(facts) if "does not read" in finding.what]
+    assert unread == [
+        "this version of JAX does not read JAX_COORDINATOR_PROT",
+        "nca_trader does not read NCA_TRADER_KEY",
+    ]
 
 
 def test_the_coordinator_is_really_tried(no_probe):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -24,6 +25,8 @@ from nca_trader.watch.dashboard.sources import FollowedSessions
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+from uvicorn.server import ServerState
+
 from nca_trader.watch.dashboard import server as module
 from nca_trader.watch.dashboard.server import (
     HEADERS,
@@ -217,6 +220,123 @@ def test_half_sent_headers_block_nothing_and_end(served, journal):
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1) == b""
         assert time.monotonic() - began < 6 * module.HEADER_SECONDS
+
+
+@pytest.fixture
+def guarded(journal, monkeypatch):
+    """A dashboard with a token, in a thread; its port and the cookie of who has logged in."""
+    servers = []
+
+    class Recorded(module.uvicorn.Server):
+        def __init__(self, *args):
+            servers.append(self)
+            super().__init__(*args)
+
+    monkeypatch.setattr(module.uvicorn, "Server", Recorded)
+    sources, listener = FollowedSessions(root=str(journal.parent)), listen(HOST, 0)
+    port = listener.getsockname()[1]
+    app = make_app(sources, access(HOST, port, (HOST,), TOKEN))
+    thread = threading.Thread(target=module.serve, args=(app, listener))
+    thread.start()
+    yield port, f"{module.COOKIE}={app._cookie}"
+    servers[0].should_exit = True
+    thread.join()
+    sources.close()
+
+
+def sent(port, path, *headers, method="POST", body=b""):
+    """The bytes of a request."""
+    home = f"{HOST}:{port}"
+    lines = [f"{method} {path} HTTP/1.1", f"Host: {home}", f"Origin: http://{home}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def answer_of(client, seconds=2.0):
+    client.settimeout(seconds)
+    return int(client.recv(4096).split()[1])
+
+
+BODIES = {"a wrong token": b"token=x", "half a login, in pieces": b"5\r\ntoken\r\n"}
+ATTACKS = {
+    "half a login": ("/login", "Content-Length: 100"),
+    "half a login, in pieces": ("/login", "Transfer-Encoding: chunked"),
+    "half a halt": ("/s/mine.sqlite/halt", "Content-Length: 100", "COOKIE"),
+    "a wrong token": ("/login", "Content-Length: 7"),
+    "a WebSocket": ("/login", "Upgrade: websocket", "Connection: Upgrade"),
+    "an idle client": ("/static/dashboard.css",),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_any_number_of_clients_that_hold_on_denies_nothing_to_others(guarded, journal, attack):
+    port, cookie = guarded
+    path, *headers = ATTACKS[attack]
+    headers = [f"Cookie: {cookie}" if header == "COOKIE" else header for header in headers]
+    method = "GET" if path.startswith("/static") else "POST"
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            client = stack.enter_context(socket.create_connection((HOST, port)))
+            with contextlib.suppress(ConnectionError):
+                body = BODIES.get(attack, b"")
+                client.sendall(sent(port, path, *headers, method=method, body=body))
+        mine = [f"Cookie: {cookie}", "Content-Length: 0"]
+        for request in (
+            sent(port, "/s/mine.sqlite/halt", *mine),
+            sent(port, "/", *mine, method="GET"),
+            sent(port, "/login", method="GET"),
+        ):
+            with socket.create_connection((HOST, port)) as client:
+                client.sendall(request)
+                assert answer_of(client) in (200, 303)
+        assert halted(journal).exists()
+        with socket.create_connection((HOST, port)) as client:
+            body = f"token={TOKEN}".encode()
+            client.sendall(sent(port, "/login", f"Content-Length: {len(body)}", body=body))
+            assert answer_of(client) == 303
+
+
+def test_what_one_host_holds_takes_no_connection_of_another(guarded, journal):
+    port, cookie = guarded
+    halt = sent(port, "/s/mine.sqlite/halt", f"Cookie: {cookie}", "Content-Length: 10")
+    with contextlib.ExitStack() as stack:
+        # Half of the halt, and more connections than are kept before its other half.
+        client = socket.create_connection((HOST, port), source_address=("127.0.0.2", 0))
+        stack.enter_context(client).sendall(halt)
+        for _ in range(300):
+            other = stack.enter_context(socket.create_connection((HOST, port)))
+            with contextlib.suppress(ConnectionError):
+                other.sendall(sent(port, "/login", "Content-Length: 100"))
+        client.sendall(b"reason=now")
+        assert answer_of(client) == 303 and halted(journal).exists()
+
+
+def test_a_form_that_says_that_it_is_long_is_not_waited_for(guarded):
+    port, _ = guarded
+    with socket.create_connection((HOST, port)) as client:
+        client.sendall(sent(port, "/login", "Content-Length: 5000"))
+        assert answer_of(client) == 413
+
+
+def test_a_client_that_reads_slowly_makes_way(monkeypatch):
+    """A kernel takes megabytes for a client on the same machine, so uvicorn is told of it here."""
+    monkeypatch.setattr(module.Connection, "waiting", {})
+
+    async def hold():
+        config, state = module.uvicorn.Config(None, ws="none", lifespan="off"), ServerState()
+        made = []
+        for number in range(module.WAITING + 2):
+            connection = module.Connection(config, state, {})
+            made.append((connection, mock.Mock(get_extra_info=lambda name, n=number: None)))
+            connection.connection_made(made[-1][1])
+            connection._end_wait()  # as of a request under way
+            connection.pause_writing()
+        assert [transport.abort.called for _, transport in made][:3] == [True, True, False]
+        connection, _ = made[-1]
+        connection.cycle = mock.Mock(response_complete=False, more_body=False)
+        connection.resume_writing()
+        assert connection not in module.Connection.waiting and connection._timer.cancelled()
+
+    asyncio.run(hold())
 
 
 @pytest.mark.parametrize("path", ["/s/nobody", "/s/..%2Fetc", "/static/../server.py", "/static/x"])

@@ -1,11 +1,13 @@
 """The figures of a run by name, and the same as Prometheus scrapes them."""
 
+import contextlib
 import json
 import logging
 import math
 import os
 import random
 import socket
+import time
 import urllib.request
 
 import pytest
@@ -16,6 +18,7 @@ from nca_trader.machine import write_atomically
 from nca_trader.paper.journal import Journal
 from nca_trader.paper.tally import Paper, Tally
 from nca_trader.runs.folder import Lines
+from nca_trader.watch import metrics
 from nca_trader.watch.metrics import Collector, Rows, Watched, exporter, flat
 
 
@@ -56,6 +59,24 @@ def test_the_age_of_the_newest_row_grows_until_another_comes(tmp_path):
 def test_a_run_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(RunError, match="no such folder"):
         Watched(tmp_path / "none")
+
+
+def test_clients_that_hold_on_delay_no_scrape_and_are_let_go(monkeypatch):
+    pytest.importorskip("prometheus_client", reason="needs the extra `prometheus`")
+    monkeypatch.setattr(metrics, "SILENT", 2.0)
+    with exporter("0", Collector("x")) as port, contextlib.ExitStack() as stack:
+        held = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(300)
+        ]
+        for client in held:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x")
+        began = time.monotonic()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            assert answer.status == 200
+        assert time.monotonic() - began < 2.0
+        for client in held:
+            client.settimeout(5.0)
+            assert client.recv(100) == b""
 
 
 def test_prometheus_scrapes_what_the_last_look_saw(monkeypatch):

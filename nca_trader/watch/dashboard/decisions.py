@@ -34,9 +34,8 @@ def by_symbol(tally: Tally, values: Any) -> dict[str, float]:
 def modelled(tally: Tally, *names: str) -> float:
     """Return the sum of modelled costs by name, as fractions of the price; NaN where one is not."""
     costs = tally.started.get("costs")
-    return (
-        sum(number(costs.get(name, 0.0)) for name in names) if isinstance(costs, dict) else math.nan
-    )
+    known = costs if isinstance(costs, dict) else dict.fromkeys(names, math.nan)
+    return sum(number(known.get(name, 0.0)) for name in names)
 
 
 def positions(tally: Tally) -> dict[str, Any]:
@@ -119,16 +118,10 @@ def _order_row(tally: Tally, line: OrderLine) -> list[Any]:
     wanted = f"to {percent(weight, 2, True)}" if math.isfinite(weight) else _signed(units)
     if math.isfinite(weight) and math.isfinite(units):
         wanted += f" ({_signed(units)})"
-    return [
-        moment(line.ts),
-        symbol,
-        wanted,
-        _because(tally, line, symbol),
-        cell(line.state, TONES.get(line.state, "idle")),
-        _signed(order.filled) if order.filled else NOTHING,
-        short(order.price),
-        points(line.slippage),
-    ]
+    why, state = _because(tally, line, symbol), cell(line.state, TONES.get(line.state, "idle"))
+    paid = [short(order.price), points(line.slippage)]
+    filled = _signed(order.filled) if order.filled else NOTHING
+    return [moment(line.ts), symbol, wanted, why, state, filled, *paid]
 
 
 def _signed(units: float) -> str:

@@ -7,6 +7,7 @@ cookie. Only the HALT form writes anything, and only a halt file.
 from __future__ import annotations
 
 import asyncio
+import collections
 import functools
 import hmac
 import json
@@ -23,7 +24,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     HTMLResponse,
     PlainTextResponse,
@@ -69,7 +70,8 @@ SLOW_SECONDS = 30.0  # that a client may take to read what was sent
 STREAMS = 48  # at once
 RUNNING = 192  # requests at once, and two more that halt
 HALTING = 2
-WAITING = 64  # connections without a request; the oldest makes way for another
+GUESSES = 16  # wrong tokens at once
+WAITING = 64  # connections without a whole request, or whose client does not read
 LEAST_TOKEN = 16  # characters
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -154,14 +156,15 @@ class Guard:
         async def secured(message: Any) -> None:
             if message["type"] == "http.response.start":
                 # A page may set its own value, e.g. static files their cache-control.
-                own = {name for name, _ in message.get("headers", ())}
-                added = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
-                message["headers"] = [
-                    *message.get("headers", ()), *(h for h in added if h[0] not in own)
-                ]  # fmt: skip
+                added = {name.encode(): value.encode() for name, value in HEADERS.items()}
+                message["headers"] = [*(added | dict(message["headers"])).items()]
             await send(message)
 
-        halts = scope["method"] == "POST" and scope["path"].endswith("/halt")
+        posts = scope["method"] == "POST"
+        # Before it is counted: what a client does not send takes no place from others.
+        if refused is None and posts:
+            refused = await read_form(scope, receive)
+        halts = posts and scope["path"].endswith("/halt")
         if refused is None and self.running >= RUNNING + HALTING * halts:
             refused = PlainTextResponse("Too many requests at once.", 503)
         app = self._app if refused is None else refused
@@ -216,7 +219,7 @@ def make_app(sources: FollowedSessions, allowed: Access, every: float = 1.0) -> 
     # Read once: a request chooses among these names and opens no file.
     files = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
     # A new cookie at each start, so that a restart logs everybody out.
-    cookie, streams = secrets.token_urlsafe(32), 0
+    cookie, streams, guesses = secrets.token_urlsafe(32), 0, asyncio.Semaphore(GUESSES)
 
     def page(template: str, status: int = 200, **shown: Any) -> HTMLResponse:
         return HTMLResponse(environment.get_template(template).render(shown), status)
@@ -267,9 +270,8 @@ def make_app(sources: FollowedSessions, allowed: Access, every: float = 1.0) -> 
 
     async def halt(request: Request) -> Response:
         source = source_of(request)
-        form = await form_of(request)
         # Not in the pool of threads that read journals, which may all be at work.
-        await asyncio.to_thread(source.halt, form.get("reason", ""))
+        await asyncio.to_thread(source.halt, request.scope["form"].get("reason", ""))
         return RedirectResponse(f"/s/{source.name}", 303)
 
     async def login(request: Request) -> Response:
@@ -277,10 +279,14 @@ def make_app(sources: FollowedSessions, allowed: Access, every: float = 1.0) -> 
             return RedirectResponse("/", 303)
         if request.method == "GET":
             return page("login.html", wrong=False)
-        given = (await form_of(request)).get("token", "")
+        given = request.scope["form"].get("token", "")
         if not hmac.compare_digest(given.encode(), allowed.token.encode()):
-            # A guess costs half a second, which ends a search through tokens.
-            await asyncio.sleep(0.5)
+            # A guess costs half a second, which ends a search through tokens. Few wait for it at
+            # once, so that they take no place from others.
+            if guesses.locked():
+                return PlainTextResponse("Too many wrong tokens at once.", 429)
+            async with guesses:
+                await asyncio.sleep(0.5)
             return page("login.html", 403, wrong=True)
         answer = RedirectResponse("/", 303)
         # `strict`: a link on another site does not bring the cookie along.
@@ -326,26 +332,25 @@ def overview_of(sources: FollowedSessions) -> dict[str, Any]:
     return {"cards": cards, "nav": nav}
 
 
-async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a short form.
-
-    Raises:
-      HTTPException: it is long, has many fields, or does not come to its end.
-    """
-    body = b""
+async def read_form(scope: Any, receive: Any) -> Response | None:
+    """Read the fields of a short form into `scope["form"]`; return the refusal of another body."""
+    request, body = Request(scope, receive), b""
+    long = PlainTextResponse("The form is too long.", 413)
     try:
+        if int(request.headers.get("content-length", 0)) > LONGEST_BODY:
+            return long
         async with asyncio.timeout(BODY_SECONDS):
-            # The length is counted as it comes: a client may send another one in its header.
+            # Counted as it comes, too: a client may send another length in its header, or none.
             async for part in request.stream():
                 body += part
                 if len(body) > LONGEST_BODY:
-                    raise HTTPException(413, "The form is too long.")
-    except TimeoutError:
-        raise HTTPException(408, "The form did not come to its end.") from None
-    try:
-        return dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=8))
+                    return long
+        fields = urllib.parse.parse_qsl(body.decode("utf-8", "replace"), max_num_fields=8)
+    except (TimeoutError, ClientDisconnect):
+        return PlainTextResponse("The form did not come to its end.", 408)
     except ValueError:
-        raise HTTPException(400, "The form has too many fields.") from None
+        return PlainTextResponse("The form has too many fields.", 400)
+    scope["form"] = dict(fields)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -374,49 +379,54 @@ class Connection(H11Protocol):
     uvicorn itself waits for the headers of a request, and for a reader, as long as they take.
     """
 
-    waiting: ClassVar[dict[Connection, None]] = {}  # without a request under way, oldest first
+    waiting: ClassVar[dict[Connection, None]] = {}  # for their client, the oldest first
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request."""
         super().connection_made(transport)
-        self._timer = self._reader = None
-        self._wait()
+        self._timer = None
+        self._wait(HEADER_SECONDS)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; with the end of the headers the request is under way."""
+        """Take bytes; with the end of its body the request is under way."""
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._under_way():
             self._end_wait()
 
     def on_response_complete(self) -> None:
         """Wait for another request, or for the client to read the answer and go."""
         super().on_response_complete()
-        if self.cycle.response_complete:  # no other request has come in the meantime
-            self._wait()
+        if not self._under_way():  # no other request has come in the meantime
+            self._wait(SLOW_SECONDS if self.flow.write_paused else HEADER_SECONDS)
 
     def pause_writing(self) -> None:
         """Give a client that does not read some time."""
         super().pause_writing()
-        self._reader = self.loop.call_later(SLOW_SECONDS, self.transport.abort)
+        self._wait(SLOW_SECONDS)
 
     def resume_writing(self) -> None:
         """Go on: the client has read."""
         super().resume_writing()
-        if self._reader is not None:
-            self._reader.cancel()
+        if self._under_way():
+            self._end_wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._end_wait()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
+    def _under_way(self) -> bool:
+        return bool(self.cycle and not self.cycle.response_complete and not self.cycle.more_body)
+
+    def _wait(self, seconds: float) -> None:
         self._end_wait()
         # `abort` and not `close`, which would wait until the client has read.
-        self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+        self._timer = self.loop.call_later(seconds, self.transport.abort)
         self.waiting[self] = None
         if len(self.waiting) > WAITING:
-            oldest = next(iter(self.waiting))
+            # Of the host that has most: what it does takes no place from others.
+            most = collections.Counter(each.client and each.client[0] for each in self.waiting)
+            oldest = max(self.waiting, key=lambda each: most[each.client and each.client[0]])
             oldest._end_wait()
             oldest.transport.abort()
 

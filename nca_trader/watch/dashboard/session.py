@@ -130,40 +130,20 @@ def _tiles(tally: Tally) -> list[dict[str, str]]:
     net = percent(sum(weights) if weights else math.nan, signed=True)
     holding = sum(1 for w in weights if abs(w) > FLAT)
     value, capital = (number(tally.snapshot.get("value")), number(tally.started.get("capital")))
+    hold = f"buy and hold {percent(held, 2, True)}"
+    tone = "good" if gained > 0.0 else "bad" if gained < 0.0 else ""
+    largest = f"largest {percent(-min(tally.drawdown, default=math.nan), 2)}"
+    bars = f"{tally.counts['bar']:,} bars, {tally.counts['decision']:,} decisions"
+    opened = moment(tally.bar_ts) if tally.bar_ts else NOTHING
+    paid = f"slippage {points(mean(tally.slippage))} on average, fees {amount(tally.commission)}"
+    assets = f"{net} net, {holding} of {len(tally.symbols)} assets"
     return [
         tile("equity", "Equity", amount(value), f"{amount(capital)} at the start"),
-        tile(
-            "return",
-            "Return",
-            percent(gained, 2, True),
-            f"buy and hold {percent(held, 2, True)}",
-            "good" if gained > 0.0 else "bad" if gained < 0.0 else "",
-        ),
-        tile(
-            "drawdown",
-            "Below its peak",
-            percent(now["max_drawdown"], 2),
-            f"largest {percent(-min(tally.drawdown, default=math.nan), 2)}",
-        ),
-        tile(
-            "position",
-            "Position",
-            f"{percent(now['max_gross'])} gross",
-            f"{net} net, {holding} of {len(tally.symbols)} assets",
-        ),
-        tile(
-            "bar",
-            "Last bar",
-            moment(tally.bar_ts) if tally.bar_ts else NOTHING,
-            f"{tally.counts['bar']:,} bars, {tally.counts['decision']:,} decisions"
-            + ("" if tally.live else "; replay"),
-        ),
-        tile(
-            "trading",
-            "Fills",
-            f"{tally.counts['fill']:,}",
-            f"slippage {points(mean(tally.slippage))} on average, fees {amount(tally.commission)}",
-        ),
+        tile("return", "Return", percent(gained, 2, True), hold, tone),
+        tile("drawdown", "Below its peak", percent(now["max_drawdown"], 2), largest),
+        tile("position", "Position", f"{percent(now['max_gross'])} gross", assets),
+        tile("bar", "Last bar", opened, bars + ("" if tally.live else "; replay")),
+        tile("trading", "Fills", f"{tally.counts['fill']:,}", paid),
     ]
 
 
@@ -297,13 +277,10 @@ def _quality(tally: Tally, vitals: Vitals) -> dict[str, Any]:
 def _halts(tally: Tally) -> dict[str, Any]:
     # A comparison with the venue that found nothing has no code.
     past = [*tally.halts, *(r for r in tally.recons if r.body.get("code"))]
+    tones = {"halt": "bad", "resume": "good"}
     rows = [
-        [
-            moment(event.ts_event),
-            cell(event.kind, {"halt": "bad", "resume": "good"}.get(event.kind, "warn")),
-            reason_of(event.body),
-        ]
-        for event in sorted(past, key=lambda event: -event.seq)[:20]
+        [moment(each.ts_event), cell(each.kind, tones.get(each.kind, "warn")), reason_of(each.body)]
+        for each in sorted(past, key=lambda event: -event.seq)[:20]
     ]
     headers = ["Time", "Event", "Reason"]
     return table(headers, rows, empty="Never halted; books and venue never differed.")
@@ -314,8 +291,4 @@ def _halt(tally: Tally, vitals: Vitals) -> dict[str, Any]:
     on = halt is not None or vitals.halt is not None
     reason = reason_of(halt.body) if halt is not None else (vitals.halt or "no reason given")
     command = ["nca-trader", "resume", "--journal", vitals.path, "--reason", "WHY IT MAY GO ON"]
-    return {
-        "on": on,
-        "reason": reason if on else "",
-        "command": shlex.join(command) if on else "",
-    }
+    return {"on": on, "reason": reason if on else "", "command": shlex.join(command) if on else ""}
