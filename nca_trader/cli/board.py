@@ -109,9 +109,7 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
         )
         repeats.append(repeat := board.repeated(entry, [proof.row() for proof in proofs]))
         say(str(repeat))
-    result = {
-        "repeats": [r._asdict() | {"verdict": r.verdict, "agrees": r.agrees} for r in repeats]
-    }
-    if wrong := [f"{r.market}: {r.verdict}" for r in repeats if not r.agrees]:
-        fail_check(args, result, f"{name} is not repeated; {'; '.join(wrong)}.")
-    return result
+    found = {"repeats": [{**r._asdict(), "agrees": r.verdict == "agrees"} for r in repeats]}
+    if wrong := [f"{r.market}: {r.verdict}" for r in repeats if r.verdict != "agrees"]:
+        fail_check(args, found, f"{name} is not repeated; {'; '.join(wrong)}.")
+    return found

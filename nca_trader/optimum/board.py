@@ -47,7 +47,7 @@ HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "second
            "passed")  # fmt: skip
 PICTURES = ("png", "svg")
 LARGEST = 1e9  # of numbers of a row, in size
-MOST_ROWS, MOST_BYTES = 10_000, 1 << 24  # of files: what is computed of more takes the machine
+MOST_ROWS, MOST_BYTES = 10_000, 1 << 22  # of files: what is computed of more takes the machine
 WIDEST = 0.1  # of the optimum: three standard errors with which two fractions still compare
 LEGEND_LINE, LEGEND_LETTER, LEGEND_ROW, NARROW_AXES = 0.7, 0.08, 0.2, 5.5  # inches
 
@@ -211,7 +211,7 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
         with open(path, "rb") as file:
             lines = file.read(MOST_BYTES + 1).removesuffix(b"\n").split(b"\n")
             if file.tell() > MOST_BYTES or len(rows) + len(lines) > MOST_ROWS:
-                raise ConfigError(f"{path}: more than 10,000 rows or 16 MiB; give fewer rows.")
+                raise ConfigError(f"{path}: more than 10,000 rows or 4 MiB; give fewer rows.")
         for number, line in enumerate(lines if any(lines) else (), 1):
             where = f"{path}, line {number}"
             row: Any = read_json(line, where) if line else None
@@ -466,11 +466,6 @@ class Repeat(NamedTuple):
         if abs(self.reported - self.found) > 3.0 * self.error:
             return "differs"
         return "agrees" if 3.0 * self.error <= WIDEST else "cannot tell, give rows that vary less"
-
-    @property
-    def agrees(self) -> bool:
-        """Whether it is found that they differ by few points, and by at most 3 standard errors."""
-        return self.verdict == "agrees"
 
     def __str__(self) -> str:
         """Return the comparison in one line."""
