@@ -18,9 +18,9 @@ def add_board_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "`nca-trader prove MARKET --agent X --out board.jsonl` appends rows. `board verify FILE "
         "--agent X` evaluates X again on new draws, or trains it again where it is a preset, and "
-        "exits with 1 where that differs from the row by more than 3 standard errors, where these "
-        "are more than 10 points and nothing can be told, and where a row is of another agent or "
-        "of another version of its market."
+        "exits with 1 where that differs from the row by more than 3 standard errors; where these "
+        "are more than 10 points (cannot tell); and where a row is of another agent or of another "
+        "version of its market."
     )
     parser.add_argument(
         "words",
