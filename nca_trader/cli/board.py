@@ -18,7 +18,9 @@ def add_board_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "`nca-trader prove MARKET --agent X --out board.jsonl` appends rows. `board verify FILE "
         "--agent X` evaluates X again on new draws, or trains it again where it is a preset, and "
-        "exits with 1 where that differs from the row by more than 3 standard errors."
+        "exits with 1 where that differs from the row by more than 3 standard errors; where these "
+        "are more than 10 points (cannot tell); and where a row is of another agent or of another "
+        "version of its market."
     )
     parser.add_argument(
         "words",
@@ -29,6 +31,7 @@ def add_board_options(parser: argparse.ArgumentParser) -> None:
     )
     add_options(
         parser,
+        agent_seconds={},
         agent={"help": "verify: the agent of the row, as `prove` takes it"},
         seed={"help": "verify: the seed of the repetition, drawn without it"},
     )
@@ -79,7 +82,7 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
     own = [entry for entry in entries if entry.name == name and len(entry.fractions)]
     if not own:
         names = ", ".join(dict.fromkeys(entry.name for entry in entries))
-        raise ConfigError(f"{files[0]}: has no row of {name!r}; give --name, one of {names}.")
+        raise ConfigError(f"{files[0]}: no fraction of {name!r}; give --name, one of {names}.")
     trained = entry_of(args.agent, args.allow_code, args.python) is None
     for entry in own:
         digest = FROZEN.get(entry.market)
@@ -88,11 +91,9 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
                 f"{files[0]}: {entry.market} is a file of its own, which may name code; where you "
                 f"trust it, give {argument('allow_code')}."
             )
-        if digest and {row.get("digest") for row in entry.rows} - {None, digest}:
-            raise ConfigError(
-                f"{files[0]}: a row of {name} is of another version of {entry.market}; verify it "
-                "with the version of nca-trader that made it."
-            )
+        if any(row.get("digest") != digest for row in entry.rows):
+            other = f"{files[0]}: a row of {name} is of another version of {entry.market}; "
+            fail_check(args, {"repeats": []}, f"{other}use the nca-trader that made it.")
     repeats = []
     for entry in own:
         asked = entry.rows[0]["entry"].get("steps") or entry.rows[0]["steps"]
@@ -104,12 +105,11 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
             controls=False,
             allow_code=args.allow_code,
             python=args.python,
+            agent_seconds=args.agent_seconds,
         )
-        rows = [proof.row() for proof in proofs]
-        repeats.append(repeat := board.repeated(entry, rows))
-        same = rows[0]["entry"]["digest"] in [row["entry"].get("digest") for row in entry.rows]
-        say(str(repeat) + ("" if same else "; this agent is not the row's: its digest differs"))
-    result = {"repeats": [{**r._asdict(), "agrees": r.agrees} for r in repeats]}
-    if wrong := [r.market for r in repeats if not r.agrees]:
-        fail_check(args, result, f"{name} is not repeated on {', '.join(wrong)}.")
-    return result
+        repeats.append(repeat := board.repeated(entry, [proof.row() for proof in proofs]))
+        say(str(repeat))
+    found = {"repeats": [{**r._asdict(), "agrees": r.verdict == "agrees"} for r in repeats]}
+    if wrong := [f"{r.market}: {r.verdict}" for r in repeats if r.verdict != "agrees"]:
+        fail_check(args, found, f"{name} is not repeated; {'; '.join(wrong)}.")
+    return found

@@ -48,7 +48,7 @@ TRADED: tuple[Needs, ...] = (
     ("--strategy", lambda args: args.strategy, "param env trials"),
 )
 REPLAYED = "seed force_agent allow_code param env " + " ".join(ACCOUNT)
-VERIFIED = "agent seed name allow_code python"
+VERIFIED = "agent agent_seconds seed name allow_code python"
 NEEDS: dict[str, tuple[Needs, ...]] = {
     "backtest": TRADED,
     "board": (("the word verify", lambda args: args.words[:1] == ["verify"], VERIFIED),),
@@ -60,7 +60,7 @@ NEEDS: dict[str, tuple[Needs, ...]] = {
         ("a replay", lambda args: args.feed.startswith("replay:"), "speed"),
         ("a live feed", lambda args: not args.feed.startswith("replay:"), "warmup"),
     ),
-    "prove": (("an agent from outside", _outside, "allow_code python"),),
+    "prove": (("an agent from outside", _outside, "agent_seconds allow_code python"),),
     "runs": (("the word rm", lambda args: args.action == "rm", "yes"),),
     "sweep": (("--sample", lambda args: args.sample, "seed method"),),
     "train": (("--distributed", processes.options, "heartbeat initialization_timeout"),),

@@ -84,6 +84,7 @@ SHARED: dict[str, dict[str, Any]] = {
     **READ,
     "env": {"help": "an environment: preset name or TOML file"},
     "agent": {"help": "an agent: preset name or TOML file"},
+    "agent_seconds": {"type": float, "metavar": "S", "help": "of an agent for a market (1800)"},
     "track": {
         "metavar": "KIND[:OPTIONS]",
         "help": "also show the metrics elsewhere: tensorboard[:DIR] or wandb[:ENTITY/PROJECT]; see "

@@ -47,6 +47,7 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python", metavar="PROGRAM", help="the Python that plays an agent from outside"
     )
+    add_options(parser, "agent_seconds")
     parser.add_argument("--steps", type=COUNT, help="environment steps of each run")
     parser.add_argument(
         "--alone", action="store_true", help="train no controls (agents without history, ...)"
@@ -88,6 +89,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         agent,
         allow_code=args.allow_code,
         python=args.python,
+        agent_seconds=args.agent_seconds,
         steps=args.steps,
         seeds=seeds,
         controls=not args.alone,

@@ -47,6 +47,8 @@ HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "second
            "passed")  # fmt: skip
 PICTURES = ("png", "svg")
 LARGEST = 1e9  # of numbers of a row, in size
+MOST_ROWS, MOST_BYTES = 10_000, 1 << 22  # of files: what is computed of more takes the machine
+WIDEST = 0.1  # of the optimum: three standard errors with which two fractions still compare
 LEGEND_LINE, LEGEND_LETTER, LEGEND_ROW, NARROW_AXES = 0.7, 0.08, 0.2, 5.5  # inches
 
 
@@ -72,7 +74,11 @@ class _Stored:
     versions: dict[str, str] | None = None
 
     def __post_init__(self):
+        kinds = {"name": str | None, "digest": str | None, "steps": int | None}
+        if wrong := [k for k, kind in kinds.items() if not isinstance(self.entry.get(k), kind)]:
+            raise ValueError(f"has an 'entry' whose {wrong[0]!r} is of another type")
         numbers = [self.fraction, self.error, self.turnover, *itertools.chain(*self.curve)]
+        numbers += [self.steps, self.entry.get("steps")]
         # NaN compares with nothing.
         if not all(x is None or abs(x) <= LARGEST for x in numbers):
             raise ValueError(f"has a number that is not within {LARGEST:g}")
@@ -82,7 +88,7 @@ class _Stored:
             places = [x for point in self.curve if (x := point[column]) is not None]
             if places != sorted(places) or min(places, default=0) < 0:
                 raise ValueError("has a 'curve' whose steps or seconds do not ascend from 0 on")
-        if (self.error or 0) < 0 or (self.steps or 0) < 0:
+        if min(self.error or 0, self.steps or 0, self.entry.get("steps") or 0) < 0:
             raise ValueError("has an 'error' or 'steps' below 0")
         if self.fraction is not None and (self.seed is None or not self.curve):
             raise ValueError("has a 'fraction' without 'seed' or 'curve'")
@@ -198,20 +204,21 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
       ConfigError: a file is missing or has no rows; a line is not a row, or stands there twice.
       StateError: a line is not JSON.
     """
-    rows, seen = [], set()
+    rows, seen, names = [], set(), [field.name for field in dataclasses.fields(_Stored)]
     for path in map(Path, paths):
         if not path.is_file():
             raise ConfigError(f"{path}: no such file; `nca-trader prove` adds rows to one.")
-        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+        with open(path, "rb") as file:
+            lines = file.read(MOST_BYTES + 1).removesuffix(b"\n").split(b"\n")
+            if file.tell() > MOST_BYTES or len(rows) + len(lines) > MOST_ROWS:
+                raise ConfigError(f"{path}: more than 10,000 rows or 4 MiB; give fewer rows.")
         for number, line in enumerate(lines if any(lines) else (), 1):
             where = f"{path}, line {number}"
             row: Any = read_json(line, where) if line else None
             try:
-                if isinstance(row, dict):  # other keys are not the board's
-                    names = [field.name for field in dataclasses.fields(_Stored)]
-                    converted({k: row[k] for k in names if k in row}, _Stored)
-                else:
-                    converted(row, _Stored)
+                # Other keys are not the board's.
+                own = {k: row[k] for k in names if k in row} if isinstance(row, dict) else row
+                converted(own, _Stored)
             except Mismatch as wrong:
                 raise ConfigError(
                     f"{where}: is not a row of `prove`: {printable(wrong.sentence)}."
@@ -236,8 +243,9 @@ def entries_of(rows: Sequence[Row]) -> list[Standing]:
     for row in rows:
         found.setdefault((row["market"], row["name"]), []).append(row)
     markets, names = (dict.fromkeys(row[key] for row in rows) for key in ("market", "name"))
-    every = itertools.product(markets, names)
-    return [Standing(*pair, found[pair]) for pair in every if pair in found]
+    order = [{key: number for number, key in enumerate(each)} for each in (markets, names)]
+    pairs = sorted(found, key=lambda pair: (order[0][pair[0]], order[1][pair[1]]))
+    return [Standing(*pair, found[pair]) for pair in pairs]
 
 
 def cells(entry: Standing) -> list[str]:
@@ -441,24 +449,29 @@ class Repeat(NamedTuple):
       reported: fraction on the board, the interquartile mean of its seeds.
       found: fraction on the new draws.
       error: standard error of the difference.
+      others: rows on the board of another agent, whose digest differs.
     """
 
     market: str
     reported: float
     found: float
     error: float
+    others: int = 0
 
     @property
-    def agrees(self) -> bool:
-        """Whether they differ by at most 3 standard errors."""
-        return abs(self.reported - self.found) <= 3.0 * self.error
+    def verdict(self) -> str:
+        """What is found, in words: it agrees, or why not."""
+        if self.others:
+            return f"{self.others} of its rows have the digest of another agent; give that agent"
+        if abs(self.reported - self.found) > 3.0 * self.error:
+            return "differs"
+        return "agrees" if 3.0 * self.error <= WIDEST else "cannot tell, give rows that vary less"
 
     def __str__(self) -> str:
         """Return the comparison in one line."""
-        said = "agrees" if self.agrees else "differs"
         return (
             f"{self.market}: {self.reported:.1%} on the board, {self.found:.1%} now, "
-            f"+-{self.error:.1%}: {said}"
+            f"+-{self.error:.1%}: {self.verdict}"
         )
 
 
@@ -467,18 +480,22 @@ def repeated(entry: Standing, rows: Sequence[Row]) -> Repeat:
 
     The error has three parts: how the seeds of either differ, and the error of the evaluation of
     each, as both were played on draws of their own. The row's own error counts up to 3 times the
-    new one, as it may be a stranger's.
+    new one, as it may be a stranger's. Where a row's account went bankrupt, it has no bound.
     """
     old, found = entry.fractions, [row["fraction"] for row in rows]
+    digests = [row["entry"].get("digest") for row in entry.rows]
+    others = sum(digest != rows[0]["entry"].get("digest") for digest in digests)
+    reported = interquartile(old)[0]
     if None in found:  # it goes bankrupt now
-        return Repeat(entry.market, interquartile(old)[0], -math.inf, 0.0)
+        return Repeat(entry.market, reported, -math.inf, 0.0, others)
     new = np.array(found)
     # One seed says nothing of how seeds differ: the spread is that of all that there are.
-    spread = float(np.std(old, ddof=1)) if len(old) > 1 else 0.0
-    spread = max(spread, float(np.std(new, ddof=1)) if len(new) > 1 else 0.0)
+    spread = max(float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for each in (old, new))
+    if len(old) < len(digests):  # one went bankrupt, and no mean has it
+        spread = math.inf
     theirs, ours = (
         float(np.mean([row.get("error") or 0.0 for row in part])) for part in (entry.rows, rows)
     )
     seeds = spread * math.sqrt(1 / len(old) + 1 / len(new))
     error = math.hypot(seeds, min(theirs, 3.0 * ours), ours)
-    return Repeat(entry.market, interquartile(old)[0], interquartile(new)[0], error)
+    return Repeat(entry.market, reported, interquartile(new)[0], error, others)

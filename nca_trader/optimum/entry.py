@@ -19,8 +19,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from nca_trader.config.toml import preset_names
 from nca_trader.errors import ConfigError, argument, in_a_command
 from nca_trader.optimum import player
 
-LOADING, FIRST, EACH = 300.0, 300.0, 60.0  # seconds that an agent has to load, and to answer
+SECONDS = 1800.0  # that an agent has on a market, loading included
 LONGEST = 1 << 16  # bytes of a message that is not actions
 GET_DUMPABLE, SET_DUMPABLE = 3, 4  # of prctl on Linux
 BOTH_WAYS = 2  # of shutdown
@@ -68,6 +68,7 @@ class OutsideAgent:
       digest: SHA-256 of the files; of a run that of its parameters, once it is loaded.
       allow_code: whether code may run that its files hold.
       python: that plays it.
+      seconds: that it has on a market, loading included.
       facts: what its process says of it.
     """
 
@@ -78,6 +79,7 @@ class OutsideAgent:
     digest: str = ""
     allow_code: bool = False
     python: str = sys.executable
+    seconds: float = SECONDS
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
@@ -89,13 +91,20 @@ class OutsideAgent:
 
 
 def entry_of(
-    agent: Any, allow_code: bool = False, python: str | None = None
+    agent: Any,
+    allow_code: bool = False,
+    python: str | None = None,
+    seconds: float | None = None,
 ) -> OutsideAgent | None:
     """Return the agent from outside that `agent` names; None for a preset or a configuration.
 
     Raises:
-      ConfigError: a file is missing, is not the user's own, or holds code that is not allowed.
+      ConfigError: a file is missing, is not the user's own, or holds code that is not allowed; no
+        time is given.
     """
+    seconds = SECONDS if seconds is None else seconds
+    if not isinstance(seconds, Real) or not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"{argument('agent_seconds', seconds)}: give a number above 0, e.g. 600.")
     if not isinstance(agent, str | os.PathLike):
         return None
     name = os.fspath(agent)
@@ -126,12 +135,16 @@ def entry_of(
                 f"{argument('agent', name)}: holds pickled objects, which run code when they are "
                 f"loaded; where you trust it, give {remedy}."
             )
-        whole = b"".join(pathlib.Path(file).read_bytes() for file in files)
-        digest = hashlib.sha256(whole).hexdigest()
+        whole = hashlib.sha256()
+        for file in files:
+            with open(file, "rb") as source:  # in parts: it may be large
+                for part in iter(lambda: source.read(1 << 20), b""):
+                    whole.update(part)
+        digest = whole.hexdigest()
     python = sys.executable if python is None else python
     return OutsideAgent(
         name=name, kind=kind, files=tuple(files), member=member, digest=digest,
-        allow_code=allow_code, python=python,
+        allow_code=allow_code, python=python, seconds=seconds,
     )  # fmt: skip
 
 
@@ -158,13 +171,14 @@ class Playing:
           ConfigError: it cannot be loaded.
         """
         self._where, self._choices, self._assets = f"{entry.name} on {market}", choices, assets
-        self._over, self._deadline, self.steps = threading.Event(), math.inf, 0
+        self._seconds, self._late, self.steps = entry.seconds, False, 0
         self._link, theirs = multiprocessing.Pipe()
         command = [entry.python, player.__file__, str(theirs.fileno())]
         # The accelerator stays ours.
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONSAFEPATH": "1"}
         try:
-            # A session of its own: Ctrl-C reaches us, and we end it with all that it started.
+            # A session of its own: Ctrl-C reaches us, and we end it with all that it started. On
+            # Linux it is that of the player's supervisor.
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment,
                 start_new_session=True,
@@ -177,12 +191,16 @@ class Playing:
             ) from None
         finally:
             theirs.close()
-        threading.Thread(target=self._watch, daemon=True).start()
+        # A thread, since reading and writing may both wait for a process that has stopped.
+        self._timer = threading.Timer(entry.seconds, self._hang_up)
+        self._timer.daemon = True
+        self._timer.start()
         try:
             asked = dataclasses.asdict(entry) | {
-                "assets": assets, "observation": observation, "whole": bool(choices)
+                "assets": assets, "observation": observation, "whole": bool(choices),
+                "in_a_command": in_a_command(),
             }  # fmt: skip
-            self.facts = self._facts(self._ask(json.dumps(asked).encode(), LOADING, LONGEST))
+            self.facts = self._facts(self._ask(json.dumps(asked).encode(), LONGEST))
             if "error" in self.facts:
                 raise self._fault(self.facts["error"])
             # The digest of all but runs is that of their files, and a function is of no library.
@@ -203,8 +221,14 @@ class Playing:
 
     def close(self) -> None:
         """End the process and all that it started."""
-        self._over.set()
-        self._kill()
+        self._timer.cancel()
+        self._timer.join()  # it must not close another file of the same number
+        self._process.send_signal(signal.SIGCONT)  # to a supervisor that the agent has stopped
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(player.PATIENCE + 2)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._link.close()
 
@@ -221,8 +245,7 @@ class Playing:
         size = 4 * len(observations) * self._assets
         head = bytes([forget, 0, 0, 0])
         self.steps += 1
-        limit = FIRST if self.steps == 1 else EACH
-        answer = self._ask(head + observations.tobytes(), limit, max(size + 1, LONGEST))
+        answer = self._ask(head + observations.tobytes(), max(size + 1, LONGEST))
         if answer[:1] != b"A" or len(answer) != 1 + size:
             raise self._fault(answer[1:].decode(errors="replace"))
         dtype = np.int32 if self._choices else np.float32
@@ -241,31 +264,20 @@ class Playing:
         except (Mismatch, ValueError):
             raise self._fault("its process does not say what it loaded") from None
 
-    def _ask(self, message: bytes, limit: float, longest: int) -> bytes:
+    def _ask(self, message: bytes, longest: int) -> bytes:
         """Send a message and return the answer, at most `longest` bytes."""
-        self._deadline = time.monotonic() + limit
         try:
             self._link.send_bytes(message)
-            answer = self._link.recv_bytes(longest)
-            self._deadline = math.inf  # between two answers the caller may compute for long
-            return answer
+            return self._link.recv_bytes(longest)
         except (EOFError, OSError):
-            late = time.monotonic() > self._deadline
-            what = f"no answer in {limit:.0f} s" if late else "its process ended"
-            raise self._fault(what) from None
+            more = argument("agent_seconds", math.ceil(2 * self._seconds))
+            late = f"is not done after {self._seconds:g} s; give more time, e.g. {more}"
+            raise self._fault(late if self._late else "its process ended") from None
 
-    def _watch(self) -> None:
-        # A thread, since reading and writing may both wait for a process that has stopped.
-        while not self._over.wait(0.1):
-            if time.monotonic() > self._deadline:
-                self._kill()
-                # A process that has left its group lives on, and must not be waited for.
-                ctypes.CDLL(None).shutdown(self._link.fileno(), BOTH_WAYS)
-                return
-
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+    def _hang_up(self) -> None:
+        # Who left its process group lives on, and must not be waited for.
+        self._late = True
+        ctypes.CDLL(None).shutdown(self._link.fileno(), BOTH_WAYS)
 
     def _fault(self, what: str) -> ConfigError:
         at = f", step {self.steps}" if self.steps else ""

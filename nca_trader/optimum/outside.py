@@ -74,7 +74,8 @@ def prove_entry(
     """
     jobs = [(asked, seed) for asked in markets for seed in seeds or [None]]
     proofs = []
-    with Progress(len(jobs), "prove", "markets") as shown:
+    # Before its first process begins: what it opens while it loads, it reads later.
+    with unreadable(), Progress(len(jobs), "prove", "markets") as shown:
         for asked, seed in jobs:
             proofs.append(proof := _prove(entry, asked, seed, controls))
             shown.update()
@@ -93,7 +94,7 @@ def _prove(entry: OutsideAgent, asked: Asked, seed: int | None, controls: bool) 
     # A run orders weights: no action orders what several agents order together.
     choices = 0 if entry.kind == "run" else spec.num_actions
     reached, found, given = NOTHING, {}, seed is not None
-    with Playing(entry, asked.name, spec.num_assets, size, choices) as playing, unreadable():
+    with Playing(entry, asked.name, spec.num_assets, size, choices) as playing:
         facts = playing.facts
         reason = mismatch(facts, spec, size)
         if not reason:

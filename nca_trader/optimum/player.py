@@ -21,6 +21,7 @@ import pickle
 import runpy
 import signal
 import sys
+import time
 import traceback
 import zipfile
 from collections.abc import Callable
@@ -32,7 +33,8 @@ import numpy as np
 
 Act = Callable[[np.ndarray, Any], tuple[Any, Any]]  # (observations, memory) -> (actions, memory)
 Facts = dict[str, Any]
-DIE_WITH_PARENT = 1  # of prctl on Linux
+DIE_WITH_PARENT, ADOPT, GAIN_NOTHING = 1, 36, 38  # of prctl on Linux
+LOOK, PATIENCE = 0.05, 8.0  # seconds between two looks, and to end what it started
 LONGEST = 4_000  # characters of an error
 # By its path: this Python may lack the package.
 SB3_MODEL = os.path.join(os.path.dirname(__file__), "..", "envs", "sb3_model.py")
@@ -72,9 +74,12 @@ def load_function(entry: dict[str, Any]) -> tuple[Act, Facts]:
 def load_run(entry: dict[str, Any]) -> tuple[Act, Facts]:
     """Load a run folder or an exported file of this package."""
     # jax and this package, which the Python of another kind of agent may lack.
+    from nca_trader.errors import options_named
     from nca_trader.optimum.run_player import load
 
-    return load(entry["files"][0], entry["allow_code"])
+    # Its refusals are read where the caller's are.
+    with options_named() if entry["in_a_command"] else contextlib.nullcontext():
+        return load(entry["files"][0], entry["allow_code"])
 
 
 def load_sb3(entry: dict[str, Any]) -> tuple[Act, Facts]:
@@ -219,11 +224,41 @@ def described(error: BaseException, files: list[str]) -> str:
     return text if plain else f"{type(error).__name__}: {text}"
 
 
+def supervise(descriptor: int) -> None:
+    """Play in a child; once it ends or the caller does, end all that it started (Linux).
+
+    A daemon, which has left its session and its parent, becomes a child of this process. Elsewhere
+    the caller ends the process group alone.
+    """
+    if sys.platform != "linux":
+        return main(descriptor)
+    prctl, asked, own = ctypes.CDLL(None).prctl, [], os.getpid()
+    signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+    prctl(ADOPT, 1, 0, 0, 0)
+    prctl(DIE_WITH_PARENT, signal.SIGTERM, 0, 0, 0)  # a caller that is killed cannot end us
+    if not (played := os.fork()):
+        prctl(DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+        prctl(GAIN_NOTHING, 1, 0, 0, 0)  # of other rights, with which it could not be killed
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return main(descriptor)
+    os.close(descriptor)
+    # Not waited for: a thread of numpy's may receive the signal, which interrupts no wait here.
+    while not asked and not os.waitpid(played, os.WNOHANG)[0]:
+        time.sleep(LOOK)
+    until = time.monotonic() + PATIENCE
+    with contextlib.suppress(ChildProcessError):  # none is left
+        # Again and again, since the children of a child that ends become ours.
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{own}/children") as file:
+                for child in file.read().split():
+                    os.kill(int(child), signal.SIGKILL)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
 def main(descriptor: int) -> None:
     """Load what the caller names, then answer its observations until it closes the connection."""
     link = Connection(descriptor)
-    with contextlib.suppress(Exception):  # a caller that is killed cannot end this process
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     os.dup2(2, 1)  # what the agent prints must not mix with the caller's output
     entry = json.loads(link.recv_bytes())
     try:
@@ -231,12 +266,12 @@ def main(descriptor: int) -> None:
     except BaseException as error:  # a file may end with `sys.exit`
         link.send_bytes(json.dumps({"error": described(error, entry["files"])}).encode())
         return
-    link.send_bytes(json.dumps(facts).encode())
-    memory = None
+    answer, memory = json.dumps(facts).encode(), None
     while True:
         try:
+            link.send_bytes(answer)
             message = link.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):  # the caller has enough
             return
         # A copy: the agent may write into what it sees.
         seen = np.frombuffer(message, np.float32, offset=4).reshape(-1, entry["observation"]).copy()
@@ -245,8 +280,7 @@ def main(descriptor: int) -> None:
             answer = b"A" + as_array(actions, len(seen), entry).tobytes()
         except BaseException as error:
             answer = b"E" + described(error, entry["files"]).encode(errors="backslashreplace")
-        link.send_bytes(answer)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    supervise(int(sys.argv[1]))

@@ -255,6 +255,7 @@ def prove(
     *,
     allow_code: bool = False,
     python: str | None = None,
+    agent_seconds: float | None = None,
     steps: int | None = None,
     seeds: Sequence[int] | None = None,
     controls: bool = True,
@@ -276,6 +277,8 @@ def prove(
       allow_code: whether an agent from outside may be one of pickled objects, or a run of own code
         that you have not signed.
       python: the program of the Python that plays an agent from outside; None is this one.
+      agent_seconds: that an agent from outside has on each market, loading included; None is
+        1800.
       steps: environment steps of each run; None is the agent's own.
       seeds: one run each, of every market; None draws three. Of an agent from outside, one
         evaluation each; None draws one after it is loaded.
@@ -308,7 +311,7 @@ def prove(
             raise ConfigError(
                 f"{argument('seeds')}: give whole numbers of at least 0, e.g. [1, 2]."
             )
-    if (entry := entry_of(agent, allow_code, python)) is not None:
+    if (entry := entry_of(agent, allow_code, python, agent_seconds)) is not None:
         if steps is not None:
             raise ConfigError(f"{entry.name} is not trained here; give no {argument('steps')}.")
         bars = ((name, BARS.get(name, DEFAULT_BAR)) for name in names)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.errors import ConfigError, RunError, argument, out_of_memory
+from nca_trader.errors import ConfigError, RunError, out_of_memory
 from nca_trader.machine import safe_path, scratch
 from nca_trader.scale.chips import Slice
 from nca_trader.scale.hlo import ProgramCost, cost_of, read_module, unknown_loops
@@ -197,7 +197,8 @@ def devices_of(there: Slice) -> list[Any]:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=there.name).devices
     except Exception as error:  # the class depends on what is wrong
         why = str(error).splitlines()[0]
-        raise ConfigError(f"{argument('topology', there.name)}: the compiler says: {why}") from None
+        # Not as an argument: this process does not know how its user writes one.
+        raise ConfigError(f"the topology {there.name}: the compiler says: {why}") from None
     return list(devices)
 
 

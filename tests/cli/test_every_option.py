@@ -448,6 +448,7 @@ OPTIONS = {
         "agent": Row("--agent mlp"),
         "seed": Row("--seed 5"),
         "set": Row("--set learner.discount=0.9"),
+        "agent_seconds": Row("--agent-seconds 9", OUTSIDE),
         "allow_code": Row("--allow-code", OUTSIDE),
         "python": Row("--python python3", OUTSIDE),
         "steps": Row("--steps 999"),
@@ -459,6 +460,7 @@ OPTIONS = {
         "words": Row("more.jsonl", instead="rows.jsonl"),
         "agent": Row("--agent mlp --name nano", VERIFY),
         "seed": Row("--seed 5", VERIFY),
+        "agent_seconds": Row("--agent-seconds 9", VERIFY),
         "name": Row("--name mine", VERIFY),
         "allow_code": Row("--allow-code", VERIFY),
         "python": Row("--python python3", VERIFY),
@@ -694,7 +696,8 @@ TRAIN, REPLAYED = f"{ONE}{FILE}", f"paper {RULE} {REPLAY}"
 SWEPT = f"sweep {RULE} --grid lookback=5{FILE}"
 # Commands and options that lack something they need.
 IDLE = {
-    "board rows.jsonl": "--agent nano | --seed 5 | --name mine | --allow-code | --python p",
+    "board rows.jsonl": "--agent nano | --seed 5 | --name mine | --allow-code | --python p"
+    " | --agent-seconds 9",
     TRAIN: "--heartbeat 5 | --initialization-timeout 5",
     ONE.replace("env.toml", "ou_mid"): "--symbol X",
     f"plan {AGENT} --topology v5e-8".replace("env.toml", "ou_mid"): "--symbol X",
@@ -715,7 +718,7 @@ IDLE = {
     "runs list runs": "--yes",
     f"demo {AGENT} --resume runs/run": "--out elsewhere",
     "watch --run runs/run --once": "--every 7 | --prometheus 9099",
-    "prove ou_mid --agent nano": "--python python3 | --allow-code",
+    "prove ou_mid --agent nano": "--python python3 | --allow-code | --agent-seconds 9",
 }
 
 

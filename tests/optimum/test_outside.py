@@ -1,7 +1,9 @@
 """Agents from outside: what they see, what they answer, and that who cheats gains nothing."""
 
+import contextlib
 import dataclasses
 import functools
+import json
 import math
 import os
 import signal
@@ -25,7 +27,6 @@ from nca_trader.agents.policy import decide
 from nca_trader.envs import FROZEN
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
-from nca_trader.optimum import entry as entries
 from nca_trader.optimum import outside, paths, run_player
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.measure import COUNTED, WARM, greedy_positions
@@ -314,39 +315,112 @@ def test_an_answer_that_is_none_is_refused_in_a_line(proven, body, market, says)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_who_does_not_answer_is_ended_with_all_that_it_started(proven, monkeypatch):
-    monkeypatch.setattr(entries, "FIRST", 1.0)
-    text = """
-        import subprocess, sys, time
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the process group ends")
+DAEMON = """
+    import os, signal, sys, time
 
-        def act(seen):
-            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(98765)"])
-            time.sleep(1000)
-    """
-    began = time.monotonic()
-    with pytest.raises(ConfigError, match="no answer in 1 s"):
-        proven(text)
-    assert time.monotonic() - began < 30
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert "time.sleep(98765)" not in running.stdout
-
-
-def test_who_leaves_its_process_group_is_not_waited_for(proven, monkeypatch):
-    monkeypatch.setattr(entries, "FIRST", 1.0)
-    text = """
-        import os, time
-
-        def act(seen):
-            if os.fork():
-                os._exit(0)
-            os.setsid()
-            time.sleep(60)
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            with open("part", "w") as file:
+                file.write(str(os.getpid()))
+            os.rename("part", "daemon")
+            os.execvp("sleep", ["sleep", "600"])
+        os._exit(0)
+    os.wait()
+    while not os.path.exists("daemon"):
+        time.sleep(0.01)
+"""
+# Each starts the next one and ends, for some seconds.
+CHAIN = """
+        if not os.fork():
+            end = time.monotonic() + 20
+            while time.monotonic() < end and not os.fork():
+                pass
             os._exit(0)
-    """
-    began = time.monotonic()
-    with pytest.raises(ConfigError, match="no answer in 1 s"):
-        proven(text)
-    assert time.monotonic() - began < 45
+        time.sleep(600)
+"""
+LATE = "is not done after 4 s; give more time, e.g. agent_seconds=8"
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return np.ones((len(seen), 1), np.float32)", ""),
+        ("time.sleep(600)", LATE),
+        ("os.kill(os.getppid(), signal.SIGSTOP), time.sleep(600)", LATE),
+        (CHAIN.strip(), LATE),
+        ("os._exit(3)", "its process ended"),
+        ("1 // 0", "ZeroDivisionError"),
+    ],
+)
+def test_what_an_agent_starts_ends_with_it_also_what_left_its_session(proven, tmp_path, body, says):
+    text = f"{DAEMON}\n    import numpy as np\n\n    def act(seen):\n        {body}\n"
+    with pytest.raises(ConfigError, match=says) if says else contextlib.nullcontext():
+        proven(text, market=GP, controls=False, agent_seconds=4 if says == LATE else 600)
+    assert (tmp_path / "daemon").exists()
+    assert not [pid for pid in os.listdir("/proc") if works_in(tmp_path, pid)]  # at once
+
+
+def works_in(folder, pid):
+    """Whether another process works in a folder."""
+    with contextlib.suppress(OSError):
+        there = pid.isdigit() and os.readlink(f"/proc/{pid}/cwd") == str(folder)
+        return there and int(pid) != os.getpid()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, math.nan, math.inf, "9"])
+def test_a_time_that_is_none_is_refused_in_a_line(proven, wrong):
+    with pytest.raises(ConfigError, match=r"agent_seconds=.*: give a number above 0, e.g. 600"):
+        proven(TWIN, "honest", agent_seconds=wrong)
+
+
+SPY = """
+    import ctypes, json, os
+
+    libc, parent = ctypes.CDLL(None, use_errno=True), os.getpid()
+    while not open(f"/proc/{parent}/cmdline").read().endswith("the prover\\0"):
+        parent = int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])
+    found = {}
+    for name in ("mem", "environ", "maps"):
+        try:
+            open(f"/proc/{parent}/{name}", "rb").close()
+            found[name] = True
+        except OSError:
+            found[name] = False
+    word = (ctypes.c_size_t * 2)(id(found), 8)
+    read = libc.process_vm_readv(parent, word, 1, word, 1, 0) != -1
+    found["process_vm_readv"] = read or ctypes.get_errno() != 1  # not permitted
+    found["pidfd_getfd"] = libc.syscall(438, libc.syscall(434, parent, 0), 0, 0) != -1
+    if os.getuid():  # root owns what is not to be read
+        found["fd"] = os.access(f"/proc/{parent}/fd", os.R_OK)
+    with open("found", "w") as file:
+        json.dump(found, file)
+"""
+WITHOUT_RIGHTS = """
+import ctypes, os, sys
+
+for right in range(64):  # root without its rights reads no more than another user
+    ctypes.CDLL(None).prctl(24, right, 0, 0, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@ON_LINUX
+@pytest.mark.heavy
+def test_the_memory_of_the_prover_is_closed_before_an_agent_loads(root, tmp_path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(SPY))
+    program = f"import nca_trader as nca; nca.prove(['{GP}'], 'mine.py:act')"
+    words = [sys.executable, "-c", program, "the prover"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RIGHTS, *words], cwd=tmp_path, stderr=subprocess.PIPE,
+        text=True, env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    assert "has no function 'act'" in done.stderr
+    found = json.loads((tmp_path / "found").read_text())
+    assert len(found) >= 5 and not any(found.values()), found
 
 
 def test_who_knows_later_states_earns_more_than_is_possible_and_fails(proven):
@@ -441,16 +515,13 @@ def test_seeds_that_are_none_are_refused_in_a_line(proven, seeds):
         proven(TWIN, "honest", seeds=seeds)
 
 
+@ON_LINUX
 @pytest.mark.heavy
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.few(1)
 def test_a_command_that_is_stopped_leaves_no_process(root, tmp_path, number):
-    (tmp_path / "mine.py").write_text(
-        "import os, pathlib, time\n"
-        "pathlib.Path('part').write_text(str(os.getpid()))\n"
-        "os.rename('part', 'pid')\n"
-        "time.sleep(600)\n"
-    )
+    text = f"{DAEMON}\n    open('loading', 'w').close()\n    time.sleep(600)\n"
+    (tmp_path / "mine.py").write_text(textwrap.dedent(text))
     # What starts the tests may ignore Ctrl-C, e.g. a shell's background.
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
@@ -460,13 +531,11 @@ def test_a_command_that_is_stopped_leaves_no_process(root, tmp_path, number):
         [sys.executable, "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": str(root)},
     )  # fmt: skip
-    pid = tmp_path / "pid"
-    wait_until(pid.exists)
-    played = int(pid.read_text())
+    wait_until((tmp_path / "loading").exists)
     command.send_signal(number)
     _, said = command.communicate(timeout=30)
-    wait_until(lambda: not os.path.exists(f"/proc/{played}"))
-    if number == signal.SIGINT:
+    wait_until(lambda: not any(works_in(tmp_path, pid) for pid in os.listdir("/proc")))
+    if number != signal.SIGKILL:
         assert command.returncode == 130 and said.endswith("what was saved before stays\n")
 
 

@@ -213,6 +213,18 @@ def test_the_same_files_without_the_change_load(here, capsys):
 
 
 @pytest.mark.heavy
+def test_a_process_of_a_command_asks_for_consent_as_its_user_writes_it(here, capsys):
+    """`prove` opens a run in a process of its own, and Python's caller reads Python."""
+    forge_run(here / "runs/plain", "env.toml", "", "reward", "evil.py:run")
+    assert main("prove garleanu_pedersen --agent runs/plain".split()) == 2
+    said = capsys.readouterr().err
+    assert "give --allow-code once" in said and "allow_code" not in said, said
+    with pytest.raises(ConfigError, match="allow_code=True once"):
+        nca.prove(["garleanu_pedersen"], "runs/plain")
+    assert not (here / "marker").exists()
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("allowed", [True, ["evil:run"]])
 def test_consent_is_asked_once_and_loads_what_it_names(here, allowed, caplog):
     forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")

@@ -167,7 +167,7 @@ def test_the_bound_of_an_agents_file_is_that_of_a_plan(environment, tmp_path):
 
 @needs_compiler
 def test_a_slice_that_no_hosts_make_is_refused_in_the_compilers_words(environment):
-    words = r'topology="v5e:3x3": the compiler says: .* not divisible'
+    words = r"the topology v5e:3x3: the compiler says: .* not divisible"
     with pytest.raises(ConfigError, match=words):
         devices_of(slice_of("v5e:3x3"))
 
