@@ -131,6 +131,17 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
+def refuse_link(path: pathlib.Path, *suffixes: str) -> None:
+    """Refuse a path that is a link, and its siblings with `suffixes`: what is written would be far.
+
+    Raises:
+      ConfigError: one is a link, whether its target is there or not.
+    """
+    for file in (path.with_name(path.name + suffix) for suffix in ("", *suffixes)):
+        if file.is_symlink():
+            raise ConfigError(f"{file}: is a link; remove it, or give the path that it points to.")
+
+
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
     """Start processes of Python inside the block that do not import from the current folder.

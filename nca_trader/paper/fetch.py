@@ -24,6 +24,7 @@ from nca_trader.config.ranges import expect, moment
 from nca_trader.config.records import loads
 from nca_trader.data.bars import frame_of, read_bars, write_bars
 from nca_trader.errors import BarError, ConfigError, StateError, argument, logger
+from nca_trader.machine import refuse_link
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import (
@@ -177,6 +178,7 @@ def _held(path: pathlib.Path) -> Iterator[None]:
     Raises:
       StateError: it cannot be written.
     """
+    refuse_link(path.with_suffix(""), ".jsonl", ".lock", ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("a") as held:
@@ -220,7 +222,7 @@ def _complete(
     except Unreachable as error:
         if not until:
             raise
-        raise _said(error, f"the cache holds all until {argument('stop', until)}") from None
+        raise error.with_remedy(f"the cache holds all until {argument('stop', until)}") from None
     os.replace(new, path) if rows else new.unlink()
     return rows
 
@@ -301,7 +303,7 @@ def _open(opened: Callable[[], Source], venue: str) -> Source:
         return opened()
     except Unreachable as error:  # a reason alone, such as "connection"
         more = f"{venue} did not answer what markets it has; try the same command later"
-        raise _said(error, more) from None
+        raise error.with_remedy(more) from None
 
 
 def _patient(
@@ -313,15 +315,9 @@ def _patient(
             return source.fetch(low, high)
         except Unreachable as error:
             if attempt == ATTEMPTS:
-                raise _said(error, "the same command resumes where this one stopped") from None
+                raise error.with_remedy("the same command resumes where this one stopped") from None
             sleep(pause_after(attempt, jitter))
     return []
-
-
-def _said(error: Unreachable, more: str) -> Unreachable:
-    """Return the error of a venue with a remedy."""
-    detail = str(error).removeprefix(error.reason).removeprefix(": ").rstrip(".")
-    return Unreachable(error.reason, f"{detail}; {more}." if detail else f"{more}.")
 
 
 def _append(path: pathlib.Path, lines: list[str]) -> None:
