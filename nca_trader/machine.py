@@ -135,7 +135,7 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def refuse_links(folder: Place) -> None:
+def refuse_links_in(folder: Place) -> None:
     """Refuse a folder of ours that holds a link out of it: what lies behind is not ours to change.
 
     Raises:
@@ -152,6 +152,17 @@ def refuse_links(folder: Place) -> None:
                     "deleted through links, so put the file or folder itself there."
                 )
         folders[:] = [name for name in folders if name != "wandb"]
+
+
+def refuse_link(path: pathlib.Path, *suffixes: str) -> None:
+    """Refuse a path that is a link, and its siblings with `suffixes`: what is written would be far.
+
+    Raises:
+      ConfigError: one is a link, whether its target is there or not.
+    """
+    for file in (path.with_name(path.name + suffix) for suffix in ("", *suffixes)):
+        if file.is_symlink():
+            raise ConfigError(f"{file}: is a link; remove it, or give the path that it points to.")
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class FakeAlpaca(FakeVenue):
             found.sort(key=lambda order: order["submitted_at"])
             return 200, found[: min(int(query["limit"]), self.pages)]
         if parts[:2] == ["v2", "orders"]:
-            order = next((o for o in self.orders.values() if o["id"] == parts[2]), None)
+            order = next((o for o in self.orders.values() if o["id"] in parts[2:]), None)
             if order is None:
                 return self._missing()
             if method == "DELETE":

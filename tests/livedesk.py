@@ -120,6 +120,8 @@ class Desk:
 
     def cancel(self, client_id):
         self.calls.append("cancel")
+        if client_id not in self.orders:
+            return Answer(Outcome.REJECTED, "unknown-order")
         if self.cancelling and self.orders[client_id][2] == "working":
             self.orders[client_id][2] = "cancelled"
         return Answer(Outcome.ACCEPTED)

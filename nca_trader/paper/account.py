@@ -195,7 +195,6 @@ class Reported:
         # A venue of this process, which gets the bars and has the session's own clock.
         self._quote = getattr(router.venue, "quote", None)
         self._unanswered = 0  # bars in a row at which the venue did not answer
-        self._unheard = 0  # bars in a row whose orders never reached the venue
         self._far = 0  # fills in a row at prices that the market did not have
         self._looked = 0.0
         self.base: float | None = None  # the account's worth at the first decision
@@ -253,10 +252,12 @@ class Reported:
             body = {"code": "venue-unreachable", "reason": error.reason}
             self.router.write("risk", self.router.key(ts, "venue-unreachable"), body, ts)
             if self._unanswered >= MAX_IN_A_ROW:
-                raise Halt("venue-unreachable", in_a_row=self._unanswered) from None
+                counts = {"in_a_row": self._unanswered, "last": str(error)}
+                raise Halt("venue-unreachable", **counts) from None
             return None
         self._unanswered = 0
         self._refuse_far_fills(bar, ts)
+        self._refuse_failures()  # a venue may take an order, and reject it later
         return self.seen(state, bar, legs) if fresh else None
 
     def seen(self, state: State, bar: Bar, legs: Legs) -> Seen:
@@ -268,12 +269,14 @@ class Reported:
         books, (units, price, closed) = self.books, ledger.flush(self._symbols)
         worth = valued(books.units, close)
         value = books.cash + float(worth.sum())
+        if self.base is None and not value > 0.0:
+            raise Halt("ruined", value=value)
         self.base = value if self.base is None else self.base
         price = np.where(np.isnan(price), close, price)
         observed = Observed(
             # The first decision begins at equity 1, whatever the account was worth then.
             equity=value / self.base,
-            weight=worth / value,
+            weight=worth / (value or np.inf),  # of nothing every part is 0
             waiting=np.array([o is not None and o.state != "done" for o in orders]),
             # One that the journal does not have was not written before the process ended.
             undone=np.array(
@@ -282,7 +285,7 @@ class Reported:
                     for name, order in zip(ids, orders, strict=True)
                 ]
             ),
-            traded=valued(units, price) / value,
+            traded=valued(units, price) / (value or np.inf),
             price=price,
             value=value,
             closed=closed,
@@ -308,11 +311,9 @@ class Reported:
         """Send the orders of a decision, and read what the venue says at once."""
         self._write_orders(outcome, state, ts, given)
         self.router.deliver(ts)
-        names = [order.client_id for order in outcome.sent]
-        sent = [order for name in names if (order := self.router.ledger.order(name)) is not None]
-        sent = [order for order in sent if order.ticket.units]
-        self._refuse_silence(sent, ts)
-        if sent:
+        self._refuse_failures()
+        known = (self.router.ledger.order(order.client_id) for order in outcome.sent)
+        if any(order is not None and order.ticket.units for order in known):
             with contextlib.suppress(Unreachable):  # the next bar looks again
                 self.router.take(ts)
 
@@ -323,7 +324,7 @@ class Reported:
         return {
             "equity": equity,
             "log_equity": [float(np.log(equity)), 0.0] if equity > 0.0 else None,
-            "weight": in_json(valued(books.units, state.close) / seen.value),
+            "weight": in_json(valued(books.units, state.close) / (seen.value or np.inf)),
             "cash": books.cash,
             "units": in_json(books.units),
             "value": seen.value,
@@ -388,7 +389,8 @@ class Reported:
         """Journal fills at prices that the market did not have; a few in a row halt."""
         news, self.router.news = self.router.news, []
         for fill in news:
-            if not fill.client_id.startswith(self.router.prefix):
+            ours = fill.client_id.startswith(self.router.prefix)
+            if not (ours and fill.symbol in self._symbols):
                 continue
             asset = self._symbols.index(fill.symbol)
             self._far = self._far + 1 if self._gate.is_outside(asset, fill.price, bar) else 0
@@ -401,18 +403,22 @@ class Reported:
             if self._far >= MAX_IN_A_ROW:
                 raise Halt("fills-far", in_a_row=self._far)
 
-    def _refuse_silence(self, sent: Sequence[Any], ts: int) -> None:
-        """Journal that no order of a bar reached the venue; a few such bars in a row halt."""
-        if not sent:
+    def _refuse_failures(self) -> None:
+        """Journal that every order of a bar failed; a few such bars in a row halt.
+
+        What failed is read from the journal, so that a restart counts on.
+        """
+        failed = self.router.ledger.failed
+        if not failed:
             return
-        arrived = any(order.reason != "never-arrived" for order in sent)
-        self._unheard = 0 if arrived else self._unheard + 1
-        if not self._unheard:
-            return
-        body = {"code": "orders-unanswered", "orders": len(sent), "in_a_row": self._unheard}
-        self.router.write("risk", f"{ts // NANOSECONDS}:orders-unanswered", body, ts)
-        if self._unheard >= MAX_IN_A_ROW:
-            raise Halt("orders-unanswered", in_a_row=self._unheard)
+        bar, reasons = failed[0][0].bar, sorted({order.reason for order in failed[0]})
+        code = "orders-unanswered" if reasons == ["never-arrived"] else "orders-refused"
+        detail = {"orders": len(failed[0]), "in_a_row": len(failed), "reasons": reasons}
+        # The same bar may be looked at again, and is written once.
+        key = f"{bar}:{code}:{len(failed)}:{len(failed[0])}"
+        self.router.write("risk", key, {"code": code, **detail}, bar * NANOSECONDS)
+        if len(failed) >= MAX_IN_A_ROW:
+            raise Halt(code, **detail)
 
     def _refuse_skew(self) -> None:
         """Halt where the venue's clock and the feed's are apart: ages would be wrong."""

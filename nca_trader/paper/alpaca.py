@@ -13,6 +13,7 @@ import pandas as pd
 
 from nca_trader.errors import ConfigError, NcaTraderError
 from nca_trader.paper.venue import (
+    LATEST,
     Activity,
     Answer,
     CashFlow,
@@ -277,16 +278,14 @@ class AlpacaVenue:
         found: dict[str, dict[str, Any]] = {}
         while True:
             page = self._read("/account/activities", query)
-            found |= {item["id"]: item for item in page}
+            found |= {str(item.get("id", item)): item for item in page}
             if len(page) < PAGE:
                 break
             query["page_token"] = page[-1]["id"]
-        items = list(found.values())
-        fills = [self._fill(item) for item in items if item["activity_type"] in TRADES]
-        flows = [flow for item in items if (flow := _flow(item)) is not None]
+        items = [self._item(*pair) for pair in found.items()]
         return Activity(
-            [fill for fill in fills if fill.ts >= since],
-            [flow for flow in flows if flow.ts >= day.value],
+            [item for item in items if isinstance(item, Fill) and item.ts >= since],
+            [item for item in items if isinstance(item, CashFlow) and item.ts >= day.value],
         )
 
     @shaped
@@ -360,10 +359,18 @@ class AlpacaVenue:
             str(order["id"]),
         )
 
+    def _item(self, name: str, item: dict[str, Any]) -> Fill | CashFlow | None:
+        """Return an activity; one that cannot be read is a fill that no session books."""
+        try:
+            return self._fill(item) if item["activity_type"] in TRADES else _flow(item)
+        except SHAPES:
+            return Fill("", name, "", math.nan, math.nan, math.nan, LATEST)
+
     def _fill(self, item: dict[str, Any]) -> Fill:
         order = item["order_id"]
         if order not in self._client_ids:  # of an order that another process sent
-            self._state(self._read(f"/orders/{order}"))
+            known = self._read(f"/orders/{order}", missing=True)
+            self._client_ids[order] = "" if known is None else self._state(known).client_id
         sign = 1.0 if item["side"] == "buy" else -1.0
         return Fill(
             self._client_ids[order],

@@ -224,7 +224,7 @@ class _Streaming:
         with contextlib.suppress(RuntimeError):  # the loop has ended by itself
             self._loop.call_soon_threadsafe(lambda: self._task and self._task.cancel())
         # Not longer: a connection that hangs must not keep a session from ending.
-        self._thread.join(5.0)
+        self._thread.join(1.0)
 
     def _run(self) -> None:
         async def run() -> None:

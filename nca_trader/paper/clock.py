@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 NANOSECONDS = 1_000_000_000
 TICK = 0.1  # seconds after which a wait looks for a halt or a stop again
-EXIT = 10.0  # seconds that the end of a session awaits the request under way, at most
+EXIT = 9.0  # seconds that the end of a session awaits all requests, so that it takes ten at most
 
 
 class Clock:
@@ -43,7 +43,7 @@ class Caller:
       name: of the thread.
 
     Attributes:
-      busy: whether a call is under way.
+      busy: how many calls have not ended.
 
     >>> caller = Caller("sums")
     >>> caller.start(lambda: 1 + 1)
@@ -55,21 +55,22 @@ class Caller:
         self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._last: tuple[Any, BaseException | None] = (None, None)
-        self.busy = False
+        self.busy = 0
         # A process that ends does not wait for it.
         threading.Thread(target=self._run, daemon=True, name=name).start()
 
     def start(self, call: Callable[[], Any]) -> None:
-        """Begin a call; the one before has ended."""
-        self.busy = True
+        """Begin a call, after those before it."""
+        self.busy += 1
         self._calls.put(call)
 
     def done(self, seconds: float) -> bool:
-        """Wait for the call under way, at most so long; return whether it has ended."""
-        if self.busy:
-            with contextlib.suppress(queue.Empty):
-                self._last = self._ended.get(timeout=seconds)
-                self.busy = False
+        """Wait for every call, at most so long in all; return whether they have ended."""
+        until = time.monotonic() + seconds
+        with contextlib.suppress(queue.Empty):
+            while self.busy:
+                self._last = self._ended.get(timeout=max(until - time.monotonic(), 0.0))
+                self.busy -= 1
         return not self.busy
 
     def result(self) -> Any:
@@ -137,14 +138,13 @@ class Waits(Clock):
     def last(self, function: Callable[[], Any]) -> None:
         """Begin the last call of a session that has ended, after the one under way.
 
-        `close` awaits it. While one does not end there is no other.
+        `close` awaits both. While one does not end there is no other.
         """
         self._caller = self._caller or Caller("venue")
-        if self._caller.done(EXIT):
-            self._caller.start(function)
+        self._caller.start(function)
 
     def close(self) -> None:
-        """Await the call under way, if there is one."""
+        """Await the calls that have not ended, if there are any."""
         if self._caller is not None:
             self._caller.done(EXIT)
             self._caller.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from nca_trader.errors import StateError
+from nca_trader.machine import refuse_link
 from nca_trader.paper.venue import Activity, CashFlow, Fill, OrderState, Ticket
 
 SCHEMA = """
@@ -45,6 +46,7 @@ class ExchangeFile:
         self._path = path
         with self._as_state_error():
             if path is not None:
+                refuse_link(path, "-wal", "-shm", "-journal")
                 # Made here, because SQLite would give it the mode of the user's umask.
                 with contextlib.suppress(FileExistsError):
                     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

@@ -24,7 +24,7 @@ from nca_trader.config.ranges import expect, moment
 from nca_trader.config.records import loads
 from nca_trader.data.bars import frame_of, read_bars, write_bars
 from nca_trader.errors import BarError, ConfigError, StateError, argument, logger
-from nca_trader.machine import no_link
+from nca_trader.machine import refuse_link
 from nca_trader.paper.clock import NANOSECONDS, Clock
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venue_feed import (
@@ -178,9 +178,10 @@ def _held(path: pathlib.Path) -> Iterator[None]:
     Raises:
       StateError: it cannot be written.
     """
+    refuse_link(path.with_suffix(""), ".jsonl", ".lock", ".new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.with_suffix(".lock"), "a", opener=no_link) as held:
+        with path.with_suffix(".lock").open("a") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             yield
     except OSError as error:
@@ -214,14 +215,14 @@ def _complete(
             head, rows, reached = _kept(new)
             if attempt or (head.get("start"), head.get("step")) != (start, source.step):
                 rows, reached = [], start
-                new.unlink(missing_ok=True)
+                new.write_text("")
                 _append(new, [json.dumps({"symbol": symbol, "start": start, "step": source.step})])
             if not _extend(new, source, rows, start, reached, end, ask):
                 break
     except Unreachable as error:
         if not until:
             raise
-        raise _said(error, f"the cache holds all until {argument('stop', until)}") from None
+        raise error.with_remedy(f"the cache holds all until {argument('stop', until)}") from None
     os.replace(new, path) if rows else new.unlink()
     return rows
 
@@ -302,7 +303,7 @@ def _open(opened: Callable[[], Source], venue: str) -> Source:
         return opened()
     except Unreachable as error:  # a reason alone, such as "connection"
         more = f"{venue} did not answer what markets it has; try the same command later"
-        raise _said(error, more) from None
+        raise error.with_remedy(more) from None
 
 
 def _patient(
@@ -314,19 +315,13 @@ def _patient(
             return source.fetch(low, high)
         except Unreachable as error:
             if attempt == ATTEMPTS:
-                raise _said(error, "the same command resumes where this one stopped") from None
+                raise error.with_remedy("the same command resumes where this one stopped") from None
             sleep(pause_after(attempt, jitter))
     return []
 
 
-def _said(error: Unreachable, more: str) -> Unreachable:
-    """Return the error of a venue with a remedy."""
-    detail = str(error).removeprefix(error.reason).removeprefix(": ").rstrip(".")
-    return Unreachable(error.reason, f"{detail}; {more}." if detail else f"{more}.")
-
-
 def _append(path: pathlib.Path, lines: list[str]) -> None:
-    with open(path, "a", encoding="utf-8", opener=no_link) as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write("".join(f"{line}\n" for line in lines))
         # On disk before the next chunk is asked for, so that a crash costs one at most.
         file.flush()
@@ -339,31 +334,30 @@ def _kept(path: pathlib.Path) -> tuple[dict[str, Any], list[Row], int]:
     Lines after the last whole chunk are cut off. Any other file is taken for an empty one.
     """
     try:
-        file = open(path, "r+b", opener=no_link)
+        lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return {}, [], 0
     head: dict[str, Any] = {}
     rows: list[Row] = []
     pending: list[Row] = []
     reached = size = at = 0
-    with file:
-        for line in file.read().splitlines(keepends=True):
-            at += len(line)
-            try:
-                item: Any = loads(line) if line.endswith(b"\n") else None
-                if not head:
-                    reached = int(item["start"])
-                    head.update(item, start=reached, step=int(item["step"]))
-                elif item[0] == DONE:
-                    rows.extend(pending)
-                    pending, reached = [], int(item[1])
-                else:
-                    pending.append(Row(*item))
-                    continue
-            except (ValueError, TypeError, IndexError, KeyError):
-                break  # a crash may leave a torn line at the end
-            size = at
-        file.truncate(size)
+    for line in lines:
+        at += len(line)
+        try:
+            item: Any = loads(line) if line.endswith(b"\n") else None
+            if not head:
+                reached = int(item["start"])
+                head.update(item, start=reached, step=int(item["step"]))
+            elif item[0] == DONE:
+                rows.extend(pending)
+                pending, reached = [], int(item[1])
+            else:
+                pending.append(Row(*item))
+                continue
+        except (ValueError, TypeError, IndexError, KeyError):
+            break  # a crash may leave a torn line at the end
+        size = at
+    os.truncate(path, size)
     return head, rows, reached
 
 

@@ -127,7 +127,7 @@ class Gate:
     def is_outside(self, asset: int, price: float, bar: Bar) -> bool:
         """Return whether a fill between the last bar and `bar` is far from the prices of both."""
         lasts = np.array([self._close[asset], bar.low[asset], bar.high[asset]])
-        with np.errstate(invalid="ignore"):
+        with np.errstate(all="ignore"):
             away = max(np.log(price / np.nanmax(lasts)), np.log(np.nanmin(lasts) / price))
         usual = np.broadcast_to(self._typical(), self._close.shape)[asset]
         # Written with `not`, so that a price that is none is far.

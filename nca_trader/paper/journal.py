@@ -22,7 +22,7 @@ from typing import Any
 from nca_trader.cloud import local
 from nca_trader.config.records import difference, read_json
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.machine import HeldError, take_lock
+from nca_trader.machine import HeldError, refuse_link, take_lock
 from nca_trader.paper.chain import (
     APPLICATION_ID,
     GENESIS,
@@ -48,6 +48,7 @@ KINDS = frozenset(
     "order_ambiguous fill cash order_terminal recon halt resume snapshot "
     "run_ended watched".split()
 )
+FILES = ("-wal", "-shm", "-journal", ".head", ".lock", ".books")  # next to it, and SQLite's own
 DEFERRED_EVENTS = 256  # most events that a kill may take back; none of them led to an order
 SYNCHRONOUS = "FULL"  # a commit survives a power cut; NORMAL survives a kill only
 LONGEST = 2**63  # nanoseconds, of a signed integer of 64 bits: the years 1677 to 2262
@@ -84,6 +85,7 @@ class Journal:
         self._clock, self._batch = clock, batch
         self._in_block = False
         self._waiting = 0
+        refuse_link(self.path, *FILES)
         lock = sibling(self.path, ".lock")
         with contextlib.ExitStack() as opened:
             try:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,10 @@ import numpy as np
 from nca_trader.paper.journal import Event
 from nca_trader.paper.venue import BY_VENUE, MARGIN, Books, Fill, Holdings, Ticket
 
-KEPT = 4096  # orders and fills that ended; older ones are in the journal alone
+KEPT = 4096  # orders that ended; older ones are in the journal alone
+# Why an order had no effect at the venue; in several bars in a row that stops trading.
+FAILED = ("rejected", "refused", "too-old", "never-arrived")
+IN_A_ROW = 3  # bars whose orders are remembered
 REFUSED = ("no-price", "not-shortable", "too-small")  # why no order is made of a target
 UNITS = 1e-9  # relative, of a position: what floats add up to
 CASH = 1e-6  # relative, of cash: venues round money to cents
@@ -39,6 +43,11 @@ class Sent:
         return self.paid / self.filled if self.filled else math.nan
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended without an effect at the venue."""
+        return self.reason in FAILED and not self.filled
+
+    @property
     def whole(self) -> bool:
         """Whether nothing is left to fill."""
         return abs(self.ticket.units - self.filled) <= UNITS * abs(self.ticket.units)
@@ -53,6 +62,7 @@ class Ledger:
 
     def __init__(self, events: Iterable[Event] = ()):
         self.open: dict[str, Sent] = {}  # orders that have not ended, by client id
+        self._tried: dict[int, list[Sent]] = {}  # the newest bars with orders, and these
         self._ended: dict[str, Sent] = {}
         self.cash = 0.0
         self.units: dict[str, float] = {}
@@ -60,7 +70,6 @@ class Ledger:
         self.last = 0  # the newest fill or payment, on the venue's clock
         self.moves = 0  # fills and payments since then
         self.orders = self.count = 0  # orders and fills, of all time
-        self.fills: dict[str, list[Any]] = {}
         self._traded: dict[str, list[float]] = {}  # units and money since the last `flush`
         self.closed: list[Fill] = []  # by which the venue itself closed positions, since then
         self.adopted: frozenset[str] = frozenset()  # fills and payments in the books taken over
@@ -76,6 +85,8 @@ class Ledger:
             # A replay orders weights, which are sized where they fill.
             ticket = Ticket(name, body["symbol"], body.get("units", np.nan))
             self.open[name], self.orders = Sent(ticket, body.get("bar", 0)), self.orders + 1
+            self._tried.setdefault(body.get("bar", 0), []).append(self.open[name])
+            self._tried = dict([*self._tried.items()][-IN_A_ROW:])
         elif kind in ("order_sent", "order_ack", "order_ambiguous") and order:
             order.state = {"order_sent": "sent", "order_ack": "working"}.get(kind, "ambiguous")
             # Sendings and not answers: each one has a key of its own in the journal.
@@ -102,8 +113,15 @@ class Ledger:
             self.cash = body["capital"]  # a venue has its own
         elif kind == "resume":
             self.since = None  # a person has looked: the venue's books are taken over again
+            self._tried.clear()
         if kind == "recon":
             self.recon = body.get("found", self.recon)
+
+    @property
+    def failed(self) -> list[list[Sent]]:
+        """The orders of the newest bars at which every order failed, by bar, the newest first."""
+        bars = reversed(self._tried.values())
+        return list(itertools.takewhile(lambda bar: all(order.failed for order in bar), bars))
 
     def flush(self, symbols: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return `[A]` what happened since the last call.
@@ -154,14 +172,11 @@ class Ledger:
         self.cash -= fill.units * fill.price + fill.commission
         self.units[fill.symbol] = self.units.get(fill.symbol, 0.0) + fill.units
         self.last, self.moves = max(self.last, fill.ts), self.moves + 1
-        self.fills[fill.execution_id] = list(fill)
         self.count += 1
         if fill.client_id.startswith(BY_VENUE):
             self.closed.append(fill)
         units, money = self._traded.get(fill.symbol, (0.0, 0.0))
         self._traded[fill.symbol] = [units + fill.units, money + fill.units * fill.price]
-        if len(self.fills) > KEPT:
-            self.fills.pop(next(iter(self.fills)))
         if order:
             order.filled += fill.units
             order.paid += fill.units * fill.price

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ from nca_trader.paper.risk import (
 )
 from nca_trader.paper.router import VenueBroker
 from nca_trader.paper.subjects import refuse_other_session, started_body
-from nca_trader.paper.venue import Awaited, Venue
+from nca_trader.paper.venue import Awaited, Unreachable, Venue
 from nca_trader.progress import Progress, duration
 from nca_trader.types import Bar, Bars
 
@@ -131,7 +132,7 @@ class Session:
         # The simulated exchange, which gets the bars, is in this process and answers at once.
         here = hasattr(venue, "quote")
         router = VenueBroker(
-            venue if here else Awaited(venue, self._clock.call),  # pyright: ignore
+            Awaited(venue, operator.call if here else self._clock.call),  # pyright: ignore
             self._journal,
             self.run,
             self._agent.symbols,
@@ -162,6 +163,8 @@ class Session:
         except HaltError:  # in the journal by now
             self._withdraw_all()
             raise
+        except Unreachable as error:
+            raise error.with_remedy("give the same command again when it answers") from None
         finally:
             if self._live:
                 self._feed.close()

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nca_trader.config.records import finite
 from nca_trader.envs.account.risk import CODES, Allow, Deny, denied, lifted, verdict
 from nca_trader.envs.account.state import Account
-from nca_trader.errors import ConfigError, HaltError, argument, options_named
+from nca_trader.errors import ConfigError, HaltError, argument, options_named, printable
+from nca_trader.machine import refuse_link
 from nca_trader.paper.halting import checked_reason, halt_file, read_halt
 from nca_trader.paper.journal import Event, Journal, read_events
 
@@ -31,7 +33,8 @@ class Halt(Exception):
 
     def __init__(self, code: str, **detail: Any):
         super().__init__(code)
-        self.code, self.detail = code, detail
+        # A number of a venue's may be none, which JSON does not have.
+        self.code, self.detail = code, finite(detail)
         self.key = ""  # of its event, once it is journalled
 
     @property
@@ -168,7 +171,7 @@ def refuse_halted(journal: Journal) -> None:
 def halted(journal: Journal, halt: Halt, last: int | None) -> HaltError:
     """Return the error of a halt in a journal, after the bar at `last`, seconds since 1970 UTC."""
     when = "before the first bar" if last is None else f"at {np.datetime64(last, 's')}"
-    detail = ", ".join(f"{name} {value}" for name, value in halt.detail.items())
+    detail = printable(", ".join(f"{name} {value}" for name, value in halt.detail.items()))
     return HaltError(
         f"{journal.path}: halted {when}, {halt.code} ({detail}); the last events of the journal "
         f"show why. Correct the cause, then {remedy(journal.path)}."
@@ -222,4 +225,5 @@ def _existing(journal: str | Path) -> Path:
     path = Path(journal)
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such journal; check the path.")
+    refuse_link(path)  # the session's files are next to the file itself
     return path

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.errors import printable
 from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience, jittered
 from nca_trader.paper.journal import Journal, canonical
 from nca_trader.paper.ledger import UNITS, Ledger, Sent
@@ -23,8 +24,10 @@ from nca_trader.paper.risk import Halt
 from nca_trader.paper.sizing import tickets
 from nca_trader.paper.venue import (
     BY_VENUE,
+    LARGEST,
     Answer,
     Books,
+    CashFlow,
     Fill,
     Holdings,
     Instrument,
@@ -34,12 +37,14 @@ from nca_trader.paper.venue import (
     Ticket,
     Unreachable,
     Venue,
+    fault_of,
 )
 from nca_trader.types import Costs
 
 ANSWERED = (Outcome.ACCEPTED, Outcome.REJECTED)
 LATE = 7 * 86_400 * NANOSECONDS  # by which a payment may be listed after its day
 OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may be listed late
+AHEAD = 366 * 86_400 * NANOSECONDS  # after which nothing can have happened yet
 
 
 class VenueBroker:
@@ -159,17 +164,14 @@ class VenueBroker:
         # Never before the books were taken over: what happened until then is in them.
         since = max(begun, self.ledger.last - OVERLAP) if since is None else since
         found = self.venue.activity(since)
-        adopted = self.ledger.adopted
-        after = (f for f in found.fills if f.ts >= begun and f.execution_id not in adopted)
-        fills = [fill for fill in after if self._is_new(fill)]
-        flows = [f for f in found.flows if f.ts >= begun - LATE and f.id not in adopted]
+        fills = [Fill(**body) for body in self._news(Fill, found.fills, begun, ts).values()]
+        flows = self._news(CashFlow, found.flows, begun - LATE, ts)
         # Venues list fills in any order, and the books must not depend on it.
         fills.sort(key=lambda fill: (fill.ts, fill.execution_id))
         with self._journal.transaction():
             # All or none: with half of them the books would be ones that never were.
-            for flow in flows:
-                body = flow._asdict()
-                self.write("cash", body.pop("id"), body, flow.ts)
+            for name, body in flows.items():
+                self.write("cash", name, body, body["ts"])
             for fill in fills:
                 self._fill(fill, ts)
         self.news += fills
@@ -179,8 +181,8 @@ class VenueBroker:
     def _listed_since(self, now: int) -> dict[str, list[str]]:
         """Return the ids of the venue's fills from `now` on, and of payments that may come late."""
         found = self.venue.activity(now - LATE)
-        fills = sorted(fill.execution_id for fill in found.fills if fill.ts >= now)
-        return {"payments": sorted(flow.id for flow in found.flows), "fills": fills}
+        fills = sorted(_id_of(fill) for fill in found.fills if not _is_before(fill, now))
+        return {"payments": sorted(map(_id_of, found.flows)), "fills": fills}
 
     def size(
         self,
@@ -404,12 +406,31 @@ class VenueBroker:
             self._acknowledge(order, {"by": "look-up"}, ts)
         return None
 
-    def _is_new(self, fill: Fill) -> bool:
-        known = self.ledger.fills.get(fill.execution_id)
-        if known is not None and known != list(fill):
-            # Books that were computed from the first version are wrong by now.
-            raise Halt("fill-changed", fill=list(fill), journal=known)
-        return known is None
+    def _news(self, kind: Any, items: Iterable[Any], begun: int, ts: int) -> dict[str, Any]:
+        """Return by id the fills or payments since `begun` that the journal does not have.
+
+        Raises:
+          Halt: one cannot be booked, or the journal has it with another content.
+        """
+        found: dict[str, Any] = {}
+        what, event = ("fill", "fill") if kind is Fill else ("payment", "cash")
+        for item in items:
+            name = _id_of(item)
+            if name in self.ledger.adopted or _is_before(item, begun):
+                continue
+            fault = fault_of(item, kind)
+            money = item.price * abs(item.units) if not fault and kind is Fill else 0.0
+            if fault or item.ts > ts + AHEAD or not 0.0 <= money < LARGEST:
+                why = fault or f"it is of {money:g} in money, at {item.ts} ns since 1970"
+                raise Halt(f"{what}-unusable", id=printable(name[:80]), why=why)
+            body = {field: x for field, x in item._asdict().items() if field != "id"}
+            known = found.get(name) or self._journal.body(self._run, event, name)
+            if known is None:
+                found[name] = body
+            elif known != body:
+                # Books that were computed from the first version are wrong by now.
+                raise Halt(f"{what}-changed", id=name, venue=body, journal=known)
+        return found
 
     def _fill(self, fill: Fill, ts: int) -> None:
         order = self.ledger.order(fill.client_id)
@@ -469,7 +490,7 @@ class VenueBroker:
         name, symbol = order.ticket.client_id, order.ticket.symbol
         self.held[symbol] = name
         body = {"code": "symbol-held", "symbol": symbol, "client_id": name, "reason": reason}
-        self.write("risk", f"{ts // NANOSECONDS}:{name}:held", body, ts)
+        self.write("risk", self.key(ts, f"{name}:held"), body, ts)
 
     def _looks(self, what: str) -> Iterator[float]:
         """Yield the seconds waited so far, see `Patience.looks_for`."""
@@ -493,3 +514,13 @@ class VenueBroker:
         """Journal an event, and take it into the books."""
         if self._journal.record(self._run, kind, key, body, ts):
             self.ledger.apply(kind, key, body)
+
+
+def _id_of(item: Any) -> str:
+    """Return the id of a fill or a payment, also of one that is none."""
+    return str(getattr(item, "execution_id", getattr(item, "id", item)))
+
+
+def _is_before(item: Any, begun: int) -> bool:
+    dated = getattr(item, "ts", None)
+    return isinstance(dated, int) and dated < begun

@@ -433,7 +433,8 @@ class Paper:
 
         paper_equity is a multiple of the capital, paper_drawdown the part that it is below its
         peak, paper_feed_age_seconds the time since the newest bar, paper_running 1 while a process
-        writes the journal, paper_halted 1 while it is halted.
+        writes the journal, paper_halted 1 while it is halted, paper_failed_bars the newest bars in
+        a row whose orders all failed, 3 at most.
         """
         tally = self.tally
         if not tally.counts["bar"]:
@@ -442,6 +443,7 @@ class Paper:
         found |= {f"paper_{k}s": float(tally.counts[k]) for k in ("bar", "fill") if tally.counts[k]}
         if tally.equity:
             found |= {"paper_equity": tally.equity[-1], "paper_drawdown": abs(tally.drawdown[-1])}
+        found["paper_failed_bars"] = float(len(tally.failed))
         if tally.halts:
             found["paper_halted"] = float(tally.halted is not None)
         age = now - tally.seen / NANOSECONDS
@@ -451,8 +453,9 @@ class Paper:
     @property
     def why(self) -> dict[str, str]:
         """The reasons for values, by metric."""
-        halts = self.tally.halts
-        return {"paper_halted": reason_of(halts[-1].body)} if halts else {}
+        halts, reasons = self.tally.halts, {o.reason for bar in self.tally.failed for o in bar}
+        found = {"paper_failed_bars": ", ".join(sorted(reasons))}
+        return found | ({"paper_halted": reason_of(halts[-1].body)} if halts else {})
 
 
 def _hash_at(db: sqlite3.Connection | None, seq: int) -> bytes | None:

@@ -11,15 +11,15 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_origin, get_type_hints
 
 import numpy as np
 
-from nca_trader.errors import NcaTraderError
+from nca_trader.config.records import Mismatch, converted
+from nca_trader.errors import NcaTraderError, printable
 
-if TYPE_CHECKING:  # a dashboard reads fills, and starts without jax
-    pass
-
+LARGEST = 1e18  # of money, prices and units; beyond it sums lose all digits, or overflow
+LATEST = 2**63  # nanoseconds
 MAX_CLIENT_ID = 36  # what Alpaca and the exchanges behind ccxt all accept
 MARGIN = "margin-"
 BY_VENUE = (MARGIN, "delisted")  # how the ids of fills begin by which a venue closes positions
@@ -33,6 +33,11 @@ class Unreachable(NcaTraderError):
     def __init__(self, reason: str, detail: str = ""):
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+    def with_remedy(self, remedy: str) -> Unreachable:
+        """Return the error with what to do."""
+        detail = str(self).removeprefix(self.reason).removeprefix(": ").rstrip(".")
+        return Unreachable(self.reason, f"{detail}; {remedy}." if detail else f"{remedy}.")
 
 
 class Instrument(NamedTuple):
@@ -250,8 +255,41 @@ class Venue(Protocol):
         ...
 
 
+# What an answer, or each part of it, is. The parts of `activity` are looked at where they are
+# booked: an unusable one stays in the venue's list, and must not hide the others without end.
+ANSWERS: dict[str, Any] = {
+    "instrument": Instrument, "submit": Answer, "cancel": Answer, "look_up": OrderState,
+    "working": OrderState, "activity": Activity, "holdings": Holdings, "now": int,
+}  # fmt: skip
+PLAIN = (str, bool, int, float, dict[str, float])
+_fields_of = functools.cache(get_type_hints)
+
+
+def fault_of(item: Any, kind: Any) -> str:
+    """Return what is wrong with a part of an answer, which should be a `kind`; "" for nothing."""
+    if not isinstance(item, kind):
+        return printable(f"{item!r:.80} where {kind.__name__} is expected")
+    for name, hint in (_fields_of(kind) or {"now": kind}).items():
+        value, kept = getattr(item, name, item), get_origin(hint) or hint
+        try:
+            # The declared type, as of a file's values.
+            read = converted(value, hint) if hint in PLAIN else value
+        except (Mismatch, OverflowError):
+            read = None
+        good = isinstance(read, kept)
+        if good and hint in PLAIN and kind is not Answer:  # whose wait the router reads by itself
+            limit = LATEST if hint is int else LARGEST
+            for part in [*read, *read.values()] if isinstance(read, dict) else [read]:
+                # NaN is below nothing, and half a letter cannot be stored.
+                letters = isinstance(part, str) and part.isprintable()
+                good &= letters or (isinstance(part, int | float) and abs(part) < limit)
+        if not good:
+            return printable(f"{name} is {value!r:.80}")
+    return ""
+
+
 class Awaited:
-    """A venue whose answers come through `call`, which waits for them.
+    """A venue whose answers come through `call`, which waits for them, and are usable.
 
     Args:
       venue: the account.
@@ -263,4 +301,14 @@ class Awaited:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Return a method of the venue."""
-        return functools.partial(self._call, getattr(self._venue, name))
+        return functools.partial(self._ask, name, getattr(self._venue, name))
+
+    def _ask(self, name: str, method: Callable[..., Any], *args: Any) -> Any:
+        answer, kind = self._call(method, *args), ANSWERS.get(name)
+        parts = answer if name == "working" and isinstance(answer, list) else [answer]
+        if kind is None or (name == "look_up" and answer is None):
+            return answer
+        fault = next(filter(None, (fault_of(part, kind) for part in parts)), "")
+        if fault and kind is not Answer:
+            raise Unreachable("unusable-answer", f"{name}: {fault}")
+        return Answer(Outcome.AMBIGUOUS, "unusable-answer") if fault else answer

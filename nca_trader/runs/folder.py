@@ -45,7 +45,7 @@ from nca_trader.machine import (
     HeldError,
     make_directory,
     no_link,
-    refuse_links,
+    refuse_links_in,
     take_lock,
     write_atomically,
 )
@@ -111,7 +111,7 @@ def training_in(path: Place, texts: Mapping[str, str]) -> Iterator[None]:
             file = folder / hashlib.sha256(str(path).encode()).hexdigest()[:16]
         else:
             make_folder(path, texts)
-            refuse_links(path)
+            refuse_links_in(path)
             file = path / LOCK
         try:
             return file, take_lock(file)

@@ -14,7 +14,7 @@ import numpy as np
 
 from nca_trader.config.records import RESTORE, difference, sealed, unsealed
 from nca_trader.errors import RunError, StateError
-from nca_trader.machine import make_directory, refuse_links, refuse_packed, write_atomically
+from nca_trader.machine import make_directory, refuse_links_in, refuse_packed, write_atomically
 
 
 class WorkFolder:
@@ -61,7 +61,7 @@ class WorkFolder:
                     f"{self.folder}: holds files of something else; choose another folder."
                 )
             return
-        refuse_links(self.folder)
+        refuse_links_in(self.folder)
         there, _ = unsealed(self._file.read_bytes(), str(self._file))
         if adopted is not None:
             self.settings[adopted] = there.get(adopted)

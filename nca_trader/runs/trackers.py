@@ -24,7 +24,7 @@ from nca_trader.config.extensions import installed, own_code
 from nca_trader.config.ranges import described, nearest
 from nca_trader.config.records import finite, plain
 from nca_trader.errors import ConfigError, argument, logger, printable
-from nca_trader.machine import Worker, refuse_links, write_atomically
+from nca_trader.machine import Worker, refuse_links_in, write_atomically
 from nca_trader.runs.manifest import Run
 
 CLOSING = 10.0  # seconds that the end of training waits for what was handed over
@@ -279,7 +279,7 @@ class Tracking:
         self._worker: Worker[_Call] | None = None
         if tracker is not None:
             if subject.folder is not None:
-                refuse_links(subject.folder)
+                refuse_links_in(subject.folder)
             self._worker = Worker("tracker", self._take, self._lost)
             self._worker.put(_Call("start", (subject, step)))
 

@@ -106,7 +106,8 @@ def test_the_guides_have_the_exit_codes_of_the_units(root):
 
 def test_the_alerts_are_rules_that_can_be_read(service):
     metrics = {rule.metric for rule in read_rules(service / "alerts.toml")}
-    paper = {f"paper_{name}" for name in ("halted", "feed_age_seconds", "drawdown", "running")}
+    names = ("halted", "failed_bars", "feed_age_seconds", "drawdown", "running")
+    paper = {f"paper_{name}" for name in names}
     assert metrics == {*paper, "skipped"}
 
 

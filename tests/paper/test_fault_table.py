@@ -102,6 +102,7 @@ ROWS = {
         no_wait_keeps_a_halt_or_a_stop_from_being_heard no_wait_outlasts_the_order_that_it_is_for
         fifty_orders_are_cancelled_at_once_and_waited_for_once
         the_end_awaits_the_request_under_way_but_not_for_ever
+        an_answer_that_drips_holds_up_the_end_of_a_session_once
     """,
     "a day's bar that settles late (60 s and more); bars below a minute": """
         paper/test_days.py the_newest_bar_is_traded_on_and_no_older_one
@@ -126,6 +127,18 @@ ROWS = {
         paper/test_live.py books_are_compared_once_after_an_absence
         what_filled_during_an_absence_is_booked
     """,
+    "a payment or fill comes again under its id with another amount; a price of 1e308": """
+        paper/test_mutated_answers.py
+        what_a_venue_booked_and_changes_halts_and_resume_passes_over_it
+        no_answer_of_a_venue_leaves_a_session_without_a_way_on
+        no_answer_of_alpaca_leaves_a_session_without_a_way_on
+    """,
+    "bar after bar every order ends refused or too old (429 without end, 401, read-only, no "
+    "funds)": """
+        paper/test_live.py orders_that_all_fail_are_events_and_halt_after_three_bars
+        an_order_that_fails_next_to_one_that_fills_halts_nobody
+        orders_that_no_answer_comes_to_are_events_and_halt_after_three_bars
+    """,
     "page down, slow client, half-sent headers, alert sink failing": """
         paper/test_live_faults.py a_page_that_hangs_while_it_reads_does_not_hold_up_a_session
         watch/test_dashboard_server.py reading_changes_no_file watch/test_sinks.py
@@ -135,8 +148,6 @@ ROWS = {
 }
 # Rows in which the design is ahead of the code.
 DUE = {
-    "a payment or fill comes again under its id with another amount; a price of 1e308",
-    "bar after bar every order ends refused or too old (429 without end, 401, read-only, no funds)",
     "a stop, target or trailing stop: killed between fill and withdrawal, partly filled, cancelled "
     "by hand, gap through it",
 }

@@ -300,3 +300,16 @@ def test_a_missing_extra_is_named_in_one_line(monkeypatch, package, module, name
     with pytest.raises(ConfigError, match=rf"pip install {named}\.") as caught:
         importlib.import_module(f"nca_trader.paper.{module}")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".lock", ".new"])
+def test_no_file_of_the_cache_is_written_through_a_link(tmp_path, suffix):
+    kept, target = tmp_path / "kept", tmp_path / "mine.txt"
+    download(kept, Source(), stop=START + DAY)
+    target.write_text("mine")
+    for file in kept.glob("*.jsonl"):
+        file.with_suffix(suffix).unlink(missing_ok=True)
+        file.with_suffix(suffix).symlink_to(target)
+    with pytest.raises(ConfigError, match="is a link"):
+        download(kept, Source())
+    assert target.read_text() == "mine"

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import sqlite3
 import stat
@@ -18,7 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.journal import GENESIS, Head, Journal, canonical, read_events, verify
+from nca_trader.paper.exchange_file import ExchangeFile
+from nca_trader.paper.journal import (
+    GENESIS,
+    Head,
+    Journal,
+    canonical,
+    read_events,
+    verify,
+)
+from nca_trader.paper.risk import refuse_no_journal, resume
 
 
 def clock():
@@ -631,3 +641,27 @@ def test_a_commit_is_as_durable_as_sqlite_can_make_it(path):
     with Journal(path, clock) as journal:
         assert journal._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert journal._db.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal", ".head", ".lock", ".books"])
+def test_no_file_is_written_through_a_link(tmp_path, suffix, there):
+    path, target = tmp_path / "a" / "paper.db", tmp_path / "elsewhere"
+    path.parent.mkdir()
+    if there:
+        with Journal(tmp_path / "whole.db", lambda: 0):
+            pass
+        target.write_bytes((tmp_path / "whole.db").read_bytes() if not suffix else b"")
+    before = target.read_bytes() if there else None
+    link = path.with_name(path.name + suffix)
+    link.symlink_to(target)
+    calls = [lambda: Journal(path, lambda: 0)]
+    if suffix in ("", "-wal", "-shm", "-journal"):
+        calls.append(lambda: ExchangeFile(path))
+    if there and not suffix:  # its halt file would be next to the link, where no session looks
+        calls += [lambda: refuse_no_journal(path), lambda: resume(path, "x", 0)]
+    for call in calls:
+        with pytest.raises(ConfigError, match=f"{re.escape(str(link))}: is a link; remove it"):
+            call()
+    assert list(path.parent.iterdir()) == [link]
+    assert target.exists() == there and (not there or target.read_bytes() == before)

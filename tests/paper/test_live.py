@@ -1,7 +1,10 @@
 """A live session: decisions on the venue's books, restarts, stale bars, notices, halts."""
 
+import contextlib
 import dataclasses
+import functools
 import itertools
+import math
 import threading
 
 import numpy as np
@@ -18,7 +21,9 @@ from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.feed import Notice, Pump, ReplayFeed
 from nca_trader.paper.journal import read_events
 from nca_trader.paper.risk import resume
+from nca_trader.paper.tally import Paper
 from nca_trader.paper.venue import Answer, Outcome, Unreachable
+from nca_trader.watch.alerts import Rule
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +209,78 @@ def test_orders_that_no_answer_comes_to_are_events_and_halt_after_three_bars(
     assert room.kinds()["halt"] == 1
 
 
+FLAWS = {
+    "read-only": lambda desk, ticket: Answer(Outcome.REJECTED, "http-401"),
+    "no funds": lambda desk, ticket: Answer(Outcome.REJECTED, "no-funds", final=True),
+    "429 without end": lambda desk, ticket: Answer(Outcome.BUSY, "rate-limit", math.inf),
+    "429 for an hour": lambda desk, ticket: Answer(Outcome.BUSY, "rate-limit", 3600.0),
+    "rejected later": lambda desk, ticket: rejected_later(desk, ticket),
+}
+
+
+def rejected_later(desk, ticket):
+    desk.orders[ticket.client_id] = [ticket, 0.0, "rejected"]
+    return Answer(Outcome.ACCEPTED)
+
+
+def flipping(stage, tmp_path, desk=None):
+    """A session that orders anew at each bar, as prices go up and down in turn."""
+
+    def decide(window, present, account):
+        return np.eye(3)[[2 if window[-1, 0, 0] > 0.0 else 0]]
+
+    room = Room(stage, tmp_path, stage.agent(symbols=("AAA",), decide=decide), desk)
+    bars = stage.bars(num_bars=60, symbols=("AAA",))
+    close = np.where(np.arange(60) % 2, 101.0, 100.0)[:, None]
+    room.bars = dataclasses.replace(
+        bars, open=201.0 - close, close=close, high=close * 0 + 101.0, low=close * 0 + 100.0
+    )
+    return room
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_orders_that_all_fail_are_events_and_halt_after_three_bars(stage, tmp_path, flaw, restarts):
+    """Also where each bar has a process of its own; `resume` begins the count again."""
+    room = flipping(stage, tmp_path)
+    room.trade(2)
+    submit, room.desk.submit = room.desk.submit, lambda ticket: FLAWS[flaw](room.desk, ticket)
+    if flaw == "rejected later":  # the look-up would see it at once
+        room.desk.working = lambda: []
+
+    def told():
+        return [b["in_a_row"] for b in room.bodies("risk") if b["code"] == "orders-refused"]
+
+    for halts in (1, 2):
+        bars = room.kinds()["bar"]
+        with pytest.raises(HaltError, match=r"orders-refused \(orders 1, in_a_row 3"):
+            for _ in range(5) if restarts else [0]:
+                room.trade(1 if restarts else 10)
+        assert told() == [1, 2, 3] * halts and room.kinds()["bar"] - bars in (3, 4)
+        paper = Paper(room.path)
+        paper.poll()
+        rule = Rule(name="r", metric="paper_failed_bars", comparison=">=", threshold=3)
+        assert rule.holds(paper.metrics(0.0)) and paper.why["paper_failed_bars"]
+        resume(room.path, "asked the broker", room.tape().now())
+        paper.poll()
+        assert paper.metrics(0.0)["paper_failed_bars"] == 0.0
+    room.desk.submit = submit
+    assert room.trade()["fills"] > 20 and room.kinds()["halt"] == 2
+
+
+def test_an_order_that_fails_next_to_one_that_fills_halts_nobody(stage, tmp_path):
+    flips = itertools.cycle([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    room = Room(stage, tmp_path, stage.agent(decide=lambda *_: np.array([next(flips)] * 2)))
+    submit = room.desk.submit
+    room.desk.submit = lambda ticket: (
+        Answer(Outcome.REJECTED, "http-403") if ticket.symbol == "BBB" else submit(ticket)
+    )
+    room.trade()
+    rejected = [b for b in room.bodies("order_terminal") if b["reason"] == "rejected"]
+    assert len(rejected) > 20 and room.kinds()["fill"] > 20 and not room.bodies("halt")
+    assert not [b for b in room.bodies("risk") if b["code"] == "orders-refused"]
+
+
 def test_fills_far_from_the_market_are_events_and_halt_after_three(room):
     execute, prices = room.desk.execute, iter([1.3, 1.0, 0.7, 1.3, 1.3])
 
@@ -362,7 +439,8 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
     """Each deployable baseline, where the first three orders are rejected or too old.
 
     Some order once and never again. In the end the account holds what it holds where nothing
-    fails, but for the prices of three bars.
+    fails, but for the prices of three bars. Where no order of these bars was taken at all, a
+    person lifts a halt in between.
     """
     ends = []
     for script in ([], [fault] * 3):
@@ -374,7 +452,12 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
         submit = room.desk.submit
         room.desk.script = script
         room.desk.submit = lambda ticket, submit=submit: patient(submit(ticket))
-        room.trade(tape=Daily(room.bars, folder / "tape", BEGIN, clock=room.clock))
+        tape = functools.partial(Daily, room.bars, folder / "tape", BEGIN, clock=room.clock)
+        with contextlib.suppress(HaltError):  # at three bars in a row nothing was taken
+            room.trade(tape=tape())
+        if room.bodies("halt"):
+            resume(room.path, "the venue takes orders again", room.tape().now())
+            room.trade(tape=tape())
         ends.append((room, np.array(room.bodies("snapshot")[-1]["weight"])))
     (clean, expected), (failed, found) = ends
     np.testing.assert_allclose(found, expected, atol=0.05)

@@ -123,7 +123,7 @@ def test_a_live_session_at_alpaca_meets_every_answer_and_orders_once(stage, tmp_
     assert reasons == {
         "http-504", "http-500", "http-403", "timeout", "connection", "unreadable-body", "redirected"
     }  # fmt: skip
-    refused = [b["code"] for b in room.bodies("order_terminal") if b["reason"] == "rejected"]
+    refused = [b.get("code", "") for b in room.bodies("order_terminal")]
     assert any("the key *** is not allowed" in code for code in refused)
     is_kept_secret(room, caplog)
 

@@ -191,7 +191,9 @@ def test_no_wait_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_path, name):
 
     (tmp_path / "whole").mkdir()
     desk, whole = desk_of(), Ticking()
-    assert traded(stage, tmp_path / "whole", desk, desk, whole) is None
+    # At three bars in a row of which every order is too old a session halts by itself.
+    bars = 1 if name == "busy for an hour" else 4
+    assert traded(stage, tmp_path / "whole", desk, desk, whole, num_bars=bars) is None
     assert max(whole.each) <= TICK + 1e-9 and len(whole.each) > 30
     moments = drawn(1, len(whole.each) - 1, seed=0)
     for at, way in zip(moments, WAYS * 9, strict=False):
@@ -200,7 +202,7 @@ def test_no_wait_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_path, name):
         desk = desk_of()
         asked = Asked(way, folder / "paper.db", desk)
         ticking = Ticking(asked, at)
-        error = traded(stage, folder, desk, desk, ticking, asked)
+        error = traded(stage, folder, desk, desk, ticking, asked, num_bars=bars)
         assert ticking.after <= 1.0 and asked.heard()
         assert (error is None) == (way == "stop")
         assert len(desk.submitted) == asked.sent
@@ -225,6 +227,66 @@ def test_a_history_that_does_not_come_keeps_no_halt_from_being_heard(stage, tmp_
             session.trade()
     over.set()
     assert not any(True for _ in read_events(tmp_path / "paper.db", "bar"))
+
+
+class Dripping(FakeAlpaca):
+    """From one call on every answer comes byte by byte, as slowly as a client allows."""
+
+    def __init__(self, path, **more):
+        self.path, self.asked, self.submitted, self.dripping = path, None, (), False
+        super().__init__(**more)
+
+    def tell(self, now, prices):
+        self.clock, self.prices = max(now / SECOND, self.clock), prices
+
+    def _fault(self, method, path):
+        if (method, path) == self.path or (method, path[: len(self.path[1])]) == self.path:
+            if not self.dripping and self.asked is not None and len(self.orders) > 2:
+                self.dripping = True
+                threading.Timer(0.2, self.asked).start()
+        return "drip" if self.dripping else ""
+
+
+@pytest.mark.parametrize(
+    ("path", "way"),
+    [
+        (("POST", "/v2/orders"), "file"),
+        (("GET", "/v2/positions"), "stop"),
+        (("GET", "/v2/account/activities"), "file"),
+        (("GET", "/v2/orders:by_client_order_id"), "file"),
+    ],
+)
+def test_an_answer_that_drips_holds_up_the_end_of_a_session_once(
+    stage, tmp_path, monkeypatch, keys, path, way
+):
+    """The request under way and the cancellations after it end within one time, not one each."""
+    from nca_trader.paper import alpaca
+
+    monkeypatch.setattr(clock, "EXIT", 1.2)
+    prices = dict.fromkeys(SYMBOLS, 100.0)
+    with Dripping(path, clock=0.0, prices=prices) as fake:
+        fake.resting = True
+        fake.asked = asked = Asked(way, tmp_path / "paper.db", fake)
+        venue, begun = alpaca.open_venue(SYMBOLS, url=fake.url, timeout=1.2), []
+        note = asked.__class__.__call__
+        monkeypatch.setattr(
+            Asked, "__call__", lambda self: (note(self), begun.append(time.monotonic()))
+        )
+        heard = threading.Thread(target=lambda: heard_at(asked, begun), daemon=True)
+        heard.start()
+        error = traded(stage, tmp_path, venue, fake, Still(), asked)
+        took = time.monotonic() - begun[0]
+        heard.join(5.0)
+        venue.close()
+    assert (error is None) == (way == "stop") and asked.heard()
+    assert took < 2.0 and begun[1] - begun[0] < 1.0
+
+
+def heard_at(asked, begun):
+    """Note when the journal says that the session has heard."""
+    while not begun or not asked.heard():
+        time.sleep(0.02)
+    begun.append(time.monotonic())
 
 
 def test_the_end_awaits_the_request_under_way_but_not_for_ever(monkeypatch):

@@ -8,8 +8,7 @@ import pytest
 import nca_trader as nca
 from nca_trader import RunError
 from nca_trader.cli import main
-from nca_trader.machine import refuse_links
-from nca_trader.paper.fetch import _held, _kept
+from nca_trader.machine import refuse_links_in
 
 BARS = nca.sample_bars("sp500")[:300]
 SMALL = (
@@ -76,7 +75,7 @@ def test_no_entry_of_a_run_may_be_a_link(run, tmp_path, capsys):
     for at in link_each(mine, outside):
         before = before or content(outside)
         with pytest.raises(RunError, match=rf"{at.name}: is a link to .*outside"):
-            refuse_links(mine)
+            refuse_links_in(mine)
         entries.append(at.relative_to(mine))
         # Each command takes a second; the kinds of entries are what differs.
         if at.parent == mine or at.name == "1":
@@ -127,20 +126,8 @@ def test_a_link_inside_the_folder_and_those_of_a_tracker_pass(tmp_path):
     (tmp_path / "study.log.lock").symlink_to("study.log")
     (tmp_path / "wandb").mkdir()
     (tmp_path / "wandb/debug.log").symlink_to("/var/log/some")
-    refuse_links(tmp_path)
+    refuse_links_in(tmp_path)
     (tmp_path / "wandb").rename(tmp_path / "a")
     (tmp_path / "wandb").symlink_to("/var/log")
     with pytest.raises(RunError, match=r"a/debug.log|wandb: is a link to"):
-        refuse_links(tmp_path)
-
-
-def test_the_cache_of_downloads_follows_no_link(tmp_path):
-    victim = tmp_path / "victim"
-    victim.write_text("mine\n")
-    for name in ("SPY.rows", "SPY.lock", "SPY.new"):
-        (tmp_path / name).symlink_to(victim)
-    with pytest.raises(nca.StateError, match="can't be written"), _held(tmp_path / "SPY.rows"):
-        pass
-    with pytest.raises(OSError, match="symbolic links"):
-        _kept(tmp_path / "SPY.rows")
-    assert victim.read_text() == "mine\n"
+        refuse_links_in(tmp_path)

@@ -258,6 +258,7 @@ def test_a_journals_figures_are_those_of_its_events(tmp_path):
         last = paper.metrics(110.0)
     assert middle == {
         "paper_events": 4.0,
+        "paper_failed_bars": 0.0,
         "paper_bars": 2.0,
         "paper_equity": 1.0,
         "paper_drawdown": pytest.approx(0.2),

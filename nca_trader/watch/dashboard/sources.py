@@ -19,6 +19,7 @@ from typing import Any
 
 from nca_trader.cloud import local
 from nca_trader.errors import ConfigError, NcaTraderError, StateError, printable
+from nca_trader.machine import refuse_link
 from nca_trader.paper.chain import sibling, writer_of
 from nca_trader.paper.halting import read_halt, request_halt
 from nca_trader.paper.journal import read_events, verify
@@ -179,8 +180,7 @@ class FollowedSessions:
 
     def _checked(self, text: str) -> pathlib.Path:
         path = local(text, "a dashboard").absolute()
-        if path.is_symlink():
-            raise ConfigError(f"{text}: is a link; give the path that it points to.")
+        refuse_link(path)
         if self._root is not None and not path.resolve().is_relative_to(self._root.resolve()):
             raise ConfigError(f"{text}: is outside the root {self._root}; give a path inside it.")
         return path
