@@ -1,14 +1,16 @@
 """Backtest, train and paper-trade with neural cellular automata in JAX."""
 
+import contextlib
 import importlib
 import os
 import sys
 
 # `python -m nca_trader` puts the current folder in front, where any file may have a module's name.
 # In a checkout it is also the folder of this package.
-if sys.argv[:1] == ["-m"] and "nca_trader" in sys.orig_argv and not sys.flags.safe_path:
-    if not os.path.samefile(sys.path[0] or ".", f"{__path__[0]}/.."):
-        del sys.path[0]
+with contextlib.suppress(FileNotFoundError):
+    if sys.argv[:1] == ["-m"] and "nca_trader" in sys.orig_argv and not sys.flags.safe_path:
+        if not os.path.samefile(sys.path[0] or ".", f"{__path__[0]}/.."):
+            del sys.path[0]
 
 from typing import TYPE_CHECKING, Any
 

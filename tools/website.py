@@ -45,8 +45,7 @@ TITLES = {
 def public() -> Iterator[tuple[str, str]]:
     """Yield the module and the name of everything public, from the imports of the package."""
     tree = ast.parse((ROOT / "nca_trader" / "__init__.py").read_text())
-    checks = (node for node in tree.body if isinstance(node, ast.If))
-    block = next(node for node in checks if ast.unparse(node.test) == "TYPE_CHECKING")
+    block = next(n for n in tree.body if isinstance(n, ast.If))
     for node in block.body:
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:

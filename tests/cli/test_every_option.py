@@ -30,6 +30,7 @@ from nca_trader.cli import main
 from nca_trader.cli.command import COMMANDS, build_parser
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
+from nca_trader.envs import FROZEN
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.evaluate.selection import Selector
 from nca_trader.runs.manifest import Run
@@ -110,7 +111,8 @@ def demo_job(panel):
 
 def entries(rows):
     def entry(name, market):
-        row = {"entry": {"steps": None, "digest": "x"}, "steps": 128, "digest": None}
+        asked = {"steps": None, "digest": "x"}
+        row = {"entry": asked, "steps": 128, "digest": FROZEN[market]}
         return types.SimpleNamespace(name=name, market=market, fractions=[1.0], rows=[row])
 
     return [entry("nano", "ou_mid"), entry("mine", "ou_expensive")]
