@@ -299,7 +299,8 @@ def test_two_processes_agree_and_save_as_one(tmp_path, root):
         assert "give a folder on storage that all hosts share" in unshared[number]
     assert failed[0] == "StateError: its own mistake"
     assert failed[1].startswith("StateError: process 0 failed")
-    assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == ["checkpoints"]
+    there = sorted(path.name for path in (tmp_path / "shared").iterdir())
+    assert there == ["checkpoints", "checkpoints.json"]
     with Checkpoints(tmp_path / "shared" / "checkpoints") as checkpoints:
         assert checkpoints.steps() == [2]
 
