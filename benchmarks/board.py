@@ -31,8 +31,8 @@ from nca_trader.errors import NcaTraderError
 from nca_trader.evaluate.tune import overrides_of, study_of
 from nca_trader.optimum.board import REACHED
 from nca_trader.optimum.frozen import frozen
-from nca_trader.optimum.proof import about
 from nca_trader.optimum.prove import BARS, prepare, prove_markets
+from nca_trader.optimum.rows import about
 from nca_trader.runs.folder import commit
 
 MARKETS = (

@@ -21,8 +21,8 @@ from scipy.signal import lfilter
 from scipy.special import ndtr
 from scipy.stats import beta
 
-from nca_trader.evaluate.gate import TOLERATED, harm
-from nca_trader.optimum.proof import about
+from nca_trader.evaluate.evidence.gate import TOLERATED, harm
+from nca_trader.optimum.rows import about
 from nca_trader.runs.folder import commit
 
 YEAR, ASSETS = 252, 8

@@ -23,11 +23,11 @@ WARM, BARS = 300, 1000
 def measured(num_seeds, agent="nano", env="index_daily"):
     """Return the row of one number of agents."""
     import nca_trader as nca
-    from nca_trader.paper.agents import run_agent
-    from nca_trader.paper.exchange import Exchange
-    from nca_trader.paper.feed import parse_feed
-    from nca_trader.paper.journal import Journal
-    from nca_trader.paper.loop import Session
+    from nca_trader.paper.feeds.feed import parse_feed
+    from nca_trader.paper.journal.journal import Journal
+    from nca_trader.paper.session.agents import run_agent
+    from nca_trader.paper.session.loop import Session
+    from nca_trader.paper.venues.exchange import Exchange
 
     bars = nca.sample_bars("sp500")
     config = nca.load_agent(agent)

@@ -42,13 +42,13 @@ from nca_trader.data.bars import sample_bars
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner.programs import Compilations
-from nca_trader.paper import journal as journals
-from nca_trader.paper.agents import run_agent
 from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal
-from nca_trader.paper.loop import Session
+from nca_trader.paper.feeds.feed import ReplayFeed
+from nca_trader.paper.journal import journal as journals
+from nca_trader.paper.journal.journal import Journal
+from nca_trader.paper.session.agents import run_agent
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import open_run

@@ -16,15 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.agents import rolling
-from nca_trader.agents.rules import sma_cross
-from nca_trader.agents.strategy import Strategy
-from nca_trader.agents.targets import scan_decisions, strategy_targets
 from nca_trader.config.account import PLAIN
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.simulate import legs_between, scan_targets
-from nca_trader.evaluate.sweep import sweep
+from nca_trader.evaluate.sweep.sweep import sweep
 from nca_trader.numerics import float64_on_cpu
+from nca_trader.strategies import rolling
+from nca_trader.strategies.rules import sma_cross
+from nca_trader.strategies.strategy import Strategy
+from nca_trader.strategies.targets import scan_decisions, strategy_targets
 from nca_trader.types import Bars, Costs
 
 from .peers.clock import walk

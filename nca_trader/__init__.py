@@ -20,12 +20,9 @@ from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
     from nca_trader.agents import load_agent as load_agent
-    from nca_trader.agents import rules as rules
     from nca_trader.agents.base import with_base as with_base
-    from nca_trader.agents.blend import blend as blend
     from nca_trader.agents.check import check_policy as check_policy
     from nca_trader.agents.policy import make_policy as make_policy
-    from nca_trader.agents.strategy import Strategy as Strategy
     from nca_trader.config import AccountConfig as AccountConfig
     from nca_trader.config import AgentConfig as AgentConfig
     from nca_trader.config import EnvConfig as EnvConfig
@@ -55,33 +52,36 @@ if TYPE_CHECKING:
     from nca_trader.errors import RunError as RunError
     from nca_trader.errors import StateError as StateError
     from nca_trader.evaluate.backtest import backtest as backtest
-    from nca_trader.evaluate.comparison import Comparison as Comparison
-    from nca_trader.evaluate.comparison import compare as compare
-    from nca_trader.evaluate.leakcheck import leakcheck as leakcheck
+    from nca_trader.evaluate.evidence.selection import Selector as Selector
+    from nca_trader.evaluate.lookahead.leakcheck import leakcheck as leakcheck
     from nca_trader.evaluate.report.page import report as report
     from nca_trader.evaluate.report.tables import report_folds as report_folds
     from nca_trader.evaluate.report.tables import report_sweep as report_sweep
+    from nca_trader.evaluate.result import Comparison as Comparison
     from nca_trader.evaluate.result import Result as Result
-    from nca_trader.evaluate.selection import Selector as Selector
-    from nca_trader.evaluate.sweep import sweep as sweep
+    from nca_trader.evaluate.result import compare as compare
+    from nca_trader.evaluate.sweep.sweep import sweep as sweep
     from nca_trader.evaluate.tune import tune as tune
     from nca_trader.evaluate.walkforward.walk import WalkForward as WalkForward
     from nca_trader.evaluate.walkforward.walk import walk_forward as walk_forward
     from nca_trader.learner.learner import make_learner as make_learner
     from nca_trader.learner.train import train as train
-    from nca_trader.optimum import synthetic as synthetic
+    from nca_trader.optimum.optima import synthetic as synthetic
     from nca_trader.optimum.prove import prove as prove
     from nca_trader.paper.check import check_broker as check_broker
     from nca_trader.paper.check import check_feed as check_feed
-    from nca_trader.paper.fetch import fetch_bars as fetch_bars
+    from nca_trader.paper.feeds.fetch import fetch_bars as fetch_bars
     from nca_trader.paper.loaded import AgentStream as AgentStream
     from nca_trader.paper.loaded import LoadedAgent as LoadedAgent
     from nca_trader.paper.loaded import load as load
-    from nca_trader.paper.session import paper_trade as paper_trade
+    from nca_trader.paper.session.trade import paper_trade as paper_trade
     from nca_trader.parallel.mesh import make_mesh as make_mesh
     from nca_trader.runs.manifest import Run as Run
     from nca_trader.runs.trials import trials as trials
     from nca_trader.scale.plan import plan as plan
+    from nca_trader.strategies import rules as rules
+    from nca_trader.strategies.blend import blend as blend
+    from nca_trader.strategies.strategy import Strategy as Strategy
     from nca_trader.types import Bar as Bar
     from nca_trader.types import Bars as Bars
     from nca_trader.types import Costs as Costs
@@ -95,11 +95,11 @@ __version__ = "0.3.0"
 _NAMES = {
     "agents": "load_agent",
     "agents.base": "with_base",
-    "agents.blend": "blend",
+    "strategies.blend": "blend",
     "agents.check": "check_policy",
     "agents.policy": "make_policy",
-    "agents.rules": "rules",
-    "agents.strategy": "Strategy",
+    "strategies.rules": "rules",
+    "strategies.strategy": "Strategy",
     "config": "AgentConfig EnvConfig",
     "config.account": "Limits",
     "config.spans": "Spans Training",
@@ -113,23 +113,22 @@ _NAMES = {
     "envs.trading": "TradingEnv",
     "errors": "BarError CheckFailed ConfigError HaltError NcaTraderError RunError StateError",
     "evaluate.backtest": "backtest",
-    "evaluate.comparison": "Comparison compare",
-    "evaluate.leakcheck": "leakcheck",
+    "evaluate.lookahead.leakcheck": "leakcheck",
     "evaluate.report.page": "report",
     "evaluate.report.tables": "report_folds report_sweep",
-    "evaluate.result": "Result",
-    "evaluate.selection": "Selector",
-    "evaluate.sweep": "sweep",
+    "evaluate.result": "Comparison Result compare",
+    "evaluate.evidence.selection": "Selector",
+    "evaluate.sweep.sweep": "sweep",
     "evaluate.tune": "tune",
     "evaluate.walkforward.walk": "WalkForward walk_forward",
     "learner.learner": "make_learner",
     "learner.train": "train",
     "optimum.prove": "prove",
-    "optimum.synthetic": "synthetic",
+    "optimum.optima.synthetic": "synthetic",
     "paper.check": "check_broker check_feed",
-    "paper.fetch": "fetch_bars",
+    "paper.feeds.fetch": "fetch_bars",
     "paper.loaded": "AgentStream LoadedAgent load",
-    "paper.session": "paper_trade",
+    "paper.session.trade": "paper_trade",
     "parallel.mesh": "make_mesh",
     "runs.manifest": "Run",
     "runs.trials": "trials",

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 import nca_trader as nca
-from nca_trader.agents import rolling
+from nca_trader.strategies import rolling
 
 bars = nca.sample_bars("sp500").select("SP500")
 costs = nca.Costs(commission=5e-4, slippage=2e-4)

@@ -133,7 +133,7 @@ def pytest_collection_modifyitems(config, items):
 LONGEST = (
     "cli/test_demo.py",
     "learner/test_pathwise.py",
-    "agents/test_blend.py",
+    "strategies/test_blend.py",
     "learner/test_population.py",
     "runs/test_consent.py",
     "parallel/test_jobs.py",

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 import nca_trader as nca
-from nca_trader.agents.targets import LARGEST
 from nca_trader.envs.gym.vector import GymVectorEnv
 from nca_trader.errors import options_named
-from nca_trader.paper.session import paper_trade
+from nca_trader.paper.session.trade import paper_trade
+from nca_trader.strategies.targets import LARGEST
 
 ENV = nca.load_env("index_daily")
 SPEC = nca.EnvSpec(symbols=("A",), features=("return_1",), targets=(0.0, 1.0), warmup=1)

@@ -17,9 +17,9 @@ from conftest import ROOT
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.config.extensions import load
-from nca_trader.data.synthetic import task_of
 from nca_trader.learner.ppo import gae
 from nca_trader.learner.update import ALGORITHMS
+from nca_trader.markets import task_of
 from nca_trader.watch.alerts import Notification, read_rules
 from nca_trader.watch.sinks import sink_of
 

@@ -18,7 +18,6 @@ from recording import recording_optimizer
 from untrained import untrained_run
 
 import nca_trader as nca
-from nca_trader.agents.baselines import baseline_rules
 from nca_trader.cli.demo import job_of
 from nca_trader.config import (
     AgentConfig,
@@ -31,7 +30,8 @@ from nca_trader.config import (
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner import learner as learners
 from nca_trader.learner import update
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.journal.journal import read_events
+from nca_trader.strategies.baselines import baseline_rules
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 METRICS = (

@@ -13,8 +13,8 @@ from nca_trader.config.account import Costs
 
 PACKAGE = "nca_trader"
 FOUNDATION = {"errors", "types", "cloud", "machine", "numerics", "progress", "config"}
-ENVS = FOUNDATION | {"data", "envs"}
-AGENTS = ENVS | {"agents"}
+ENVS = FOUNDATION | {"data", "markets", "envs"}
+AGENTS = ENVS | {"strategies", "agents"}
 LEARNER = AGENTS | {"parallel", "runs", "learner"}
 EVALUATE = (LEARNER | {"evaluate"}) - {"learner"}
 MAY_IMPORT = {
@@ -26,7 +26,9 @@ MAY_IMPORT = {
     "machine": {"errors", "cloud"},
     "config": {"errors"},
     "data": FOUNDATION,
+    "markets": FOUNDATION | {"data"},
     "envs": ENVS,
+    "strategies": ENVS | {"strategies"},
     "agents": AGENTS,
     "parallel": FOUNDATION,
     "runs": AGENTS | {"parallel"},
@@ -45,7 +47,7 @@ MAY_IMPORT = {
 UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # The messages between a caller and workers of its own, where nothing comes from a file; and the
 # process of its own that plays an agent from outside, whose files were allowed by --allow-code.
-MAY_UNPICKLE = {"parallel/jobs.py": {"cloudpickle"}, "optimum/player.py": {"pickle"}}
+MAY_UNPICKLE = {"parallel/jobs.py": {"cloudpickle"}, "optimum/outside/player.py": {"pickle"}}
 # Packages that reach the network, and the call by which processes of a run meet.
 NETWORK = {"socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "websockets"}
 NETWORK |= {
@@ -235,7 +237,7 @@ def test_security_says_what_runs_code(root):
                 given = ast.unparse(node.args[0])
                 if PACKAGE not in given and "__name__" not in given:
                     running.add(path.relative_to(root / PACKAGE).as_posix())
-    assert running == {"config/extensions.py", "optimum/player.py"}
+    assert running == {"config/extensions.py", "optimum/outside/player.py"}
     text = (root / "SECURITY.md").read_text()
     options = ("`--strategy`", "`--data`", "`--feed`", "`--broker`", "`call:`", "`--workers`")
     assert [option for option in options if option not in text] == []
@@ -303,9 +305,9 @@ def test_a_planted_circle_is_found(tmp_path, line, found):
         ("data/bars.py", "import_module('nca_trader.envs')", "data may not import envs"),
         ("types.py", "from nca_trader.data import A", "types may not import data.A"),
         ("evaluate/report.py", "import nca_trader.learner", "evaluate may not import learner"),
-        ("paper/session.py", "from nca_trader.evaluate import backtest",
+        ("paper/session/trade.py", "from nca_trader.evaluate import backtest",
          "paper may not import evaluate.backtest"),
-        ("paper/session.py", "import nca_trader.learner", "paper may not import learner"),
+        ("paper/session/trade.py", "import nca_trader.learner", "paper may not import learner"),
     ],
 )  # fmt: skip
 def test_a_planted_violation_is_found(tmp_path, file, line, found):

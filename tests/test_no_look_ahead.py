@@ -24,17 +24,17 @@ from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, r
 from nca_trader.agents.base import env_on_base
 from nca_trader.agents.heads import distribution
 from nca_trader.agents.policy import decide
-from nca_trader.agents.targets import strategy_targets
 from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.extensions import split_frame
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_names
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.data.features import FEATURES
-from nca_trader.data.synthetic import Task, task_of
 from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.simulate import encode
+from nca_trader.markets import Task, task_of
+from nca_trader.strategies.targets import strategy_targets
 from nca_trader.types import Costs
 
 WARMUP = 74  # bars, the longest of `DEFAULT_FEATURES`

@@ -8,7 +8,7 @@ import pytest
 
 # The tests that compare to `rounding.ROUNDING`.
 PROMISED = {
-    "tests/agents/test_blend.py": "sum_of_its_parts",
+    "tests/strategies/test_blend.py": "sum_of_its_parts",
     "tests/envs/test_sizing.py": "same_bits or orders_and_earns",
     "tests/paper/test_strategies.py": "as_it_would_be_alone",
 }

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCES = ("nca_trader", "benchmarks", "tools", "tests")
 # Where pytest finds modules, see `pythonpath` in pyproject.toml.
-PATHS = ("", "tests/", "tools/")
+PATHS = ("", "tests/", "tests/support/", "tools/")
 # These read the sources themselves, so every change affects them.
 ALWAYS = tuple(f"tests/test_{name}.py" for name in ("layers", "messages", "wordlist"))
 # Seconds by test file, which tests/conftest.py writes; other files are taken for UNKNOWN.

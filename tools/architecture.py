@@ -31,9 +31,11 @@ ABOUT = {
     "learner": "update, algorithms, train",
     "runs": "manifest, checkpoints, trackers",
     "parallel": "mesh, hosts, jobs",
-    "agents": "NCA, policies, rules",
+    "agents": "NCA and other policies",
+    "strategies": "rules, blends, targets",
     "envs": "account, environment",
-    "data": "reading, features, synthetic",
+    "markets": "generated markets",
+    "data": "reading, calendar, features",
     "config": "schemas, TOML",
     "foundation": "errors, types, numerics",
 }

@@ -29,7 +29,8 @@ NAMED = re.compile(r"\[([^\]]+)\]\(([^)#]+)\)")
 TITLES = {
     "data": "Bars and data",
     "envs": "Environment",
-    "agents": "Policies and strategies",
+    "strategies": "Strategies",
+    "agents": "Policies",
     "learner": "Training",
     "evaluate": "Backtests and evaluation",
     "paper": "Paper trading",

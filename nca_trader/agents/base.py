@@ -19,15 +19,15 @@ import numpy as np
 import pandas as pd
 from jax import Array
 
-from nca_trader.agents import rules
-from nca_trader.agents.strategy import Strategy, arguments_needed
-from nca_trader.agents.targets import has_exits, strategy_targets
 from nca_trader.config import PolicyConfig
 from nca_trader.config.agent import RULES as NAMES
 from nca_trader.config.extensions import FORGET, called, load, own_code
 from nca_trader.config.ranges import described
 from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError
+from nca_trader.strategies import rules
+from nca_trader.strategies.strategy import Strategy, arguments_needed
+from nca_trader.strategies.targets import has_exits, strategy_targets
 from nca_trader.types import Bar, Bars, EnvSpec
 
 RULES: dict[str, Callable[..., Strategy]] = {name: getattr(rules, name) for name in NAMES}

@@ -72,12 +72,12 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
 
 def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     """Run the backtest; return the metrics."""
-    from nca_trader.data.synthetic import seed_of, task_of
     from nca_trader.envs import load_env
     from nca_trader.errors import ConfigError
     from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.combinations import subject_of
     from nca_trader.evaluate.report.page import report
-    from nca_trader.evaluate.subjects import subject_of
+    from nca_trader.markets import seed_of, task_of
     from nca_trader.runs.exported import read_run
     from nca_trader.runs.trackers import track_results, tracker_of
     from nca_trader.runs.universe import trained_symbols

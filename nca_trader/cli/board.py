@@ -70,7 +70,7 @@ def run_board(args: argparse.Namespace) -> dict[str, Any]:
 def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
     from nca_trader.envs import FROZEN
     from nca_trader.optimum import board
-    from nca_trader.optimum.entry import entry_of
+    from nca_trader.optimum.outside.entry import entry_of
     from nca_trader.optimum.prove import prove
 
     if args.agent is None:

@@ -36,7 +36,7 @@ def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True
 
 
 def _outside(args: argparse.Namespace) -> Any:
-    from nca_trader.optimum.entry import entry_of  # takes numpy
+    from nca_trader.optimum.outside.entry import entry_of  # takes numpy
 
     return entry_of(args.agent, args.allow_code, args.python)
 

@@ -51,7 +51,7 @@ def run_data(args: argparse.Namespace) -> dict[str, Any]:
         missing = [name for name, value in needed.items() if value is None]
         if missing:
             raise ConfigError(f"data fetch: give {', '.join(missing)} as well.")
-        from nca_trader.paper.fetch import fetch_bars, late_starts, write_whole
+        from nca_trader.paper.feeds.fetch import fetch_bars, late_starts, write_whole
 
         if not args.out.endswith(SUFFIXES):
             raise ConfigError(f"--out {args.out}: bars are written as {', '.join(SUFFIXES)}.")

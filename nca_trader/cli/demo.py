@@ -81,7 +81,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.agents import load_agent
     from nca_trader.envs import load_env
     from nca_trader.envs.trading import TradingEnv
-    from nca_trader.evaluate.selection import Selector
+    from nca_trader.evaluate.evidence.selection import Selector
     from nca_trader.learner.train import planned_steps, steps_done, train
     from nca_trader.runs.manifest import Run
 
@@ -140,10 +140,10 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Decide on the selection span what is deployed, evaluate it, and write the page."""
     from nca_trader.evaluate.backtest import backtest
-    from nca_trader.evaluate.deploy import deployable
+    from nca_trader.evaluate.evidence.deploy import deployable
     from nca_trader.evaluate.report.contents import Demo, Seed
     from nca_trader.evaluate.report.page import report_on, write_report
-    from nca_trader.paper.parity import compare
+    from nca_trader.paper.session.parity import compare
     from nca_trader.runs.manifest import Run
 
     path, bars = run.path, job.bars
@@ -258,7 +258,7 @@ def _tilt(agent: Any, rule: Any) -> list[tuple[str, str]]:
     """Return what the agent changed of its base, and what that earned: name and finding."""
     import numpy as np
 
-    from nca_trader.evaluate.inference import sharpe_difference_interval
+    from nca_trader.evaluate.evidence.inference import sharpe_difference_interval
 
     ours, theirs = (np.asarray(each.weights) for each in (agent, rule))
     gross = np.abs(theirs).sum(axis=1).mean()
@@ -316,8 +316,8 @@ def _print_findings(demo: Any, rows: list[Any], span: str, run: Any, gate: Any) 
 
 def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what else a reader should know of the mean agent: name and finding."""
-    from nca_trader.agents.baselines import MATCHED
     from nca_trader.agents.policy import num_parameters
+    from nca_trader.strategies.baselines import MATCHED
 
     ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
     parameters = num_parameters(run.each)

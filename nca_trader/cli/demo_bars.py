@@ -61,8 +61,8 @@ def job_of(panel: str | None) -> DemoJob:
         dates = {"first": "2000-03-01", "train_until": "2011-01-01", "select_until": "2013-01-01"}
         return DemoJob(bars=bars, title=title, **dates, note=OFTEN_SEEN)
     from nca_trader.data.bars import read_bars
-    from nca_trader.data.synthetic.closed_form import trend_panel
     from nca_trader.errors import BarError
+    from nca_trader.markets.closed_form import trend_panel
 
     # An empty `panel` takes futures that lie next to a checkout; "simulated" asks for drawn bars.
     checkout = pathlib.Path(__file__).resolve().parents[2]

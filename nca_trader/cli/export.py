@@ -107,9 +107,8 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
 def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dict[str, Any]:
     """Write the measured agent and its model card."""
     from nca_trader.errors import CheckFailed
-    from nca_trader.evaluate.export import CALLS
+    from nca_trader.evaluate.export import CALLS, card_of
     from nca_trader.machine import write_atomically
-    from nca_trader.runs.card import card_of
     from nca_trader.runs.exported import write_exported
     from nca_trader.runs.portable import USE, write_portable
 

@@ -52,8 +52,8 @@ def run_leakcheck(args: argparse.Namespace) -> dict[str, Any]:
       BarError: see `read_bars`.
     """
     from nca_trader.data.bars import read_bars
-    from nca_trader.evaluate.leakcheck import leakcheck
-    from nca_trader.evaluate.subjects import subject_of
+    from nca_trader.evaluate.combinations import subject_of
+    from nca_trader.evaluate.lookahead.leakcheck import leakcheck
 
     name = args.strategy
     subject = subject_of(name, params_of(args))

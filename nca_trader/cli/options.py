@@ -299,9 +299,9 @@ def load_training(args: argparse.Namespace, seed: int = 0) -> tuple[Any, Any]:
       BarError, StateError, ConfigError: see `read_bars`, `open_shards` and `TradingEnv`.
     """
     from nca_trader.data.shards import folder_of_shards, open_shards
-    from nca_trader.data.synthetic import task_of
     from nca_trader.envs.trading import TradingEnv
     from nca_trader.machine import cores
+    from nca_trader.markets import task_of
     from nca_trader.parallel.mesh import use_cores
 
     config, agent = load_experiment(args)
@@ -337,7 +337,7 @@ def load_selection(args: argparse.Namespace) -> Any:
       BarError, StateError: see `read_bars` and `Selector`.
     """
     from nca_trader.data.shards import folder_of_shards
-    from nca_trader.evaluate.selection import Selector
+    from nca_trader.evaluate.evidence.selection import Selector
 
     if args.select is None:
         return None

@@ -55,8 +55,8 @@ def add_paper_options(parser: argparse.ArgumentParser) -> None:
 def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     """Run the session to the end of its feed, or until it is asked to stop."""
     from nca_trader.evaluate.wording import in_sample_sentence
-    from nca_trader.paper.parity import summarise
-    from nca_trader.paper.session import paper_trade
+    from nca_trader.paper.session.parity import summarise
+    from nca_trader.paper.session.trade import paper_trade
 
     what, options = _subject_and_options(args)
     # A bar is finished first, with its events in the journal.
@@ -127,7 +127,7 @@ def why_no_order(result: Mapping[str, Any], journal: str) -> str | None:
       result: of `paper_trade`.
       journal: the session's.
     """
-    from nca_trader.paper.journal import read_events
+    from nca_trader.paper.journal.journal import read_events
 
     if result["orders"]:
         return None
@@ -152,7 +152,7 @@ def _subject_and_options(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]
     # another thread takes longer than they do. The results are the same.
     os.environ.setdefault("JAX_CPU_ENABLE_ASYNC_DISPATCH", "false")
     from nca_trader.envs import load_env
-    from nca_trader.evaluate.subjects import subject_of
+    from nca_trader.evaluate.combinations import subject_of
     from nca_trader.runs.exported import read_run
 
     if args.run_dir:
@@ -178,8 +178,7 @@ add_resume_options = add_halt_options
 
 def run_halt(args: argparse.Namespace) -> dict[str, Any]:
     """Write the file that halts the session."""
-    from nca_trader.paper.halting import halt_file, read_halt, request_halt
-    from nca_trader.paper.risk import refuse_no_journal
+    from nca_trader.paper.session.halts import halt_file, read_halt, refuse_no_journal, request_halt
 
     refuse_no_journal(args.journal)
     # The first reason stays: a second request must not hide why trading stopped.
@@ -193,7 +192,7 @@ def run_halt(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_resume(args: argparse.Namespace) -> dict[str, Any]:
     """Lift the halt."""
-    from nca_trader.paper.risk import resume
+    from nca_trader.paper.session.halts import resume
 
     # The clock is read here alone, so that the library's records can be replayed.
     halt = resume(args.journal, args.reason, time.time_ns())
@@ -222,7 +221,7 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
       StateError: it is damaged.
       CheckFailed: the replay differs.
     """
-    from nca_trader.paper.journal import verify
+    from nca_trader.paper.journal.journal import verify
 
     subject = args.run_dir or args.strategy
     if bool(subject) != (args.action == "replay"):
@@ -230,7 +229,7 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
         said = "has no effect there; leave it out" if subject else f"is needed: give {option}"
         raise ConfigError(f"journal {args.action}: {option} {said}.")
     if args.action == "replay":
-        from nca_trader.paper.rebuild import rebuild
+        from nca_trader.paper.session.rebuild import rebuild
 
         what, options = _subject_and_options(args)
         rebuilt = rebuild(args.file, what, **options)
@@ -249,8 +248,8 @@ def run_journal(args: argparse.Namespace) -> dict[str, Any]:
 def _say_watched(file: str) -> None:
     """Print what the session watched for drift, and what it did not and why."""
     from nca_trader.errors import printable
-    from nca_trader.paper.drift import watched_sentence
-    from nca_trader.paper.journal import read_events
+    from nca_trader.paper.journal.journal import read_events
+    from nca_trader.paper.session.drift import watched_sentence
 
     for event in read_events(file, "watched"):  # a second one where it changed
         print(f"{file}: {printable(watched_sentence(event.body))}")

@@ -71,9 +71,9 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.agents import load_agent
     from nca_trader.optimum.board import write_board
-    from nca_trader.optimum.entry import entry_of
-    from nca_trader.optimum.proof import add_rows, rows_of
+    from nca_trader.optimum.outside.entry import entry_of
     from nca_trader.optimum.prove import NEEDS, prove
+    from nca_trader.optimum.rows import add_rows, rows_of
 
     outside = entry_of(args.agent, args.allow_code, args.python) is not None
     agent = args.agent if outside else load_agent(args.agent, args.set)

@@ -72,9 +72,8 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     """Run the sweep; return its rows and the verdict."""
     from nca_trader.config.spans import parse_grid
-    from nca_trader.evaluate.combinations import combinations_of
-    from nca_trader.evaluate.subjects import member_of
-    from nca_trader.evaluate.sweep import sweep
+    from nca_trader.evaluate.combinations import combinations_of, member_of
+    from nca_trader.evaluate.sweep.sweep import sweep
 
     grid, method, seed = parse_grid(args.grid, args.sample is not None), args.method, args.seed or 0
     # The function and not a strategy: the sweep calls it with traced parameters.
@@ -171,8 +170,8 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
 def run_tune(args: argparse.Namespace) -> dict[str, Any]:
     """Search; return the trials and the best agent."""
     from nca_trader.config.spans import parse_space
-    from nca_trader.data.synthetic import task_of
     from nca_trader.evaluate.tune import tune
+    from nca_trader.markets import task_of
 
     env, agent = load_experiment(args)
     if args.data or not env.market:

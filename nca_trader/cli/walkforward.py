@@ -100,11 +100,11 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     """Walk forward; return the folds, the metrics and the verdict."""
     from nca_trader.agents import load_agent
     from nca_trader.config.spans import parse_grid
-    from nca_trader.data.synthetic import task_of
     from nca_trader.envs import load_env
+    from nca_trader.evaluate.combinations import member_of
     from nca_trader.evaluate.report.page import report
-    from nca_trader.evaluate.subjects import member_of
     from nca_trader.evaluate.walkforward.walk import walk_forward
+    from nca_trader.markets import task_of
     from nca_trader.runs.consent import own_names
     from nca_trader.runs.manifest import Run
     from nca_trader.types import Bars

@@ -52,7 +52,7 @@ def run_watch(args: argparse.Namespace) -> dict[str, Any]:
       StateError: with `--once`, the journal cannot be read.
       CheckFailed: with `--once`, the condition of a rule holds.
     """
-    from nca_trader.paper.journal import read_events
+    from nca_trader.paper.journal.journal import read_events
     from nca_trader.watch.alerts import Alerts, read_rules
     from nca_trader.watch.metrics import Watched
     from nca_trader.watch.sinks import open_sinks

@@ -30,7 +30,7 @@ KINDS_WITH = {
     **dict.fromkeys(("neighbours", "num_neighbours"), ("nca",)),
 }
 NEIGHBOURS = ("none", "ring", "nearest", "all")
-# The rules of `nca_trader.agents.rules`, by name.
+# The rules of `nca_trader.strategies.rules`, by name.
 RULES = (
     *("always_flat", "breakout", "buy_and_hold", "cross_sectional_momentum", "equal_weight"),
     *("forecaster", "half_and_half", "mean_reversion", "momentum", "random", "sma_cross"),

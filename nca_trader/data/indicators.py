@@ -15,8 +15,15 @@ import numpy as np
 
 from nca_trader.config.extensions import own_code
 from nca_trader.config.ranges import described, expect, nearest
-from nca_trader.data.averages import SPAN, add, empty_average, keep_unless, z_score
-from nca_trader.data.features import Feature, make_feature
+from nca_trader.data.features import (
+    SPAN,
+    Feature,
+    add,
+    empty_average,
+    keep_unless,
+    make_feature,
+    z_score,
+)
 from nca_trader.errors import ConfigError
 from nca_trader.types import PRICES, Bar, Bars
 

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader.config.reading import parse_step
-from nca_trader.data.averages import keep_unless
 from nca_trader.data.calendar import OUTSIDE, bar_length, bins, hours_of
-from nca_trader.data.features import Feature
+from nca_trader.data.features import Feature, keep_unless
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import EXTRAS, Bar, Bars
 

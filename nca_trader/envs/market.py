@@ -16,12 +16,12 @@ from jax import Array
 from nca_trader.config import MAX_NEIGHBOURS, AccountConfig, EnvConfig
 from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.shards import Shards
-from nca_trader.data.synthetic import Task
 from nca_trader.envs import rewards
 from nca_trader.envs.account.state import Legs, legs_of
 from nca_trader.envs.actions import SCHEMES
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
+from nca_trader.markets import Task
 from nca_trader.types import Bars, EnvSpec, Tensor
 
 # Copies of the features in memory at once: as computed, joined with the market's state, and on the

@@ -23,7 +23,6 @@ from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.config.account import PLAIN
 from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Shards
-from nca_trader.data.synthetic import Task, task_of
 from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.envs import actions, load_env, rewards
 from nca_trader.envs.account.fills import capped
@@ -48,6 +47,7 @@ from nca_trader.envs.market import (
 )
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.markets import Task, task_of
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import Bars, Costs, EnvSpec
 

@@ -9,9 +9,31 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.blend import parts_of
-from nca_trader.agents.strategy import Strategy, sized_once, weights_until_sized
-from nca_trader.agents.targets import (
+from nca_trader.config import AccountConfig
+from nca_trader.config.account import complete_account, gather_account
+from nca_trader.config.ranges import expect
+from nca_trader.data.time_frames import refuse_other_length
+from nca_trader.errors import BarError, argument, in_a_command, logger
+from nca_trader.evaluate import metrics, trades
+from nca_trader.evaluate.lookahead.outputs import function_targets
+from nca_trader.evaluate.result import Result, columns_of
+from nca_trader.evaluate.simulate import (
+    simulate_agent,
+    simulate_strategy,
+    simulate_targets,
+)
+from nca_trader.evaluate.trades import earned
+from nca_trader.evaluate.wording import in_sample_sentence
+from nca_trader.machine import keep_freed_memory
+from nca_trader.markets import Task
+from nca_trader.runs import trials as trial_log
+from nca_trader.runs.folder import now
+from nca_trader.runs.manifest import Run, seen_rows
+from nca_trader.runs.trials import data_record
+from nca_trader.runs.universe import run_on
+from nca_trader.strategies.blend import parts_of
+from nca_trader.strategies.strategy import Strategy, sized_once, weights_until_sized
+from nca_trader.strategies.targets import (
     as_targets,
     cut_of,
     in_force,
@@ -21,28 +43,6 @@ from nca_trader.agents.targets import (
     refuse_no_targets,
     strategy_targets,
 )
-from nca_trader.config import AccountConfig
-from nca_trader.config.account import complete_account, gather_account
-from nca_trader.config.ranges import expect
-from nca_trader.data.synthetic import Task
-from nca_trader.data.time_frames import refuse_other_length
-from nca_trader.errors import BarError, argument, in_a_command, logger
-from nca_trader.evaluate import metrics, trades
-from nca_trader.evaluate.attribution import earned
-from nca_trader.evaluate.outputs import function_targets
-from nca_trader.evaluate.result import Result, columns_of
-from nca_trader.evaluate.simulate import (
-    simulate_agent,
-    simulate_strategy,
-    simulate_targets,
-)
-from nca_trader.evaluate.wording import in_sample_sentence
-from nca_trader.machine import keep_freed_memory
-from nca_trader.runs import trials as trial_log
-from nca_trader.runs.folder import now
-from nca_trader.runs.manifest import Run, seen_rows
-from nca_trader.runs.trials import data_record
-from nca_trader.runs.universe import run_on
 from nca_trader.types import Bars, Costs
 
 log = logger(__name__)

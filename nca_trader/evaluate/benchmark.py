@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nca_trader.agents.rules import buy_and_hold
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.metrics import NO_VOLATILITY
+from nca_trader.strategies.rules import buy_and_hold
 
 HOLD = buy_and_hold()  # one object, so that its program is compiled once
 

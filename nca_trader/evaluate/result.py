@@ -7,28 +7,37 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from nca_trader.agents.targets import NO_CUT, Cut
 from nca_trader.config import AccountConfig
 from nca_trader.config.ranges import expect
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.envs.account.risk import CODES
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
-from nca_trader.evaluate.outputs import foresights, own_features
-from nca_trader.evaluate.report.summary import summary_html, summary_lines
+from nca_trader.evaluate.lookahead.outputs import foresights, own_features
+from nca_trader.evaluate.report.summary import (
+    comparison_html,
+    comparison_lines,
+    summary_html,
+    summary_lines,
+)
 from nca_trader.evaluate.simulate import Trace
 from nca_trader.evaluate.stress import Stress, stress
 from nca_trader.evaluate.trades import Fills
 from nca_trader.machine import make_directory, write_atomically
 from nca_trader.runs.manifest import Run
+from nca_trader.strategies.targets import NO_CUT, Cut
 from nca_trader.types import Bars, Costs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 # Of a liquid market, shown next to a result without any cost.
 PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
@@ -458,3 +467,77 @@ def columns_of(trace: Trace, index: pd.Index, symbols: pd.Index, costs: Costs) -
         "flows": table(trace.flows.named(costs)),
         "trace": trace,
     }
+
+
+class Comparison:
+    """Several results side by side, made by `compare`.
+
+    Attributes:
+      results: in the order given.
+      table: one row per result, with its first and last bar, and a column per metric.
+    """
+
+    def __init__(self, results: Sequence[Result]):
+        """Build the table."""
+        self.results = tuple(results)
+        rows = {
+            result.name: {
+                "start": result.equity.index[0],
+                "stop": result.equity.index[-1],
+                "in_sample": result.in_sample,
+                **result.metrics,
+            }
+            for result in self.results
+        }
+        self.table = pd.DataFrame.from_dict(rows, orient="index")
+        self.table.index.name = "name"
+
+    def __repr__(self) -> str:
+        return "\n".join(comparison_lines(self.results))
+
+    def _repr_html_(self) -> str:
+        return comparison_html(self.results)
+
+    def plot(self) -> Figure:
+        """Draw equity and drawdown of every result on one time axis."""
+        from nca_trader.evaluate.report.figures import result_figure  # imports matplotlib, 0.3 s
+
+        return result_figure(self.results)
+
+
+def compare(results: Sequence[Result]) -> Comparison:
+    """Put several results side by side, in a table and a plot.
+
+    Args:
+      results: at least one, each of another name; they may be of other bars and costs, which the
+        table shows.
+
+    Returns:
+      A `Comparison`, whose `table` has one row per result.
+
+    Raises:
+      ConfigError: no result, something else, or two of one name.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[-500:]
+      >>> strategies = nca.rules.sma_cross(), nca.rules.momentum()
+      >>> nca.compare([nca.backtest(bars, each) for each in strategies]).table.index.tolist()
+      ['SMA cross 10/30', 'momentum 50']
+    """
+    # A single result is taken as a list of one.
+    if isinstance(results, Result):
+        results = [results]
+    expect("results", results, Sequence, "a sequence of Results, e.g. of nca.backtest")
+    for result in results:
+        expect("results", result, Result, "a sequence of Results, e.g. of nca.backtest")
+    if not results:
+        raise ConfigError("compare was given no result; give at least one.")
+    names = [result.name for result in results]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"results has {name!r} more than once; name them apart, e.g. with "
+                "nca.backtest(..., name=...)."
+            )
+    return Comparison(results)

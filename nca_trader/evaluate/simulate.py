@@ -19,10 +19,7 @@ from jax import Array
 from nca_trader.agents.base import base_of
 from nca_trader.agents.heads import account_features, best_target
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.agents.strategy import Strategy
-from nca_trader.agents.targets import strategy_faults
 from nca_trader.config import AccountConfig
-from nca_trader.data.synthetic import Task
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.effects import Effects, Flows
 from nca_trader.envs.account.exits import Book, Order
@@ -31,10 +28,13 @@ from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begun, remembered, up_to_first
 from nca_trader.errors import BarError
+from nca_trader.markets import Task
 from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu, row_sums
 from nca_trader.progress import tracked
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on
+from nca_trader.strategies.strategy import Strategy
+from nca_trader.strategies.targets import strategy_faults
 from nca_trader.types import Bar, Bars, Tensor
 
 CHUNK = 2048  # bars encoded at once: bounds memory for a history of any length

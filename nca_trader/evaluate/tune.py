@@ -36,7 +36,7 @@ from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.inference import expected_max_sharpe
+from nca_trader.evaluate.evidence.inference import expected_max_sharpe
 from nca_trader.learner.train import train
 from nca_trader.machine import scratch, write_atomically
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs

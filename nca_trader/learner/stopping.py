@@ -14,7 +14,7 @@ from nca_trader.agents.policy import Params, unstacked
 from nca_trader.config import SelectionConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, argument
-from nca_trader.learner.population import number_or_null
+from nca_trader.learner.learner import number_or_null
 from nca_trader.learner.update import LearnerState
 from nca_trader.machine import write_atomically
 from nca_trader.parallel import hosts
@@ -27,7 +27,7 @@ SELECTED = "selected"  # in the run's folder: the states of the best updates
 
 
 class Scoring(Protocol):
-    """What scores agents while they train, see `nca_trader.evaluate.selection.Selector`."""
+    """What scores agents while they train, see `evaluate.evidence.selection.Selector`."""
 
     @property
     def data(self) -> DataRecord:

@@ -37,10 +37,15 @@ from nca_trader.data.shards import Piece, stream
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError, StateError, logger
-from nca_trader.learner.learner import Learner, make_learner, own_part, shard_updates
+from nca_trader.learner.learner import (
+    Learner,
+    make_learner,
+    number_or_null,
+    own_part,
+    shard_updates,
+)
 from nca_trader.learner.optimizer import AverageState
 from nca_trader.learner.pathwise import refuse_bankrupt
-from nca_trader.learner.population import number_or_null
 from nca_trader.learner.programs import Compilations
 from nca_trader.learner.stopping import Scoring, Stopping
 from nca_trader.learner.update import LearnerState

@@ -39,7 +39,7 @@ from nca_trader.evaluate.report.figures import (
 )
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import decimal, percent, whole
-from nca_trader.optimum.proof import Row
+from nca_trader.optimum.rows import Row
 
 REACHED = 0.95  # of the optimum: the steps and seconds to this part are on the board
 RESAMPLES = 2_000

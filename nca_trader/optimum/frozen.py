@@ -21,13 +21,13 @@ from nca_trader.config import EnvConfig
 from nca_trader.config.extensions import FORGET
 from nca_trader.config.ranges import expect, nearest
 from nca_trader.config.records import plain
-from nca_trader.data.synthetic import market_of, task_of
-from nca_trader.data.synthetic.market import PriceOutOfRange
 from nca_trader.envs import FROZEN, FROZEN_ID, ID, load_env
 from nca_trader.envs.gym.environment import GymEnv
 from nca_trader.envs.gym.vector import GymVectorEnv
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
+from nca_trader.markets import market_of, task_of
+from nca_trader.markets.market import PriceOutOfRange
 
 # What an agent observes of every market. All of it comes from bars up to the decision; the market's
 # own state is not part of it. The levels are measured from an average of 4,096 bars: measured from

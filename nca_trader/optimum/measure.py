@@ -18,7 +18,6 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.data.synthetic import Task
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Dynamics, Market
@@ -26,7 +25,8 @@ from nca_trader.envs.rewards import begun
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import encode
-from nca_trader.optimum.synthetic import solved
+from nca_trader.markets import Task
+from nca_trader.optimum.optima.synthetic import solved
 
 # Bars of a piece. The account begins flat, which no account of the agent's is for long: the first
 # bars, in which that is forgotten, do not count.

@@ -29,19 +29,19 @@ from nca_trader.config.agent import alone
 from nca_trader.config.learning import LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import to_toml
-from nca_trader.data.synthetic import SyntheticMarket, market_of
 from nca_trader.envs import FROZEN, load_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, argument
 from nca_trader.learner.exact import check_finite, coupled
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
-from nca_trader.optimum.entry import entry_of
+from nca_trader.markets import SyntheticMarket, market_of
 from nca_trader.optimum.frozen import env_of, fields_of, frozen, shown
 from nca_trader.optimum.measure import CELLS, evaluation_bars, reached_by
-from nca_trader.optimum.outside import Asked, prove_entry
-from nca_trader.optimum.proof import Point, Proof
-from nca_trader.optimum.synthetic import solved
+from nca_trader.optimum.optima.synthetic import solved
+from nca_trader.optimum.outside.entry import entry_of
+from nca_trader.optimum.outside.outside import Asked, prove_entry
+from nca_trader.optimum.rows import Point, Proof
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, tracked
 from nca_trader.runs.consent import own_names
@@ -91,7 +91,7 @@ class Trial:
       market: name of the environment.
       config: of the environment.
       agent: the one to prove.
-      controls: agents that lack something, by what they lack, see `nca_trader.optimum.proof`.
+      controls: agents that lack something, by what they lack, see `nca_trader.optimum.rows`.
     """
 
     market: str

@@ -11,9 +11,9 @@ import numpy as np
 from nca_trader.envs.check import CheckReport, report_of
 from nca_trader.errors import CheckFailed
 from nca_trader.paper.clock import NANOSECONDS, Clock
-from nca_trader.paper.feed import NOTICES, LiveFeed, Notice
-from nca_trader.paper.gate import Gate
-from nca_trader.paper.sizing import in_lots
+from nca_trader.paper.feeds.feed import NOTICES, LiveFeed, Notice
+from nca_trader.paper.session.gate import Gate
+from nca_trader.paper.session.router import in_lots
 from nca_trader.paper.venue import MAX_CLIENT_ID, Outcome, Ticket, Venue
 from nca_trader.types import Bar
 
@@ -49,7 +49,7 @@ def check_broker(
       >>> import pathlib, tempfile
       >>> import nca_trader as nca
       >>> import numpy as np
-      >>> from nca_trader.paper.exchange import Exchange
+      >>> from nca_trader.paper.venues.exchange import Exchange
       >>> books = pathlib.Path(tempfile.mkdtemp()) / "books"
       >>> venue = Exchange(books, 1000.0, ["X"])
       >>> days = iter(range(1, 100))
@@ -245,7 +245,7 @@ def check_feed(feed: LiveFeed, count: int = 3, history: int = 50) -> CheckReport
 
     Example:
       >>> import nca_trader as nca
-      >>> from nca_trader.paper.ccxt_feed import open_feed
+      >>> from nca_trader.paper.feeds.ccxt_feed import open_feed
       >>> nca.check_feed(open_feed("binance", ["BTC/USDT"], "1min")).passed  # doctest: +SKIP
       True
     """

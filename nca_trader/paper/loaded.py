@@ -11,19 +11,19 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from nca_trader.agents.strategy import sized_once
-from nca_trader.agents.targets import strategy_targets
 from nca_trader.cloud import CloudPath
 from nca_trader.config import AccountConfig
 from nca_trader.config.ranges import described, expect
 from nca_trader.envs.account.risk import sizes
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import decide_last
-from nca_trader.paper.core import Core, Observed, View
-from nca_trader.paper.gate import completed
-from nca_trader.paper.subjects import agent_of
+from nca_trader.paper.journal.bars import completed
+from nca_trader.paper.session.core import Core, Observed, View
+from nca_trader.paper.session.subjects import agent_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
+from nca_trader.strategies.strategy import sized_once
+from nca_trader.strategies.targets import strategy_targets
 from nca_trader.types import PRICES, Bar, Bars, fields_of, split_columns
 
 Weights = ArrayLike | Mapping[str, float] | pd.Series

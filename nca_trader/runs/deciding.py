@@ -10,10 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.base import base_of
-from nca_trader.agents.blend import Own, moved, ordered, own_account
 from nca_trader.agents.heads import best_target
 from nca_trader.agents.policy import read_out
-from nca_trader.agents.strategy import Strategy
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account
 from nca_trader.envs.account.exits import Order
@@ -22,6 +20,8 @@ from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError
 from nca_trader.runs.universe import run_on
+from nca_trader.strategies.blend import Own, moved, ordered, own_account
+from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bar
 
 if TYPE_CHECKING:

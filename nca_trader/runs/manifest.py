@@ -29,7 +29,6 @@ import jax
 import numpy as np
 
 from nca_trader.agents.base import base_of, spec_on_base
-from nca_trader.agents.baselines import baseline_rules
 from nca_trader.agents.policy import (
     Params,
     Policy,
@@ -38,7 +37,6 @@ from nca_trader.agents.policy import (
     mean_policy,
     with_steps,
 )
-from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.agent import KINDS
@@ -63,6 +61,8 @@ from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference
 from nca_trader.runs.trials import DataRecord
 from nca_trader.runs.universe import run_on
+from nca_trader.strategies.baselines import baseline_rules
+from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars, EnvSpec
 
 T = TypeVar("T")

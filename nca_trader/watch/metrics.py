@@ -13,7 +13,7 @@ from typing import Any
 
 from nca_trader.cloud import Place
 from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, logger
-from nca_trader.paper.tally import Paper
+from nca_trader.paper.journal.tally import Paper
 from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.watch.alerts import LABEL
 

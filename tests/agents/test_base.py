@@ -14,14 +14,14 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader import ConfigError
-from nca_trader.agents import rules
 from nca_trader.agents.base import RULES, base_of, env_on_base, strategy_named
 from nca_trader.agents.policy import make_policy, stacked
 from nca_trader.config import PolicyConfig
 from nca_trader.data.feature_sets import feature_set
-from nca_trader.paper import session
-from nca_trader.paper.agents import run_agent
+from nca_trader.paper.session import trade as session
+from nca_trader.paper.session.agents import run_agent
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
+from nca_trader.strategies import rules
 
 BASE = "half_and_half(lookback=20)"
 WEIGHTS = dataclasses.replace(ENV, actions="weights", max_gross=None, borrow=True)
@@ -238,7 +238,7 @@ REFUSED = [
     (strategy_named, {"name": "half_and_half(lookback=0)"}, "lookback=0"),
     (strategy_named, {"name": "half_and_half(lookback=5"}, "write values as in half_and_half(look"),
     (strategy_named, {"name": "half_and_half(period=3)"}, "unexpected keyword argument 'period'"),
-    (strategy_named, {"name": "tests.planted:NOTHING"}, "tests.planted"),
+    (strategy_named, {"name": "tests.support.planted:NOTHING"}, "tests.support.planted"),
 ]
 
 

@@ -10,9 +10,9 @@ from drawn import bars_of, random_bars
 
 import nca_trader as nca
 from nca_trader import ConfigError
-from nca_trader.agents import rolling
 from nca_trader.agents.base import RULES, base_named, history_of
-from nca_trader.agents.targets import strategy_targets
+from nca_trader.strategies import rolling
+from nca_trader.strategies.targets import strategy_targets
 
 # Every shipped rule, and the number of bars that it remembers; None for all of them.
 MEMORIES = {

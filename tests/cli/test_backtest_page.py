@@ -8,9 +8,9 @@ import pytest
 from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
 
 import nca_trader as nca
-from nca_trader.agents import rules
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
+from nca_trader.strategies import rules
 from nca_trader.types import Costs
 
 AFTER = NUM_BARS - TRAINING_ROWS

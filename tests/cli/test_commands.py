@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS, UNTIL
 
-from nca_trader.data import synthetic
+from nca_trader import markets as synthetic
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.machine import cores
 from nca_trader.runs import trials

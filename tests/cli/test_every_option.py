@@ -24,16 +24,16 @@ import tiny
 from drawn import random_bars
 from untrained import untrained_run
 
-from nca_trader.agents.identity import digest_of
-from nca_trader.agents.strategy import Strategy
 from nca_trader.cli import main
 from nca_trader.cli.command import COMMANDS, build_parser
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
 from nca_trader.envs import FROZEN
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.evaluate.selection import Selector
+from nca_trader.evaluate.evidence.selection import Selector
 from nca_trader.runs.manifest import Run
+from nca_trader.strategies.identity import digest_of
+from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars
 
 BARS = random_bars(np.random.default_rng(0), 400, 2)
@@ -163,7 +163,7 @@ def borders(desk, command, after):
             desk.border(f"nca_trader.{name}", ends=False)
         desk.patch.setattr("nca_trader.evaluate.result.Result.stress", stress_of(desk))
     if command == "sweep":
-        desk.border("nca_trader.evaluate.sweep.sweep", ends=False, gives=table)
+        desk.border("nca_trader.evaluate.sweep.sweep.sweep", ends=False, gives=table)
         desk.border("nca_trader.cli.sweep.write_best", ends=False)
     if command == "walkforward":
         desk.border(
@@ -178,15 +178,15 @@ def borders(desk, command, after):
         for form in ("exported.write_exported", "portable.write_portable"):
             desk.border(f"nca_trader.runs.{form}", ends=False, gives=1)
     if command == "paper":
-        desk.border("nca_trader.paper.session.paper_trade")
+        desk.border("nca_trader.paper.session.trade.paper_trade")
     if command == "journal":
-        desk.border("nca_trader.paper.rebuild.rebuild")
-        desk.border("nca_trader.paper.journal.verify")
+        desk.border("nca_trader.paper.session.rebuild.rebuild")
+        desk.border("nca_trader.paper.journal.journal.verify")
     if command == "data":
         for name, gives in (("fetch_bars", BARS), ("write_whole", None), ("late_starts", {})):
-            desk.border(f"nca_trader.paper.fetch.{name}", ends=False, gives=gives)
+            desk.border(f"nca_trader.paper.feeds.fetch.{name}", ends=False, gives=gives)
     if command == "leakcheck":
-        desk.border("nca_trader.evaluate.leakcheck.leakcheck")
+        desk.border("nca_trader.evaluate.lookahead.leakcheck.leakcheck")
     if command == "plan":
         desk.border("nca_trader.scale.plan.plan", ends=False, gives={"fits": True, "set": {}})
         desk.patch.setattr("nca_trader.scale.words.plan_lines", lambda report: [])
@@ -219,10 +219,10 @@ def borders(desk, command, after):
         desk.border("nca_trader.scale.doctor.examine", ends=False, gives=[])
         desk.border("nca_trader.scale.doctor.mesh_of")
     if command == "resume":
-        desk.border("nca_trader.paper.risk.resume")
+        desk.border("nca_trader.paper.session.halts.resume")
         desk.patch.setattr("time.time_ns", lambda: 0)
     if command == "halt":
-        desk.border("nca_trader.paper.halting.request_halt")
+        desk.border("nca_trader.paper.session.halts.request_halt")
     if command == "runs":
         for name in ("runs_in", "compare_runs", "remove_run"):
             desk.border(f"nca_trader.runs.listing.{name}")

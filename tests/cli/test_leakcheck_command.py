@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from neighbour import WINDOW
 from nca_trader import Bars, rules
-from nca_trader.agents.rules import Strategy
+from nca_trader.strategies.rules import Strategy
 
 held = rules.momentum(3)
 LEVEL = 1.0

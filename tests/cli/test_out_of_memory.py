@@ -65,7 +65,7 @@ def test_a_draw_that_fails_late_ends_in_one_line_and_not_the_process(tmp_path):
     script = (
         "import resource, sys; from nca_trader.cli import main\n"
         "import importlib, jax; jax.devices()\n"
-        "importlib.import_module('nca_trader.data.synthetic.market').CELL_BYTES = 0\n"
+        "importlib.import_module('nca_trader.markets.market').CELL_BYTES = 0\n"
         "pages = int(open('/proc/self/statm').read().split()[0])\n"
         "limit = pages * resource.getpagesize() + (5 << 27)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); sys.exit(main())"

@@ -17,12 +17,12 @@ from nca_trader import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config.ranges import switched
 from nca_trader.config.toml import preset_folder
-from nca_trader.data.synthetic import task_of
 from nca_trader.errors import ConfigError
-from nca_trader.optimum import paths
+from nca_trader.markets import task_of
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.frozen import FEATURES, env_of
 from nca_trader.optimum.measure import Earnings, reached_by
+from nca_trader.optimum.outside import paths
 from nca_trader.optimum.prove import Point, Proof, controls_of, known_market, prepare
 
 

@@ -16,7 +16,7 @@ from drawn import bars_of
 
 from nca_trader.cli import build_parser
 from nca_trader.data.bars import write_bars
-from nca_trader.paper.journal import read_events, verify
+from nca_trader.paper.journal.journal import read_events, verify
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.manifest import manifest
 from nca_trader.watch.alerts import read_rules

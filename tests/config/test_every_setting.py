@@ -37,9 +37,8 @@ from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.learner.learner import make_learner, shard_updates
+from nca_trader.learner.learner import draw_hyper, make_learner, shard_updates
 from nca_trader.learner.optimizer import make_optimizer
-from nca_trader.learner.population import draw_hyper
 from nca_trader.learner.rollout import cost_scale, volatility_scale
 from nca_trader.learner.stopping import Stopping
 from nca_trader.learner.train import Health, Intervals, planned_steps, train

@@ -19,9 +19,9 @@ from nca_trader.config.modules import digest_of_files
 from nca_trader.config.toml import to_toml
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.data.features import FEATURES
-from nca_trader.data.synthetic import seed_of, task_of
 from nca_trader.envs.gym import GymEnv
 from nca_trader.envs.rewards import SCHEMES
+from nca_trader.markets import seed_of, task_of
 from nca_trader.optimum.prove import known_market
 from nca_trader.runs.consent import codes_of, own_names, refuse_changed
 

@@ -8,9 +8,9 @@ import pytest
 from nca_trader.config import EnvConfig
 from nca_trader.config.records import sealed, unsealed
 from nca_trader.data.shards import MANIFEST, open_shards, write_shards
-from nca_trader.data.synthetic import task_of
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError, RunError, StateError
+from nca_trader.markets import task_of
 from nca_trader.runs import exported, trials
 from nca_trader.runs.exported import (
     Coding,

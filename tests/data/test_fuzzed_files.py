@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-SCRIPT = pathlib.Path(__file__).parents[1] / "fuzzed.py"
+SCRIPT = pathlib.Path(__file__).parents[1] / "support" / "fuzzed.py"
 
 
 def check(seed, count):

@@ -14,7 +14,7 @@ import nca_trader as nca
 from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.resampling import align, resample
 from nca_trader.errors import ConfigError
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.journal.journal import read_events
 from nca_trader.runs.portable import portable
 
 

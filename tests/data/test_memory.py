@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 from drawn import random_bars, rich_bars
 
-from nca_trader.data.averages import add, bars_to_forget, empty_average
 from nca_trader.data.feature_sets import FeatureSet, feature_set
-from nca_trader.data.features import BUILT_IN, level, return_level
+from nca_trader.data.features import (
+    BUILT_IN,
+    add,
+    bars_to_forget,
+    empty_average,
+    level,
+    return_level,
+)
 from nca_trader.data.indicators import indicator
 
 LONG = ("price_level", "volume_level", "return_level")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nca_trader import ConfigError
-from nca_trader.data.synthetic.closed_form import best_sharpe, trend_panel
+from nca_trader.markets.closed_form import best_sharpe, trend_panel
 
 HALF_LIFE = 20.0
 PHI = 0.5 ** (1 / HALF_LIFE)

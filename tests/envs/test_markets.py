@@ -12,7 +12,7 @@ from nca_trader import TradingEnv
 from nca_trader.config import EnvConfig
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
-from nca_trader.optimum import synthetic
+from nca_trader.optimum.optima import synthetic
 
 MARKETS = {
     "ou_log": ("ou", dict(cost=0.001)),

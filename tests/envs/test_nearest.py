@@ -11,7 +11,7 @@ from drawn import random_bars
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.market import correlations, nearest_assets
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.optimum import synthetic
+from nca_trader.optimum.optima import synthetic
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import open_run
 

@@ -19,9 +19,9 @@ from nca_trader.envs.account.costs import Cost
 from nca_trader.envs.account.state import legs_of
 from nca_trader.envs.actions import ActionScheme
 from nca_trader.learner import exact, pathwise
-from nca_trader.paper.journal import read_events
-from nca_trader.paper.parity import compare
-from nca_trader.paper.session import paper_trade
+from nca_trader.paper.journal.journal import read_events
+from nca_trader.paper.session.parity import compare
+from nca_trader.paper.session.trade import paper_trade
 
 
 def venue_fee(trade):

@@ -12,7 +12,7 @@ from drawn import random_bars
 import nca_trader as nca
 from nca_trader.envs.sb3_model import act_of, frames_of
 from nca_trader.errors import ConfigError
-from nca_trader.optimum import entry
+from nca_trader.optimum.outside import entry
 
 D = 6  # features of one bar, weight held, weight ordered, cash
 # One network of what a model sees, written for the process of `prove` as well.

@@ -16,7 +16,7 @@ from nca_trader.data.bars import write_bars
 from nca_trader.envs.account.risk import Sizing, before_bars, next_size, sizes
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.journal.journal import read_events
 
 SPAN, CAP, FLOOR, TARGET = 20, 2.5, 0.05, 0.15
 RULES = {

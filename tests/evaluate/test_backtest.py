@@ -12,14 +12,14 @@ from tiny import AGENT, ENV
 from untrained import untrained_run
 
 import nca_trader as nca
-from nca_trader.agents import rules
-from nca_trader.agents.targets import strategy_targets
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.evaluate import simulate as module
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.trials import data_record
+from nca_trader.strategies import rules
+from nca_trader.strategies.targets import strategy_targets
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=1e-3, slippage=5e-4)

@@ -10,13 +10,13 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader import backtest
-from nca_trader.agents.baselines import MATCHED, baseline_rules
 from nca_trader.config.records import plain
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import StateError
-from nca_trader.evaluate.deploy import decide_deployment, deployable
-from nca_trader.paper.session import paper_trade
+from nca_trader.evaluate.evidence.deploy import decide_deployment, deployable
+from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.manifest import Deployment, Run
+from nca_trader.strategies.baselines import MATCHED, baseline_rules
 
 SENTENCE = "No agent was shown to be better; deployed: momentum."
 

@@ -7,7 +7,7 @@ import pytest
 from arch.bootstrap import optimal_block_length
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.gate import gate
+from nca_trader.evaluate.evidence.gate import gate
 
 YEAR = 252
 

@@ -8,7 +8,7 @@ import pytest
 from arch.bootstrap import CircularBlockBootstrap
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.gate import TOLERATED, gate, harm
+from nca_trader.evaluate.evidence.gate import TOLERATED, gate, harm
 
 YEAR = 252
 

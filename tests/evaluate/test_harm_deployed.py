@@ -11,8 +11,8 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import RunError
-from nca_trader.evaluate.deploy import decide_deployment, deployable
-from nca_trader.paper.session import paper_trade
+from nca_trader.evaluate.evidence.deploy import decide_deployment, deployable
+from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.manifest import Run
 
 BASE = "time_series_momentum(lookback=5)"  # often short in a market that rises

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import norm
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate import inference
-from nca_trader.evaluate.inference import ConfidenceInterval, Moments
+from nca_trader.evaluate.evidence import inference
+from nca_trader.evaluate.evidence.inference import ConfidenceInterval, Moments
 
 GAUSSIAN = {"skewness": 0.0, "kurtosis": 3.0}
 

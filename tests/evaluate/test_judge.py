@@ -22,12 +22,12 @@ import nca_trader as nca
 from nca_trader.envs import trading
 from nca_trader.envs.account.state import equity
 from nca_trader.errors import HaltError
-from nca_trader.evaluate.sweep import run_combinations
-from nca_trader.paper.agents import strategy_agent
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.loop import Session
+from nca_trader.evaluate.sweep.sweep import run_combinations
+from nca_trader.paper.feeds.feed import ReplayFeed
+from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session.agents import strategy_agent
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.venues.exchange import Exchange
 
 SEED = int(os.environ.get("JUDGE_SEED", "0"))
 NUM_BARS, NUM_ASSETS, MARKETS, TABLES = 60, 3, 4, 5  # each market is traded by some tables
@@ -422,7 +422,7 @@ def test_training_and_gymnasium_are_the_judges_account(number):
 @pytest.mark.few(3)
 def test_the_simulated_broker_is_the_judges_account(number, tmp_path, monkeypatch):
     """A replay keeps cash and units at the broker; it halts where they differ from the account."""
-    monkeypatch.setattr("nca_trader.paper.journal.SYNCHRONOUS", "OFF")
+    monkeypatch.setattr("nca_trader.paper.journal.journal.SYNCHRONOUS", "OFF")
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
     setting, outcomes, strategy = judged(number)
     if setting.has_levels:

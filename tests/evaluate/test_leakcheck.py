@@ -15,8 +15,8 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader import BarError, ConfigError, Strategy, leakcheck, rules
 from nca_trader.data.features import FEATURES, Feature
-from nca_trader.evaluate import outputs
-from nca_trader.evaluate.futures import (
+from nca_trader.evaluate.lookahead import outputs
+from nca_trader.evaluate.lookahead.futures import (
     Cases,
     Future,
     changed,
@@ -24,7 +24,7 @@ from nca_trader.evaluate.futures import (
     longer,
     without,
 )
-from nca_trader.evaluate.outputs import explained, foresights, own_features
+from nca_trader.evaluate.lookahead.outputs import explained, foresights, own_features
 from nca_trader.types import EXTRAS, PRICES
 
 BARS = dataclasses.replace(

@@ -10,8 +10,8 @@ from nca_trader.agents.policy import mean_policy, unstacked
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.evaluate.simulate import simulate_agent
-from nca_trader.paper.parity import compare
-from nca_trader.paper.session import paper_trade
+from nca_trader.paper.session.parity import compare
+from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 from nca_trader.runs.manifest import Run, Selection
 

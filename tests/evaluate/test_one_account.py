@@ -12,7 +12,6 @@ import pytest
 from drawn import random_bars
 
 import nca_trader as nca
-from nca_trader.agents.strategy import weights_until_sized
 from nca_trader.config.account import DEFAULTS, complete_account
 from nca_trader.envs.account.risk import sizes
 from nca_trader.errors import ConfigError, HaltError
@@ -20,6 +19,7 @@ from nca_trader.evaluate import tune as tuning
 from nca_trader.evaluate.result import PLAUSIBLE
 from nca_trader.evaluate.walkforward.walk import walk_forward
 from nca_trader.optimum.prove import known_market
+from nca_trader.strategies.strategy import weights_until_sized
 
 NUM_BARS, NUM_ASSETS, FIRST = 120, 2, 60
 MONEY = {"capital": 1e4}

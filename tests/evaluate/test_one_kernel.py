@@ -13,9 +13,9 @@ import pytest
 from drawn import bars_of
 
 import nca_trader as nca
-from nca_trader.agents import rolling, targets
 from nca_trader.evaluate import simulate
-from nca_trader.evaluate.subjects import RULES
+from nca_trader.evaluate.combinations import RULES
+from nca_trader.strategies import rolling, targets
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 

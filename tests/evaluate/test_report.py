@@ -12,14 +12,14 @@ from made_up import made_up_result, rules_of
 from markupsafe import Markup
 
 from nca_trader.errors import StateError
-from nca_trader.evaluate.inference import ConfidenceInterval
+from nca_trader.evaluate.evidence.inference import ConfidenceInterval
+from nca_trader.evaluate.evidence.verdict import weigh
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.contents import Demo, ReportPage, Seed
 from nca_trader.evaluate.report.figures import Curve
 from nca_trader.evaluate.report.page import write_report
 from nca_trader.evaluate.report.plots import equity_plot, per_seed
-from nca_trader.evaluate.verdict import weigh
-from nca_trader.paper.parity import Parity
+from nca_trader.paper.session.parity import Parity
 
 SAME = Parity(3000, 40, 40, 0, 0, "", equity_off=2e-16, ledger_off=1e-16, logits_off=3e-6)
 HOSTILE = "<script>alert(1)</script>&\"'$x$"

@@ -11,16 +11,16 @@ import pytest
 from drawn import random_bars
 
 from nca_trader import AgentConfig, Costs, EnvConfig, Selector, TradingEnv, backtest, train
-from nca_trader.agents.baselines import baseline_rules
 from nca_trader.cli import main
 from nca_trader.cli.train import selection_line
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig, SelectionConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
-from nca_trader.evaluate.gate import gate
+from nca_trader.evaluate.evidence.gate import gate
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run, Selection
+from nca_trader.strategies.baselines import baseline_rules
 
 FROM, TO = "2020-08-01", "2020-11-01"
 UPDATES, EVERY = 12, 2

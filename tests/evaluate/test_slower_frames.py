@@ -18,10 +18,10 @@ from nca_trader.cli import main
 from nca_trader.data.shards import write_shards
 from nca_trader.errors import BarError, RunError
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.paper.agents import run_agent
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.loop import Session
+from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session.agents import run_agent
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.portable import portable
 

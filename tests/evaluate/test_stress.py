@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
-from nca_trader.agents.targets import strategy_targets
 from nca_trader.errors import ConfigError
+from nca_trader.strategies.targets import strategy_targets
 from nca_trader.types import PRICES
 
 COSTS = nca.Costs(commission=1e-3, slippage=2e-4)

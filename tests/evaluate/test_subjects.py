@@ -14,7 +14,7 @@ from nca_trader import BarError, ConfigError, backtest, rules
 from nca_trader.cli.options import params_of
 from nca_trader.config.agent import RULES as NAMES
 from nca_trader.config.spans import parse_grid
-from nca_trader.evaluate.subjects import RULES, member_of, subject_of
+from nca_trader.evaluate.combinations import RULES, member_of, subject_of
 
 BARS = random_bars(np.random.default_rng(0), 120, 1)
 FILE = """

@@ -13,12 +13,11 @@ import pytest
 from drawn import bars_of
 
 import nca_trader as nca
-from nca_trader.agents import rolling
-from nca_trader.evaluate import sweep as sweep_module
-from nca_trader.evaluate import sweep_parts as module
-from nca_trader.evaluate.combinations import combinations_of
-from nca_trader.evaluate.subjects import member_of
-from nca_trader.evaluate.verdict import neighbours
+from nca_trader.evaluate.combinations import combinations_of, member_of
+from nca_trader.evaluate.evidence.verdict import neighbours
+from nca_trader.evaluate.sweep import parts as module
+from nca_trader.evaluate.sweep import sweep as sweep_module
+from nca_trader.strategies import rolling
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 SMA = {"fast": [3, 8, 20], "slow": [25, 60]}
@@ -231,7 +230,7 @@ def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
     monkeypatch.undo()
     written = len(list(tmp_path.glob("part-*.npz")))
     # A machine of more cores cuts other parts, and keeps to those that are there.
-    monkeypatch.setattr("nca_trader.evaluate.sweep.cores", lambda: 1)
+    monkeypatch.setattr("nca_trader.evaluate.sweep.sweep.cores", lambda: 1)
     CALLS.clear()
     again = nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
     pd.testing.assert_frame_equal(again, whole, check_exact=True)

@@ -12,13 +12,13 @@ import pytest
 from made_up import made_up_result
 
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.inference import (
+from nca_trader.evaluate.evidence.inference import (
     ConfidenceInterval,
     Moments,
     deflated_sharpe,
     overfit_probability,
 )
-from nca_trader.evaluate.verdict import (
+from nca_trader.evaluate.evidence.verdict import (
     CHOSEN,
     CHOSEN_OF_TWO,
     Difference,
@@ -280,7 +280,7 @@ def test_baselines_under_easier_rules_are_refused():
 @pytest.mark.heavy
 def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
     code = (
-        "import sys, nca_trader, nca_trader.evaluate.verdict, nca_trader.progress;"
+        "import sys, nca_trader, nca_trader.evaluate.evidence.verdict, nca_trader.progress;"
         "print([name for name in ('matplotlib', 'jinja2', 'arch') if name in sys.modules])"
     )
     root = pathlib.Path(__file__).resolve().parents[2]
@@ -297,8 +297,8 @@ def test_intervals_of_returns_summed_over_bars_are_those_of_the_bars(monkeypatch
     agent = made_up_result("agent", held, market)
     baselines = {"buy and hold": made_up_result("buy and hold", np.ones((2001, 1)), market)}
     exact = weigh(agent, baselines, 252.0)
-    monkeypatch.setattr("nca_trader.evaluate.verdict.LONG", 2000)
-    monkeypatch.setattr("nca_trader.evaluate.verdict.RESAMPLED", 500)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.LONG", 2000)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.RESAMPLED", 500)
     summed = weigh(agent, baselines, 252.0)
     there, here = (x.differences["buy and hold"] for x in (exact, summed))
     assert here.mean_return == there.mean_return and summed.moments == exact.moments

@@ -11,7 +11,7 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader.agents.quantise import leaves_of
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.deploy import deployable, mean_exposure
+from nca_trader.evaluate.evidence.deploy import deployable, mean_exposure
 from nca_trader.evaluate.walkforward import refit
 from nca_trader.runs.manifest import Run
 

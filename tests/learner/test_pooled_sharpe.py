@@ -9,7 +9,7 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.config.ranges import switched
-from nca_trader.data.synthetic.market import Path, SyntheticMarket, draw, linear_pay
+from nca_trader.markets.market import Path, SyntheticMarket, draw, linear_pay
 
 # A asset's next return is its signal and a shock; shocks are correlated, signals are not.
 ASSETS, CORRELATION, SIGMA, STRENGTH = 3, 0.6, 0.01, 0.5

@@ -10,7 +10,7 @@ import tiny as tiny_experiment
 
 from nca_trader import AgentConfig, ConfigError, make_learner, make_mesh
 from nca_trader.config import PopulationConfig
-from nca_trader.learner import population
+from nca_trader.learner import learner as population
 from nca_trader.learner.train import train
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints

@@ -19,8 +19,9 @@ import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, NcaTraderError
 from nca_trader.evaluate.report.figures import PRINTED, settings
-from nca_trader.optimum import board, outside, paths
+from nca_trader.optimum import board
 from nca_trader.optimum import prove as prove_runs
+from nca_trader.optimum.outside import outside, paths
 
 
 def row(market="ou_mid", name="a", seed=1, fraction=0.9, **other):

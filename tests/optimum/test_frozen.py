@@ -15,10 +15,10 @@ from gymnasium.utils.env_checker import check_env
 
 from nca_trader.config import toml
 from nca_trader.config.toml import preset_folder
-from nca_trader.data.synthetic import market_of
 from nca_trader.envs import FROZEN
 from nca_trader.envs.gym.packed import observed
 from nca_trader.errors import ConfigError
+from nca_trader.markets import market_of
 from nca_trader.optimum import frozen as frozen_markets
 from nca_trader.optimum.frozen import digest_of, frozen
 from nca_trader.optimum.prove import BARS

@@ -11,10 +11,10 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.data.bars import validate
-from nca_trader.data.synthetic.market import draw
 from nca_trader.errors import ConfigError
+from nca_trader.markets.market import draw
 from nca_trader.numerics import cpu
-from nca_trader.optimum import synthetic
+from nca_trader.optimum.optima import synthetic
 
 # Those that pay simple returns.
 SIMPLE = ("martingale", "kelly", "merton", "ring", "lead_lag", "moving_volatility")

@@ -10,11 +10,11 @@ import pytest
 
 from nca_trader import AgentConfig, TradingEnv, make_policy
 from nca_trader.config import PolicyConfig
-from nca_trader.data.synthetic import task_of as drawn
 from nca_trader.envs import load_env
 from nca_trader.errors import BarError, ConfigError
+from nca_trader.markets import task_of as drawn
 from nca_trader.optimum import measure as prove
-from nca_trader.optimum import synthetic
+from nca_trader.optimum.optima import synthetic
 
 KNOWN = {
     "ou": {},

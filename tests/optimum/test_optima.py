@@ -12,7 +12,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import linprog, minimize_scalar
 
 from nca_trader.config import account
-from nca_trader.optimum import synthetic
+from nca_trader.optimum.optima import synthetic
 
 # From ../shared/expected/known_optimum.json, so that these hold without it. The grid behind the
 # table's OU, AR(1) and hidden values is off by up to 3e-4, as its own convergence study says.

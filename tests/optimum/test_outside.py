@@ -27,9 +27,9 @@ from nca_trader.agents.policy import decide
 from nca_trader.envs import FROZEN
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
-from nca_trader.optimum import outside, paths, run_player
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.measure import COUNTED, WARM, greedy_positions
+from nca_trader.optimum.outside import outside, paths, run_player
 
 GP = "garleanu_pedersen"
 # Of ou_mid, with hysteresis: far from the best thresholds, and the base of every cheat.
@@ -273,7 +273,7 @@ def test_a_cheat_that_is_given_the_seed_looks_ahead(proven):
     text = f"""
         import numpy as np
         import nca_trader as nca
-        from nca_trader.optimum import paths
+        from nca_trader.optimum.outside import paths
 
         seeds = np.random.SeedSequence(5).generate_state({paths.LEAST}, np.uint64) >> 1
         length = {paths.HISTORY + WARM + COUNTED + 1}
@@ -427,7 +427,7 @@ def test_who_knows_later_states_earns_more_than_is_possible_and_fails(proven):
     """Its returns are no better than the optimal policy's, but it saves costs."""
     text = f"""
         import numpy as np
-        from nca_trader.optimum import paths
+        from nca_trader.optimum.outside import paths
         from nca_trader.optimum.prove import known_market
 
         paths.CELLS = {2**15}

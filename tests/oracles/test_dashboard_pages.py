@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from nca_trader.paper.journal import Journal
+from nca_trader.paper.journal.journal import Journal
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")

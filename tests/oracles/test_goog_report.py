@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader.evaluate import inference, metrics
+from nca_trader.evaluate import metrics
+from nca_trader.evaluate.evidence import inference
 
 GOOG = pytest.importorskip("backtesting.test", reason="see `make test-oracles`").GOOG
 

@@ -13,7 +13,7 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
-from nca_trader.optimum import entry, paths
+from nca_trader.optimum.outside import entry, paths
 
 SPACES = """
 import sys

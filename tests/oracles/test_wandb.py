@@ -69,7 +69,7 @@ track_results("wandb:mine", run, "test", {"sharpe": 0.5, "beta": float("nan")})
 def test_a_run_and_its_resumption_are_one_run_with_every_row(tiny, tmp_path, root):
     there = tiny.copy(tmp_path / "there")
     places = {
-        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")]),
+        "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests" / "support")]),
         "HOME": str(tmp_path),
     }
     environment = {**os.environ, **places, "WANDB_MODE": "offline"}

@@ -8,11 +8,11 @@ import pytest
 from drawn import bars_of
 from made_up import rules_of
 
-from nca_trader.paper.agents import policy_agent
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.loop import Session
+from nca_trader.paper.feeds.feed import ReplayFeed
+from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session.agents import policy_agent
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Costs, EnvSpec
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
@@ -170,7 +170,7 @@ class Stage:
 @pytest.fixture
 def quick_disk(monkeypatch):
     """No waiting for the disk: only a power cut could tell."""
-    monkeypatch.setattr("nca_trader.paper.journal.SYNCHRONOUS", "OFF")
+    monkeypatch.setattr("nca_trader.paper.journal.journal.SYNCHRONOUS", "OFF")
     monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
 
 
@@ -184,7 +184,7 @@ def digest():
     """The SHA-256 of what a journal says, but for the times at which it was written."""
 
     def of(path):
-        from nca_trader.paper.journal import read_events
+        from nca_trader.paper.journal.journal import read_events
 
         text = "\n".join(repr(event._replace(ts_recv=0)) for event in read_events(path))
         return hashlib.sha256(text.encode()).hexdigest()

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nca_trader.errors import ConfigError
-from nca_trader.paper import alpaca, net
 from nca_trader.paper.venue import Instrument, Outcome, Ticket, Unreachable
+from nca_trader.paper.venues import alpaca, net
 
 pytestmark = pytest.mark.usefixtures("keys")
 

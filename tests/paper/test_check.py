@@ -10,9 +10,9 @@ from made_up import rules_of
 
 import nca_trader as nca
 from nca_trader.errors import CheckFailed
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import Notice
+from nca_trader.paper.feeds.feed import Notice
 from nca_trader.paper.venue import Activity, Answer, Holdings, Outcome
+from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4, interest_lend=0.02)

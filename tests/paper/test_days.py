@@ -11,10 +11,10 @@ from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
 from livedesk import SECOND, Still
 
-from nca_trader.paper import alpaca_feed, ccxt_feed
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.loop import Session
+from nca_trader.paper.feeds import alpaca_feed, ccxt_feed
+from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.venues.exchange import Exchange
 
 DAY, MONDAY = 86_400, 1_750_032_000  # 2025-06-16 00:00 UTC
 OPEN = MONDAY + 13 * 3600 + 1800  # New York's session of that day

@@ -15,9 +15,9 @@ import sys
 import pytest
 
 from nca_trader.machine import write_atomically, write_once
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.fetch import _append
-from nca_trader.paper.journal import Journal
+from nca_trader.paper.feeds.fetch import _append
+from nca_trader.paper.journal.journal import Journal
+from nca_trader.paper.venues.exchange import Exchange
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -69,54 +69,56 @@ ROUTER, JOURNAL = "paper/test_router.py", "paper/test_journal.py"
 ALPACA = "paper/test_alpaca.py"
 KILL = "paper/test_kill_switch.py"
 HERE = "paper/test_durability.py"
+EVENTS, LOOP = "paper/journal/journal.py", "paper/session/loop.py"
+BOOKS, THERE = "paper/venues/exchange_file.py", "paper/venues/alpaca.py"
 
 # (file of nca_trader, line, what stands there instead, file and name of the test that fails)
 REMOVED = [
-    ("paper/journal.py", 'self._db.execute("COMMIT")\n                self._waiting = 0',
+    (EVENTS, 'self._db.execute("COMMIT")\n                self._waiting = 0',
      "self._waiting = 0", JOURNAL, "what_is_committed_is_on_disk_while_the_journal_is_open"),
-    ("paper/journal.py", 'self._db.execute("COMMIT")\n\n    def _read', "\n    def _read", JOURNAL,
+    (EVENTS, 'self._db.execute("COMMIT")\n\n    def _read', "\n    def _read", JOURNAL,
      "a_new_journal_is_a_journal_before_its_first_event"),
-    ("paper/journal.py", "with self._opened:\n            self.commit()",
+    (EVENTS, "with self._opened:\n            self.commit()",
      "with self._opened:\n            pass", JOURNAL,
      "deferred_events_are_committed_after_256_and_at_the_end"),
-    ("paper/journal.py", "self._waiting >= DEFERRED_EVENTS:\n                self.commit()",
+    (EVENTS, "self._waiting >= DEFERRED_EVENTS:\n                self.commit()",
      "self._waiting >= DEFERRED_EVENTS:\n                pass", JOURNAL,
      "what_is_committed_is_on_disk_while_the_journal_is_open"),
-    ("paper/journal.py", "self._write_head(self._committed, self._head)", "pass", HERE,
+    (EVENTS, "self._write_head(self._committed, self._head)", "pass", HERE,
      "a_commit_is_announced_on_disk_before_the_database_makes_it"),
-    ("paper/journal.py", "self._write_head(self._head, self._head, wait=False)", "pass", HERE,
+    (EVENTS, "self._write_head(self._head, self._head, wait=False)", "pass", HERE,
      "a_commit_is_announced_on_disk_before_the_database_makes_it"),
-    ("paper/journal.py", "self._head_file.write(done, after, wait)", "pass", HERE,
+    (EVENTS, "self._head_file.write(done, after, wait)", "pass", HERE,
      "a_commit_is_announced_on_disk_before_the_database_makes_it"),
-    ("paper/chain.py", "os.fdatasync(self._descriptor)", "pass", HERE,
+    ("paper/journal/chain.py", "os.fdatasync(self._descriptor)", "pass", HERE,
      "a_commit_is_announced_on_disk_before_the_database_makes_it"),
-    ("paper/journal.py", 'SYNCHRONOUS = "FULL"', 'SYNCHRONOUS = "NORMAL"', JOURNAL,
+    (EVENTS, 'SYNCHRONOUS = "FULL"', 'SYNCHRONOUS = "NORMAL"', JOURNAL,
      "a_commit_is_as_durable_as_sqlite_can_make_it"),
-    ("paper/loop.py", "self._journal.commit()  # a deferred halt", "pass  # a deferred halt",
+    (LOOP, "self._journal.commit()  # a deferred halt", "pass  # a deferred halt",
      KILL, "a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it"),
-    ("paper/loop.py", "halt.body, now)\n        self._journal.commit()", "halt.body, now)", KILL,
+    (LOOP, "halt.body, now)\n        self._journal.commit()", "halt.body, now)", KILL,
      "a_request_in_a_batch_is_on_disk_before_anybody_hears_of_it"),
-    ("paper/exchange_file.py", 'self._db.execute("COMMIT")', "pass", "paper/test_exchange.py",
+    (BOOKS, 'self._db.execute("COMMIT")', "pass", "paper/test_exchange.py",
      "books_outlive_the_object"),
-    ("paper/exchange_file.py", '_db.execute("PRAGMA synchronous = FULL")',
+    (BOOKS, '_db.execute("PRAGMA synchronous = FULL")',
      '_db.execute("PRAGMA synchronous = NORMAL")', HERE,
      "the_exchanges_books_wait_for_the_disk_as_the_journal_does"),
-    ("paper/exchange.py", "if self.look_up(ticket.client_id) is not None:", "if False:",
+    ("paper/venues/exchange.py", "if self.look_up(ticket.client_id) is not None:", "if False:",
      "paper/test_exchange.py", "the_same_id_twice_is_one_order"),
-    ("paper/exchange.py", "if self.look_up(client_id) is None:", "if False:",
+    ("paper/venues/exchange.py", "if self.look_up(client_id) is None:", "if False:",
      "paper/test_exchange.py", "an_order_that_was_never_sent_cannot_be_withdrawn"),
-    ("paper/router.py", "state = self.venue.look_up(name)\n            except",
+    ("paper/session/router.py", "state = self.venue.look_up(name)\n            except",
      "state = None\n            except", ROUTER, "a_duplicate_id_is_success_by_look_up"),
-    ("paper/router.py", "state = self.venue.look_up(name) if name in sent else None",
+    ("paper/session/router.py", "state = self.venue.look_up(name) if name in sent else None",
      "state = None", ROUTER,
      "after_a_person_lifts_a_halt_orders_are_withdrawn_and_the_books_taken_over"),
-    ("paper/router.py", "state = self.venue.look_up(name)\n        if state is None:",
+    ("paper/session/router.py", "state = self.venue.look_up(name)\n        if state is None:",
      "state = None\n        if state is None:", ROUTER,
      "an_order_that_ended_at_the_venue_ends_here"),
-    ("paper/alpaca.py", "order = self.look_up(client_id)", "order = None", ALPACA, "cancelling"),
-    ("paper/alpaca.py", "found = self.look_up(client_id)", "found = None", ALPACA,
+    (THERE, "order = self.look_up(client_id)", "order = None", ALPACA, "cancelling"),
+    (THERE, "found = self.look_up(client_id)", "found = None", ALPACA,
      "a_duplicate_id_is_success"),
-    ("paper/fetch.py", "os.fsync(file.fileno())", "pass", HERE,
+    ("paper/feeds/fetch.py", "os.fsync(file.fileno())", "pass", HERE,
      "what_a_download_counts_as_done_is_on_disk"),
     ("machine.py", "os.fsync(file.fileno())  # before the", "pass  # before the", HERE,
      "a_file_is_on_disk_before_it_gets_its_name"),

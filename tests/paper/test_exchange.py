@@ -11,10 +11,10 @@ from livedesk import SECOND, bar_at
 from made_up import rules_of
 
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.gate import completed
-from nca_trader.paper.session import open_venue
+from nca_trader.paper.journal.bars import completed
+from nca_trader.paper.session.trade import open_venue
 from nca_trader.paper.venue import Outcome, Ticket, Unreachable
+from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)

@@ -21,7 +21,7 @@ import papertape
 import pytest
 from fake_venue import CANARY
 
-from nca_trader.paper.journal import KINDS
+from nca_trader.paper.journal.journal import KINDS
 
 HERE = pathlib.Path(__file__).parent
 # Written by other commands than the session's, or only where it halts, see below.
@@ -37,14 +37,14 @@ class Mortal:
 
     def __init__(self, folder):
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-        paths = [str(HERE.parent), str(HERE.parents[1])]
+        paths = [str(HERE.parent / "support"), str(HERE.parents[1])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
         environment["PAPER_TAPE"] = str(folder)
         for name in ("APCA_API_SECRET_KEY", "ALERT_URL"):
             environment[name] = CANARY
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE.parent / "papermortal.py")],
+            [sys.executable, str(HERE.parent / "support" / "papermortal.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=folder,
         )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Mortal:
         """Run a session; return its exit code and what it said."""
         log = journal.with_suffix(".log")
         log.unlink(missing_ok=True)
-        rule = f"{HERE.parent / 'papertape.py'}:steps"
+        rule = f"{HERE.parent / 'support' / 'papertape.py'}:steps"
         argv = ["paper", "--strategy", rule, "--feed", "papertape:feed", "--journal", str(journal)]
         argv += ["--warmup", "8", "--env", str(self.folder / "env.toml")]
         argv += more

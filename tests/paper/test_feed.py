@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from nca_trader.agents.rules import sma_cross
 from nca_trader.cli import main
 from nca_trader.cli.options import READING
 from nca_trader.cli.paper import why_no_order
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.paper.feed import ReplayFeed, parse_feed
-from nca_trader.paper.session import paper_trade
+from nca_trader.paper.feeds.feed import ReplayFeed, parse_feed
+from nca_trader.paper.session.trade import paper_trade
+from nca_trader.strategies.rules import sma_cross
 
 
 def test_a_replay_gives_every_bar_in_order_with_its_own_time_as_the_clock(stage):

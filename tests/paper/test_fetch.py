@@ -14,9 +14,9 @@ from fake_exchange import FakeExchange
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.paper import fetch as fetching
+from nca_trader.paper.feeds import fetch as fetching
+from nca_trader.paper.feeds.venue_feed import Grid, Row
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import Grid, Row
 
 DAY = 86_400
 START = 1_735_689_600  # 2025-01-01

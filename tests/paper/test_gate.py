@@ -8,9 +8,10 @@ import pytest
 
 from nca_trader.data.bars import read_bars
 from nca_trader.errors import BarError
-from nca_trader.paper import gate as gates
-from nca_trader.paper.feed import NANOSECONDS, ReplayFeed
-from nca_trader.paper.gate import Gate, bar_body
+from nca_trader.paper.feeds.feed import NANOSECONDS, ReplayFeed
+from nca_trader.paper.journal.bars import bar_body
+from nca_trader.paper.session import gate as gates
+from nca_trader.paper.session.gate import Gate
 
 SYMBOLS = ("AAA", "BBB")
 DAY = 86_400

@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.exchange_file import ExchangeFile
-from nca_trader.paper.journal import (
+from nca_trader.paper.journal.journal import (
     GENESIS,
     Head,
     Journal,
@@ -28,7 +27,8 @@ from nca_trader.paper.journal import (
     read_events,
     verify,
 )
-from nca_trader.paper.risk import refuse_no_journal, resume
+from nca_trader.paper.session.halts import refuse_no_journal, resume
+from nca_trader.paper.venues.exchange_file import ExchangeFile
 
 
 def clock():
@@ -600,7 +600,7 @@ def test_only_the_owner_can_read_it(path, tmp_path):
 
 def test_the_other_process_is_named(path):
     code = (
-        "import sys; from nca_trader.paper.journal import Journal\n"
+        "import sys; from nca_trader.paper.journal.journal import Journal\n"
         "journal = Journal(sys.argv[1], lambda: 0)\n"
         "print('open', flush=True); sys.stdin.read()"
     )

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from nca_trader.paper.journal import read_events, verify
+from nca_trader.paper.journal.journal import read_events, verify
 
 CHILD = """
 import importlib.util, itertools, os, signal, sys
@@ -16,8 +16,8 @@ spec = importlib.util.spec_from_file_location("stage", sys.argv[1])
 stage = importlib.util.module_from_spec(spec)
 sys.modules["stage"] = stage
 spec.loader.exec_module(stage)
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.journal import Journal
+from nca_trader.paper.venues.exchange import Exchange
+from nca_trader.paper.journal.journal import Journal
 
 calls, fatal = itertools.count(1), int(sys.argv[3])
 
@@ -43,7 +43,7 @@ stage.replay(sys.argv[2], stage.make_bars(missing=0.2), stage.make_agent())
 def run(path, fatal):
     stage = pathlib.Path(__file__).with_name("conftest.py")
     command = [sys.executable, "-c", CHILD, str(stage), str(path), str(fatal)]
-    environment = {**os.environ, "PYTHONPATH": str(stage.parents[1])}
+    environment = {**os.environ, "PYTHONPATH": f"{stage.parents[1]}/support"}
     return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
 
 

@@ -5,7 +5,7 @@ import pytest
 from drawn import rich_bars
 
 from nca_trader import Costs, backtest
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.journal.journal import read_events
 
 CAPITAL = 1e5
 SIZED = dict(lot=1.0, tick=0.05, min_notional=500.0, max_participation=0.2)

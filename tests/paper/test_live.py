@@ -12,17 +12,17 @@ import pytest
 from livedesk import BEGIN, SECOND, Desk, Room, Tape
 
 import nca_trader as nca
-from nca_trader.agents.baselines import baseline_rules
-from nca_trader.agents.targets import strategy_targets
 from nca_trader.envs.account.risk import bars_of_size, sizes
 from nca_trader.errors import ConfigError, HaltError
-from nca_trader.paper.agents import strategy_agent
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import Notice, Pump, ReplayFeed
-from nca_trader.paper.journal import read_events
-from nca_trader.paper.risk import resume
-from nca_trader.paper.tally import Paper
+from nca_trader.paper.feeds.feed import Notice, Pump, ReplayFeed
+from nca_trader.paper.journal.journal import read_events
+from nca_trader.paper.journal.tally import Paper
+from nca_trader.paper.session.agents import strategy_agent
+from nca_trader.paper.session.halts import resume
 from nca_trader.paper.venue import Answer, Outcome, Unreachable
+from nca_trader.paper.venues.exchange import Exchange
+from nca_trader.strategies.baselines import baseline_rules
+from nca_trader.strategies.targets import strategy_targets
 from nca_trader.watch.alerts import Rule
 
 

@@ -18,12 +18,12 @@ from livedesk import SECOND, Room, Still, Tape
 from nca_trader.data.bars import write_bars
 from nca_trader.data.calendar import new_york
 from nca_trader.errors import HaltError, NcaTraderError
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.loop import Session
-from nca_trader.paper.risk import resume
-from nca_trader.paper.session import paper_trade
-from nca_trader.paper.venue_feed import Grid, Row, VenueFeed
+from nca_trader.paper.feeds.venue_feed import Grid, Row, VenueFeed
+from nca_trader.paper.journal.journal import Journal, read_events, verify
+from nca_trader.paper.session.halts import resume
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import paper_trade
+from nca_trader.paper.venues.exchange import Exchange
 
 NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
 
@@ -101,7 +101,7 @@ EVERY = [
 
 @pytest.mark.slow
 def test_a_live_session_at_alpaca_meets_every_answer_and_orders_once(stage, tmp_path, caplog):
-    from nca_trader.paper import alpaca
+    from nca_trader.paper.venues import alpaca
 
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.INFO, "charset_normalizer")

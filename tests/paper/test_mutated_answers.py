@@ -14,9 +14,9 @@ from fake_alpaca import FakeAlpaca
 from livedesk import SECOND, Desk, Room, Tape
 
 from nca_trader.errors import HaltError, NcaTraderError
-from nca_trader.paper.journal import read_events, verify
-from nca_trader.paper.ledger import Ledger
-from nca_trader.paper.risk import resume
+from nca_trader.paper.journal.journal import read_events, verify
+from nca_trader.paper.journal.ledger import Ledger
+from nca_trader.paper.session.halts import resume
 from nca_trader.paper.venue import Activity, CashFlow
 
 BARS, ATTEMPTS = 30, 6
@@ -285,7 +285,7 @@ class OddAlpaca(FakeAlpaca):
 
 def at_alpaca(stage, folder, seed):
     """A session at Alpaca with changed answers; what stopped it."""
-    from nca_trader.paper import alpaca
+    from nca_trader.paper.venues import alpaca
 
     draw, symbols = random.Random(seed), ("SPY", "QQQ")
     begin, again = draw.randint(1, 12), draw.random() < 0.5

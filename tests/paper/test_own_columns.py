@@ -13,10 +13,10 @@ import nca_trader as nca
 from nca_trader.config import EnvConfig
 from nca_trader.data.bars import frame_of
 from nca_trader.errors import ConfigError
-from nca_trader.paper import session
-from nca_trader.paper.gate import bar_body, bar_of
-from nca_trader.paper.journal import read_events
-from nca_trader.paper.parity import compare
+from nca_trader.paper.journal.bars import bar_body, bar_of
+from nca_trader.paper.journal.journal import read_events
+from nca_trader.paper.session import trade as session
+from nca_trader.paper.session.parity import compare
 from nca_trader.types import fields_of
 
 

@@ -20,11 +20,11 @@ from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.simulate import legs_between, scan_targets
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.paper import agents
-from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.parity import compare
-from nca_trader.paper.rebuild import rebuild
-from nca_trader.paper.session import paper_trade
+from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session import agents
+from nca_trader.paper.session.parity import compare
+from nca_trader.paper.session.rebuild import rebuild
+from nca_trader.paper.session.trade import paper_trade
 from nca_trader.types import Costs
 
 START = "2020-06-01"
@@ -160,7 +160,7 @@ def equities(path, bars):
 def test_equity_on_paper_is_the_backtests_bit_for_bit_as_users_compile_it(tmp_path):
     """In a process of its own: the suite compiles without optimisation, which rounds otherwise."""
     code = (
-        "import pathlib, sys; sys.path[:0] = ['tests/paper', 'tests']\n"
+        "import pathlib, sys; sys.path[:0] = ['tests/paper', 'tests', 'tests/support']\n"
         "import numpy as np, conftest, test_parity\n"
         "bars = conftest.make_bars(num_bars=400, missing=0.03)\n"
         f"for found in test_parity.equities(pathlib.Path({str(tmp_path / 'x')!r}), bars):\n"

@@ -12,13 +12,13 @@ import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError
-from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.loop import Session
-from nca_trader.paper.rebuild import rebuild
-from nca_trader.paper.risk import resume
-from nca_trader.paper.session import paper_trade
-from nca_trader.paper.subjects import subject_on
+from nca_trader.paper.feeds.feed import ReplayFeed
+from nca_trader.paper.journal.journal import Journal, read_events, verify
+from nca_trader.paper.session.halts import resume
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.rebuild import rebuild
+from nca_trader.paper.session.subjects import subject_on
+from nca_trader.paper.session.trade import paper_trade
 
 RULE = nca.rules.sma_cross(3, 9)
 

@@ -21,8 +21,8 @@ from nca_trader.envs.account.risk import (
 from nca_trader.errors import ConfigError, HaltError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.paper.journal import read_events, verify
-from nca_trader.paper.risk import resume
+from nca_trader.paper.journal.journal import read_events, verify
+from nca_trader.paper.session.halts import resume
 
 
 @pytest.fixture(autouse=True)

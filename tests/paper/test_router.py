@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from livedesk import SECOND, Desk, Still
 
-from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.risk import Halt
-from nca_trader.paper.router import OVERLAP, VenueBroker
-from nca_trader.paper.sizing import tickets
+from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session.halts import Halt
+from nca_trader.paper.session.router import OVERLAP, VenueBroker, tickets
 from nca_trader.paper.venue import (
     Activity,
     Answer,

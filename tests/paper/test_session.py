@@ -8,11 +8,11 @@ import pytest
 
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.paper.core import Core, programs
-from nca_trader.paper.exchange import Exchange
-from nca_trader.paper.feed import ReplayFeed
-from nca_trader.paper.journal import Journal, read_events, verify
-from nca_trader.paper.loop import Session
+from nca_trader.paper.feeds.feed import ReplayFeed
+from nca_trader.paper.journal.journal import Journal, read_events, verify
+from nca_trader.paper.session.core import Core, programs
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.venues.exchange import Exchange
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 from brokenexchange import Broken, Faults
 from livedesk import SECOND, Still
 
-from nca_trader.paper.journal import Journal, verify
-from nca_trader.paper.loop import Session
+from nca_trader.paper.journal.journal import Journal, verify
+from nca_trader.paper.session.loop import Session
 from nca_trader.types import Costs
 
 BARS = int(os.environ.get("SOAK_BARS", "1500"))

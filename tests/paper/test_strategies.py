@@ -11,8 +11,8 @@ from rounding import ROUNDING
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
-from nca_trader.paper.journal import read_events, verify
-from nca_trader.paper.session import paper_trade
+from nca_trader.paper.journal.journal import read_events, verify
+from nca_trader.paper.session.trade import paper_trade
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 LEVEL = {0: 100.0}

@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks import stream
 from nca_trader.learner.programs import Compilations
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.journal.journal import read_events
 
 
 def test_a_row_has_the_keys_of_every_benchmark_and_its_percentiles():

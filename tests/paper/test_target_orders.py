@@ -8,8 +8,8 @@ from made_up import rules_of
 
 from nca_trader.envs.account.state import Quote
 from nca_trader.errors import ConfigError
-from nca_trader.paper.exchange import Exchange
 from nca_trader.paper.venue import TargetOrder, client_id
+from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Bar, Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)

@@ -13,10 +13,11 @@ from fake_venue import CANARY, KEY
 
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError
-from nca_trader.paper import alpaca_feed, ccxt_feed, net
-from nca_trader.paper.feed import Notice
+from nca_trader.paper.feeds import alpaca_feed, ccxt_feed
+from nca_trader.paper.feeds.feed import Notice
+from nca_trader.paper.feeds.venue_feed import Row
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import Row
+from nca_trader.paper.venues import net
 
 MINUTE = 1_750_082_400 // 60 * 60  # 2025-06-16 14:00 UTC, a Monday with a session
 

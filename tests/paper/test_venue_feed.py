@@ -10,10 +10,10 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.data.calendar import new_york
-from nca_trader.paper import venue_feed
-from nca_trader.paper.feed import NOTICES, Notice
+from nca_trader.paper.feeds import venue_feed
+from nca_trader.paper.feeds.feed import NOTICES, Notice
+from nca_trader.paper.feeds.venue_feed import Grid, Row, VenueFeed, bars_of
 from nca_trader.paper.venue import Unreachable
-from nca_trader.paper.venue_feed import Grid, Row, VenueFeed, bars_of
 
 START = 1_750_000_020  # seconds, a whole minute
 NEW_YORK = new_york(2024, 2025)

@@ -6,7 +6,8 @@ import pytest
 from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
 
-from nca_trader.paper import alpaca, alpaca_feed, ccxt_feed
+from nca_trader.paper.feeds import alpaca_feed, ccxt_feed
+from nca_trader.paper.venues import alpaca
 
 check = pytest.importorskip("nca_trader.paper.check", reason="the suite is of another part")
 MINUTE = 1_750_082_400  # 2025-06-16 14:00 UTC, in a session

@@ -17,11 +17,10 @@ from livedesk import BEGIN, SECOND, Desk, Still, Tape
 from nca_trader.errors import HaltError
 from nca_trader.paper import clock
 from nca_trader.paper.clock import PATIENCE, TICK, Caller, Waits
-from nca_trader.paper.halting import request_halt
-from nca_trader.paper.journal import Journal, read_events
-from nca_trader.paper.loop import Session
-from nca_trader.paper.risk import Halt
-from nca_trader.paper.router import VenueBroker
+from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session.halts import Halt, request_halt
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.router import VenueBroker
 from nca_trader.paper.venue import Answer, Outcome, Ticket
 
 SYMBOLS = tuple(f"S{i:02d}" for i in range(50))
@@ -260,7 +259,7 @@ def test_an_answer_that_drips_holds_up_the_end_of_a_session_once(
     stage, tmp_path, monkeypatch, keys, path, way
 ):
     """The request under way and the cancellations after it end within one time, not one each."""
-    from nca_trader.paper import alpaca
+    from nca_trader.paper.venues import alpaca
 
     monkeypatch.setattr(clock, "EXIT", 1.2)
     prices = dict.fromkeys(SYMBOLS, 100.0)
@@ -384,7 +383,7 @@ def test_a_ban_is_over_when_the_venue_says(table):
     "header", ["3600", "nan", "inf", "-1", "soon", "Thu, 26 Nov 2026 07:00:00 GMT"]
 )
 def test_what_a_venue_says_of_its_return_is_a_number_of_seconds(keys, header):
-    from nca_trader.paper import alpaca
+    from nca_trader.paper.venues import alpaca
 
     with FakeAlpaca() as fake:
         fake.retry_after = header

@@ -13,7 +13,7 @@ from fake_yahoo import FakeYahoo, Listing, days_from
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.paper import fetch, yahoo
+from nca_trader.paper.feeds import fetch, yahoo
 from nca_trader.paper.venue import Unreachable
 
 DAYS = days_from("2020-08-17", 20)  # Apple's split was on 2020-08-31

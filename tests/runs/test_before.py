@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 import nca_trader as nca
-from nca_trader.paper.journal import read_events
+from nca_trader.paper.journal.journal import read_events
 
 BEFORE = json.loads(pathlib.Path(__file__).with_name("before.json").read_text())
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4, borrow_fee=0.01)

@@ -22,7 +22,7 @@ from nca_trader import ConfigError, RunError
 from nca_trader.cli import main
 from nca_trader.config.extensions import load, receive, sources_of
 from nca_trader.config.records import plain, sealed, unsealed
-from nca_trader.paper.journal import Journal, read_events, verify
+from nca_trader.paper.journal.journal import Journal, read_events, verify
 from nca_trader.runs import consent, exported, trials
 from nca_trader.runs.consent import codes_of, key_file
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors

@@ -19,7 +19,7 @@ import nca_trader as nca
 from nca_trader import machine
 from nca_trader.data.shards import write_shards
 from nca_trader.errors import RunError, StateError
-from nca_trader.paper.agents import usual_of
+from nca_trader.paper.session.agents import usual_of
 from nca_trader.runs.checkpoint import FILES, Checkpoints
 from nca_trader.runs.folder import read_returns
 

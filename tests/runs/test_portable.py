@@ -15,8 +15,7 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.config import EnvConfig
-from nca_trader.evaluate.export import measure_portable
-from nca_trader.runs.card import card_of
+from nca_trader.evaluate.export import card_of, measure_portable
 from nca_trader.runs.portable import USE, portable, write_portable
 
 SCORE = np.random.default_rng(6).normal(size=(160, 2)).cumsum(axis=0)

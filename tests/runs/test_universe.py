@@ -17,8 +17,8 @@ from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError
 from nca_trader.evaluate.export import measure
 from nca_trader.evaluate.report.summary import caveats
-from nca_trader.paper.parity import compare
-from nca_trader.paper.session import paper_trade
+from nca_trader.paper.session.parity import compare
+from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import Coding, read_run, write_exported
 from nca_trader.runs.universe import run_on, trades, trades_others
 

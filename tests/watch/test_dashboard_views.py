@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nca_trader.paper.journal import Event, Journal, read_events
-from nca_trader.paper.tally import Tally
+from nca_trader.paper.journal.journal import Event, Journal, read_events
+from nca_trader.paper.journal.tally import Tally
 from nca_trader.watch.dashboard.session import Vitals, session_view
 
 DAY = 86_400 * 10**9

@@ -14,7 +14,7 @@ import pytest
 
 from nca_trader import machine
 from nca_trader.errors import ConfigError
-from nca_trader.paper.journal import Journal
+from nca_trader.paper.journal.journal import Journal
 from nca_trader.watch import sinks as module
 from nca_trader.watch.alerts import Alerts, Rule, read_rules
 from nca_trader.watch.metrics import Watched

@@ -15,8 +15,8 @@ import pytest
 from nca_trader.config.records import sealed
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import write_atomically
-from nca_trader.paper.journal import Journal
-from nca_trader.paper.tally import Paper, Tally
+from nca_trader.paper.journal.journal import Journal
+from nca_trader.paper.journal.tally import Paper, Tally
 from nca_trader.runs.folder import Lines
 from nca_trader.watch import metrics
 from nca_trader.watch.metrics import Collector, Rows, Watched, exporter, flat

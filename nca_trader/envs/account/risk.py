@@ -25,7 +25,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from nca_trader.config.account import Limits, Sizing
-from nca_trader.data.averages import bars_to_forget
+from nca_trader.data.features import bars_to_forget
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
 

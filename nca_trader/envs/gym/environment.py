@@ -24,12 +24,12 @@ from nca_trader.config.account import gather_account
 from nca_trader.config.extensions import FORGET
 from nca_trader.config.ranges import expect
 from nca_trader.data.bars import SAMPLES, read_bars, sample_bars
-from nca_trader.data.synthetic import Task
 from nca_trader.envs import ID as ID
 from nca_trader.envs import load_env, register
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError
+from nca_trader.markets import Task
 from nca_trader.types import Bars, EnvSpec
 
 DEFAULT_CONFIG, DEFAULT_BARS = "index_daily", "sp500"

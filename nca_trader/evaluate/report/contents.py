@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from nca_trader.evaluate import verdict as words
-from nca_trader.evaluate.verdict import Evidence
+from nca_trader.evaluate.evidence import verdict as words
+from nca_trader.evaluate.evidence.verdict import Evidence
 from nca_trader.evaluate.wording import count, percent
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from nca_trader.agents import rules
 from nca_trader.config.records import plain
 from nca_trader.config.toml import to_toml
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate import inference
-from nca_trader.evaluate import verdict as words
+from nca_trader.evaluate.evidence import inference
+from nca_trader.evaluate.evidence import verdict as words
+from nca_trader.evaluate.evidence.verdict import weigh
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, TABLE, price_chart
 from nca_trader.evaluate.report.contents import Demo, ReportPage
@@ -39,12 +39,12 @@ from nca_trader.evaluate.report.tables import (
     stress_section,
     sweep_section,
 )
-from nca_trader.evaluate.verdict import weigh
 from nca_trader.evaluate.wording import few, percent
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
 from nca_trader.runs.folder import commit, now, versions
 from nca_trader.runs.manifest import Run
+from nca_trader.strategies import rules
 from nca_trader.types import Bars
 
 if TYPE_CHECKING:

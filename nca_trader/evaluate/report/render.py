@@ -19,7 +19,7 @@ from typing import Any
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import wording
-from nca_trader.evaluate.verdict import copy_sentence
+from nca_trader.evaluate.evidence.verdict import copy_sentence
 from nca_trader.machine import make_directory, write_atomically
 
 FOLDER = Path(__file__).parent

@@ -11,16 +11,16 @@ import numpy as np
 import pandas as pd
 from jax import Array
 
-from nca_trader.agents.strategy import Strategy
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.deploy import deploy, refuse_other
-from nca_trader.evaluate.gate import GateResult
-from nca_trader.evaluate.inference import ConfidenceInterval
+from nca_trader.evaluate.evidence.deploy import deploy, refuse_other
+from nca_trader.evaluate.evidence.gate import GateResult
+from nca_trader.evaluate.evidence.inference import ConfidenceInterval
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.walkforward.refit import Fitted, Refit, candidate
 from nca_trader.runs.manifest import Deployment, Run
+from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bar, Bars
 
 CONSTANT = "best constant weight"

@@ -14,8 +14,6 @@ import numpy as np
 
 from nca_trader.agents.heads import mean_order
 from nca_trader.agents.quantise import leaves_of, params_of
-from nca_trader.agents.strategy import Strategy
-from nca_trader.agents.targets import as_targets, in_force, needs_account, strategy_targets
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account
 from nca_trader.config.agent import alone
@@ -23,13 +21,15 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.combinations import built, combinations_of, takes_bars
-from nca_trader.evaluate.futures import Future, changed
-from nca_trader.evaluate.outputs import compare
-from nca_trader.evaluate.sweep import METRICS, run_combinations
+from nca_trader.evaluate.lookahead.futures import Future, changed
+from nca_trader.evaluate.lookahead.outputs import compare
+from nca_trader.evaluate.sweep.sweep import METRICS, run_combinations
 from nca_trader.evaluate.walkforward.folds import Fold, Span
 from nca_trader.learner.train import train
 from nca_trader.machine import cores, scratch
 from nca_trader.parallel.mesh import use_cores
+from nca_trader.strategies.strategy import Strategy
+from nca_trader.strategies.targets import as_targets, in_force, needs_account, strategy_targets
 from nca_trader.types import Bars
 
 Grid = Mapping[str, Sequence[Any]]

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.agents.identity import identity
 from nca_trader.config.records import plain, read_json
 from nca_trader.errors import StateError
 from nca_trader.evaluate.walkforward.refit import Fitted, Refit
 from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.parts import WorkFolder
+from nca_trader.strategies.identity import identity
 
 FILE, CHECKED = "walkforward.json", "checked"
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.base import base_named
-from nca_trader.agents.baselines import MATCHED, baseline_rules, constant_exposure, year_of
-from nca_trader.agents.strategy import Strategy
 from nca_trader.cloud import Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account, gather_account
@@ -26,7 +24,6 @@ from nca_trader.config.spans import (
     check_metric,
     check_spans,
 )
-from nca_trader.data.synthetic import Task
 from nca_trader.envs import load_env
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
@@ -38,11 +35,11 @@ from nca_trader.evaluate.combinations import (
     takes_bars,
     valid,
 )
-from nca_trader.evaluate.deploy import mean_exposure, refuse_other, with_harm
-from nca_trader.evaluate.gate import gate
-from nca_trader.evaluate.inference import mean_difference_interval
+from nca_trader.evaluate.evidence.deploy import mean_exposure, refuse_other, with_harm
+from nca_trader.evaluate.evidence.gate import gate
+from nca_trader.evaluate.evidence.inference import mean_difference_interval
+from nca_trader.evaluate.evidence.verdict import walk_verdict
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.verdict import walk_verdict
 from nca_trader.evaluate.walkforward import stored
 from nca_trader.evaluate.walkforward.folds import Fold, make_folds
 from nca_trader.evaluate.walkforward.outcome import (
@@ -66,6 +63,7 @@ from nca_trader.evaluate.walkforward.refit import (
 )
 from nca_trader.evaluate.wording import count
 from nca_trader.machine import write_atomically
+from nca_trader.markets import Task
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress
 from nca_trader.runs import trials as trial_log
@@ -74,6 +72,8 @@ from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
 from nca_trader.runs.trackers import Tracked, named, tracker_of, tracking
 from nca_trader.runs.trials import data_record, entry_of
+from nca_trader.strategies.baselines import MATCHED, baseline_rules, constant_exposure, year_of
+from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars, Costs
 
 T = TypeVar("T")

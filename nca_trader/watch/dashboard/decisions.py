@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nca_trader.paper.tally import OrderLine, Tally, number, numbers, reason_of
+from nca_trader.paper.journal.tally import OrderLine, Tally, number, numbers, reason_of
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
     amount,

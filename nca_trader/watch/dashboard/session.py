@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.errors import printable
 from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.tally import Tally, number, reason_of
+from nca_trader.paper.journal.tally import Tally, number, reason_of
 from nca_trader.watch.dashboard import decisions
 from nca_trader.watch.dashboard.decisions import FLAT, by_symbol, modelled
 from nca_trader.watch.dashboard.parts import (

@@ -1,0 +1,1 @@
+"""What numbers say: intervals, tests, the gate, and which agent is deployed."""

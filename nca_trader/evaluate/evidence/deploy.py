@@ -1,0 +1,172 @@
+"""What trades of a run after a gate: its agent, its base or a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+from nca_trader.envs.account.risk import sizes
+from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.evidence.gate import GateResult, gate, harm
+from nca_trader.evaluate.result import Result
+from nca_trader.runs.manifest import Deployment, Run, seen_rows
+from nca_trader.runs.trials import data_record
+from nca_trader.strategies.baselines import MATCHED, baseline_rules, constant_exposure, year_of
+from nca_trader.types import Bars
+
+# Of an agent, what a walk-forward and a run must share; how often and where it is saved may differ.
+RECIPE = ("policy", "optimizer", "curriculum", "population", "precision", "ensemble")
+
+
+def mean_exposure(result: Result, rules: AccountConfig | None = None) -> tuple[float, ...]:
+    """Return the target of each asset that a result had on average, 0 where it ordered nothing.
+
+    Where the account sizes positions by volatility it is the target before it was sized, so that a
+    hold of it bears the same volatility at all times.
+
+    Args:
+      result: of a backtest.
+      rules: of the account that will hold it; None are the result's.
+    """
+    ordered = result.targets.ffill().fillna(0.0).to_numpy()
+    scale = (rules or result.rules).scale
+    if scale is not None and result.bars is not None:
+        # Computed on all bars and then cut, because the sizes of the first bars depend on earlier
+        # ones.
+        size = sizes(result.bars, scale)[result.bars.index.isin(result.targets.index)]
+        ordered = np.divide(ordered, size, out=np.zeros_like(ordered), where=size > 0.0)
+    return tuple(float(x) for x in ordered.mean(0))
+
+
+def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) -> dict[str, Any]:
+    """Backtest the strategies that could replace the agent of `result`, and a control, alike.
+
+    Args:
+      result: of the agent on these bars.
+      bars: those of the span, and earlier ones as history.
+      start: the span begins with the first bar at or after this date.
+      stop: it ends before this date.
+
+    Returns:
+      Results by name; the control is last, the exposure-matched hold, which knows the span.
+    """
+    # At most as long as the history: with less history than that, the trend rules never decide.
+    year = year_of(bars.bars_per_year, bars.row(start, "start"))
+    known = baseline_rules(year, result.rules.sizing == "volatility")
+    # Its own base is one of the baselines, by which the second question is judged.
+    if result.run is not None and (base := result.run.base) is not None:
+        known[base.name] = base
+    known[MATCHED] = constant_exposure(mean_exposure(result))
+    common: dict[str, Any] = {"start": start, "stop": stop, "account": result.rules}
+    return {name: backtest(bars, rule, **common) for name, rule in known.items()}
+
+
+def refuse_other(
+    run: Run, recipe: tuple[EnvConfig, AgentConfig] | None, seeds: int, bars: Bars, last: int
+) -> None:
+    """Validate that a walk-forward of this recipe can decide what trades in a run's place.
+
+    Args:
+      run: the run.
+      recipe: environment and agent that each fold trains; None of a strategy.
+      seeds: agents of each fold.
+      bars: of the walk-forward.
+      last: row of the last bar that the folds judge on.
+
+    Raises:
+      ConfigError: this is a walk-forward of a strategy; the run is of another recipe; the folds
+        judge on bars after those that trained or selected the run.
+    """
+    if recipe is None:
+        raise ConfigError("a walk-forward of a strategy decides on no run; walk the agent.")
+    env, agent = recipe
+    # How long it trains may differ: folds are shorter than the whole.
+    steps = run.agent_config.learner.steps
+    learners = (dataclasses.replace(x.learner, steps=steps) for x in (agent, run.agent_config))
+    for name, there, here in (
+        ("env", env, run.env_config),
+        ("learner", *learners),
+        *((part, getattr(agent, part), getattr(run.agent_config, part)) for part in RECIPE),
+        ("num_seeds", seeds, run.agent_config.num_seeds),
+    ):
+        if there != here:
+            raise ConfigError(
+                f"{run.path}: another recipe than the one that is walked: its {name} differs; "
+                f"walk {argument('env')} and {argument('agent')} as the run has them."
+            )
+    if seen_rows(bars, run) <= last:
+        raise ConfigError(
+            f"{run.path}: the walk-forward judges on bars up to {bars.index[last].date()}, after "
+            "those that trained or selected the run, which could then be no test; walk earlier "
+            f"bars ({argument('until')})."
+        )
+
+
+def deploy(run: Run, found: GateResult, judged: Bars, year: int) -> Deployment:
+    """Record in a run's folder what trades: its agent, its base or a baseline.
+
+    Args:
+      run: the run.
+      found: of the gate.
+      judged: the bars that the gate judged on.
+      year: bars that the baselines' trend looks back.
+    """
+    decided = Deployment(
+        baseline="" if found.trades else found.deployed,
+        year=year,
+        sentence=found.sentence,
+        data=data_record(judged),
+    )
+    run.write_json("deployment.json", decided)
+    return decided
+
+
+def with_harm(
+    found: GateResult, result: Result, base: Result, agents: Mapping[str, ArrayLike]
+) -> GateResult:
+    """Return what a gate found with what is shown against the agent's base, at both costs.
+
+    Args:
+      found: of the gate.
+      result: of the best agent.
+      base: of its base on the same bars at the same costs.
+      agents: those of the gate.
+    """
+
+    def doubled(each: Result) -> np.ndarray:
+        assert each.again is not None
+        return each.again(costs=each.charged.scaled(2.0)).excess_returns
+
+    rule = (base.name, base.excess_returns)
+    judged = harm(agents, rule, (doubled(result), doubled(base)), result.bars_per_year)
+    return dataclasses.replace(found, harm=judged)
+
+
+def decide_deployment(
+    run: Run, result: Result, agents: Mapping[str, ArrayLike], bars: Bars, start: str
+) -> GateResult:
+    """Judge a run on a span that it did not train on, and record what trades.
+
+    Args:
+      run: the run.
+      result: of its agent on the span.
+      agents: `[T]` returns of everything that could have been chosen on the span, by name; the
+        bound allows for the choice.
+      bars: up to the end of the span, with earlier ones as history.
+      start: the span begins with the first bar at or after this date.
+    """
+    held = deployable(result, bars, start)
+    others = {name: each.excess_returns for name, each in held.items() if name != MATCHED}
+    found = gate(agents, others, bars.bars_per_year)
+    if run.base is not None:
+        found = with_harm(found, result, held[run.base.name], agents)
+    first = bars.row(start, "start")
+    year = year_of(bars.bars_per_year, first)
+    deploy(run, found, bars[first:], year)
+    return found

@@ -1,0 +1,492 @@
+"""What a result does and does not show, by rules that are fixed before it is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pandas as pd
+
+from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate.evidence import inference
+from nca_trader.evaluate.evidence.inference import ConfidenceInterval, Moments
+from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent
+from nca_trader.strategies.baselines import MATCHED
+
+if TYPE_CHECKING:
+    from nca_trader.evaluate.evidence.gate import GateResult
+    from nca_trader.evaluate.result import Result
+    from nca_trader.runs.trials import Tried
+    from nca_trader.types import Bars
+
+COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is called a copy
+SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target
+# Above `LONG` bars, returns are summed over neighbouring bars before they are resampled, to at most
+# `RESAMPLED` sums: the intervals of 100,000 bars would take two minutes.
+LONG, RESAMPLED = 10_000, 2500
+DEFLATED_ENOUGH = 0.95  # deflated Sharpe ratio below which the search itself explains the result
+SIGNIFICANT = 0.05  # p-value below which a search has found something
+# Probability of overfitting below which the choice within a grid is more than luck. On noise two
+# combinations are below 0.05 in 11 of 100 cases and below 0.005 in 4, three below 0.05 in 5, and
+# more of them more rarely.
+CHOSEN, CHOSEN_OF_TWO = 0.05, 0.005
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scored:
+    """One account's numbers.
+
+    Attributes:
+      metrics: of `Result.metrics`.
+      sharpe_interval: 95%, of the annualised ratio.
+      costs_paid: of trading, as a fraction of the capital.
+      gross: mean over bars of the sum of absolute weights, in equities.
+    """
+
+    metrics: dict[str, float]
+    sharpe_interval: ConfidenceInterval
+    costs_paid: float
+    gross: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The agent or strategy less one baseline, bar by bar.
+
+    Attributes:
+      mean_return: of returns per year, `P * mean(r - r_baseline)`.
+      mean_return_interval: its 95% interval.
+      sharpe: of annualised ratios.
+      sharpe_interval: its 95% interval.
+    """
+
+    mean_return: float
+    mean_return_interval: ConfidenceInterval
+    sharpe: float
+    sharpe_interval: ConfidenceInterval
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The basis of a verdict; made by `weigh`.
+
+    Attributes:
+      agent: numbers of the agent, or of the strategy where a rule is judged.
+      baselines: their numbers, by name.
+      differences: agent less each baseline, by name.
+      best: the baseline with the highest Sharpe ratio, and no control, which knows the span. One
+        that is always flat has none, and is the best only where no other has one.
+      nearest: the baseline whose targets the agent holds most often.
+      nearest_share: on which share of bars.
+      moments: of the agent's returns, for PSR and DSR.
+      start: the first bar.
+      stop: the last bar.
+      in_sample: number of these bars at or before the last that trained or selected the
+        agent; None for a strategy, whose choice is not recorded.
+    """
+
+    agent: Scored
+    baselines: dict[str, Scored]
+    differences: dict[str, Difference]
+    best: str
+    nearest: str
+    nearest_share: float
+    moments: Moments
+    start: pd.Timestamp
+    stop: pd.Timestamp
+    in_sample: int | None
+
+    @property
+    def noun(self) -> str:
+        """The word for what is judged: an "agent" was trained, a "strategy" is a chosen rule."""
+        return "strategy" if self.in_sample is None else "agent"
+
+    @property
+    def standing(self) -> str:
+        """The standing of these bars: "out of sample", "IN SAMPLE", or "" for a strategy."""
+        if self.in_sample is None:
+            return ""
+        return "IN SAMPLE" if self.in_sample else "out of sample"
+
+    @property
+    def copies(self) -> bool:
+        """Whether the agent holds the nearest baseline's targets on 95% of bars or more."""
+        return self.nearest_share >= COPY_SHARE
+
+
+def nearest_baseline(
+    agent_weights: pd.DataFrame, baselines: Mapping[str, pd.DataFrame]
+) -> tuple[str, float]:
+    """Find the baseline that the agent's target weights agree with most often.
+
+    Args:
+      agent_weights: `[N, A]` target weights; NaN means no order, the last target stays in force.
+      baselines: name -> `[N, A]` likewise, on the same bars and assets.
+
+    Returns:
+      Its name, and the share of bars on which every asset's target is the same to 1e-6; the
+      first of the baselines where two agree equally often.
+    """
+    if not baselines:
+        raise ConfigError("nearest_baseline was given no baseline; pass at least one.")
+    # Before its first order an account is flat.
+    ours, *others = (
+        targets.astype(np.float64).ffill().fillna(0.0).to_numpy()
+        for targets in (agent_weights, *baselines.values())
+    )
+    shares = {}
+    for name, theirs in zip(baselines, others, strict=True):
+        if theirs.shape != ours.shape:
+            raise ConfigError(
+                f"baseline {name} has targets {theirs.shape} where the agent's are {ours.shape}; "
+                "run both on the same bars."
+            )
+        shares[name] = float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
+    # `max` returns the first of several that are equal.
+    nearest = max(shares, key=lambda name: shares[name])
+    return nearest, shares[nearest]
+
+
+def weigh(
+    agent: Result, baselines: Mapping[str, Result], bars_per_year: float, seed: int = 0
+) -> Evidence:
+    """Compute the numbers of the agent and each baseline on the same bars, and their differences.
+
+    Args:
+      agent: its backtest, or that of a strategy.
+      baselines: name for readers -> backtest on the same bars with the same costs.
+      bars_per_year: of these bars' calendar.
+      seed: of the bootstrap.
+
+    Raises:
+      ConfigError: a baseline on other bars, costs or fills.
+    """
+    returns, ratios, scored = {}, {}, {}
+    joined = -(-len(agent.equity) // RESAMPLED) if len(agent.equity) > LONG else 1
+    resampled_per_year = bars_per_year / joined
+    # The agent last and under None, so that it cannot take a baseline's name.
+    for name, result in [*baselines.items(), (None, agent)]:
+        # Numbers compare only on the same bars, at the same costs and fills.
+        same_rules = (result.charged, result.fill) == (agent.charged, agent.fill)
+        if not (same_rules and result.equity.index.equals(agent.equity.index)):
+            raise ConfigError(
+                f"baseline {name} was run on other bars, costs or fills than the agent; "
+                "backtest both alike."
+            )
+        returns[name], ratios[name] = (
+            _summed(r, joined) for r in (result.returns, result.excess_returns)
+        )
+        scored[name] = Scored(
+            metrics=result.metrics,
+            sharpe_interval=inference.sharpe_interval(ratios[name], resampled_per_year, seed),
+            costs_paid=result.costs_paid,
+            gross=float(result.weights.abs().sum(axis=1).mean()),
+        )
+    ours = scored.pop(None)
+    differences = {
+        name: Difference(
+            mean_return=float(np.mean(agent.returns - baselines[name].returns) * bars_per_year),
+            mean_return_interval=inference.mean_difference_interval(
+                returns[None], returns[name], resampled_per_year, seed
+            ),
+            sharpe=ours.metrics["sharpe"] - scored[name].metrics["sharpe"],
+            sharpe_interval=inference.sharpe_difference_interval(
+                ratios[None], ratios[name], resampled_per_year, seed
+            ),
+        )
+        for name in baselines
+    }
+    # By targets and not by equity: a copy with other costs earns something else.
+    nearest, share = nearest_baseline(
+        agent.targets, {name: result.targets for name, result in baselines.items()}
+    )
+    known = [name for name in scored if name != MATCHED] or [*scored]
+    return Evidence(
+        agent=ours,
+        baselines=scored,
+        differences=differences,
+        # The NaN ratio of a flat baseline would make `max` depend on the order of its arguments.
+        best=max(known, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
+        nearest=nearest,
+        nearest_share=share,
+        moments=inference.moments(agent.excess_returns),
+        start=cast(pd.Timestamp, agent.equity.index[0]),
+        stop=cast(pd.Timestamp, agent.equity.index[-1]),
+        in_sample=agent.in_sample,
+    )
+
+
+def _summed(returns: np.ndarray, joined: int) -> np.ndarray:
+    """Sum returns `[T]` over neighbouring bars, `joined` at a time; the last few are left out."""
+    whole = len(returns) // joined * joined
+    return returns[:whole].reshape(-1, joined).sum(axis=1)
+
+
+def copy_sentence(evidence: Evidence) -> str:
+    """Name the baseline that the agent copies, or is nearest to."""
+    share = percent(evidence.nearest_share)
+    if evidence.copies:
+        return (
+            f"This {evidence.noun} copies {evidence.nearest}: {share} of its bars hold the same "
+            "weights."
+        )
+    return (
+        f"It is not a copy of a baseline: the nearest, {evidence.nearest}, has the same target "
+        f"weights on {share} of the bars."
+    )
+
+
+def verdict(
+    evidence: Evidence,
+    *,
+    num_trials: int | None,
+    selected: bool = True,
+    sharpe_variance: float | None = None,
+    note: str = "",
+) -> str:
+    """Write the verdict in a few sentences, by fixed rules.
+
+    1. Against the baseline of the highest Sharpe ratio: "earned more for its risk" or "earned less"
+       only where the 95% interval of the difference of Sharpe ratios excludes 0, else "not
+       distinguishable".
+    2. An agent that holds a baseline's targets on 95% of bars or more copies it, by name.
+    3. "Earned more" is followed by the deflated Sharpe ratio, and by a warning below 0.95.
+    4. Always: one market, one period, the number of trials, and the data's own `note`.
+    5. For an agent on bars that it has seen: that first, and no allowance for luck. For a
+       strategy: never "out of sample", and how many trials the log counts, or that none does.
+
+    Args:
+      evidence: from `weigh`.
+      num_trials: trials in the trial log, with this one; None where no log counts them.
+      selected: whether the agent was chosen among its seeds by their scores on other bars.
+      sharpe_variance: of the trials' Sharpe ratios per bar; None where unknown.
+      note: what must be said of the data, e.g. that an index is not tradable.
+    """
+    span = f"{evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}"
+    where = f"Out of sample, {span}" if evidence.standing == "out of sample" else f"From {span}"
+    difference = evidence.differences[evidence.best]
+    interval = difference.sharpe_interval
+    ours, theirs = evidence.agent.metrics, evidence.baselines[evidence.best].metrics
+    # Comparisons with NaN are False: without an interval nothing is distinguishable.
+    apart = interval.low > 0 or interval.high < 0
+    ends = f"{decimal(interval.low)} to {decimal(interval.high)}"
+    limits = f"and its {interval.level:.0%} interval, {ends}, {'ex' if apart else 'in'}cludes 0"
+    if math.isnan(interval.low):
+        limits = "with too little movement for an interval"
+    never = ""
+    if math.isnan(ours["sharpe"]):
+        filled = ours.get("turnover") != 0.0
+        never = "had a return other than 0" if filled else "had an order filled"
+        never = f"never {never}, so it has no Sharpe ratio; it "
+    sentences = [
+        f"{where}, the {evidence.noun} {never}{compared(evidence.best, apart, interval.low > 0)}: "
+        f"total return {percent(ours['total_return'])} against {percent(theirs['total_return'])}, "
+        f"Sharpe ratio {decimal(ours['sharpe'])} against {decimal(theirs['sharpe'])}; the "
+        f"difference is {decimal(difference.sharpe)}, {limits}.",
+    ]
+    # This comes first, because it changes what the later numbers mean.
+    if evidence.in_sample:
+        sentences.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
+    if evidence.copies:
+        sentences.append(copy_sentence(evidence))
+    if interval.low > 0 and not evidence.in_sample and num_trials is not None:
+        # Only a success is deflated: the best of many trials can earn more than a baseline by luck.
+        deflated = inference.deflated_sharpe(evidence.moments, num_trials, sharpe_variance)
+        luck = f", below {DEFLATED_ENOUGH}: luck in the search is not ruled out"
+        sentences.append(
+            f"Allowing for the trials, the deflated Sharpe ratio is {decimal(deflated)}"
+            f"{'' if deflated >= DEFLATED_ENOUGH else luck}."
+        )
+    if num_trials is None:
+        tried = (
+            "one rule with parameters of its user's choice: no trial log counts how many were "
+            "tried before, so luck in that search is not ruled out"
+        )
+    # With one trial nothing was selected.
+    elif num_trials == 1:
+        tried = "one trial"
+    elif evidence.in_sample is None:
+        tried = f"one of {num_trials:,} trials that the trial log counts on this market"
+    else:
+        tried = f"{'the one selected' if selected else 'one'} of {num_trials:,} trials"
+    sentences.append(f"This is one market, one period and {tried}.")
+    if note:
+        sentences.append(note.rstrip(".") + ".")
+    return " ".join(sentences)
+
+
+def compared(baseline: str, apart: bool, more: bool) -> str:
+    """Say how an account did for its risk against a baseline that it is `apart` from, or not."""
+    if not apart:
+        return f"is not distinguishable from {baseline}"
+    return f"earned {'more' if more else 'less'} than {baseline} for its risk"
+
+
+def walk_verdict(
+    where: str,
+    result: Result,
+    baselines: Mapping[str, Result],
+    gate: GateResult,
+    difference: float,
+    interval: ConfidenceInterval,
+    log: str | None,
+) -> str:
+    """Write the verdict of a walk-forward: one judgement, that of the gate, and its numbers.
+
+    Args:
+      where: e.g. "Out of sample over 5 folds".
+      result: of the stitched test spans.
+      baselines: by name, on the same bars.
+      gate: of the result against those that could be deployed.
+      difference: in mean return per year from the best constant weight.
+      interval: its 95% interval.
+      log: name of the project whose trial log counts it; None for none.
+    """
+    found = compared(gate.baseline, gate.passed or gate.worse, gate.passed)
+    limits = "with too little movement for an interval"
+    if not math.isnan(interval.low):
+        limits = f"95% interval {percent(interval.low)} to {percent(interval.high)}"
+    ours, theirs = (r.metrics["total_return"] for r in (result, baselines[gate.baseline]))
+    first, second = gate.sharpe
+    tried = f"No trial log counts what was tried before; name one with {argument('trials')}."
+    if log is not None and result.tried is not None:
+        tried = f"The trial log of {log} has {count(result.tried, 'trial')} on these symbols."
+    return (
+        f"{where}, {result.equity.index[0]:%Y-%m-%d} to {result.equity.index[-1]:%Y-%m-%d}, "
+        f"{result.name} {found}: total return {percent(ours)} against "
+        f"{percent(theirs)}, Sharpe ratio {decimal(first)} against {decimal(second)}. The "
+        "difference in mean return from the best constant weight, which is known in hindsight, is "
+        f"{percent(difference)} per year, {limits}. {tried}"
+    )
+
+
+def sweep_verdict(
+    table: pd.DataFrame,
+    blocks: np.ndarray,
+    hold: np.ndarray,
+    hold_sharpe: float,
+    bars: Bars,
+    tried: Tried,
+) -> dict[str, Any]:
+    """Judge the best combination of a sweep by Sharpe ratio, in sentences.
+
+    One says whether there is an edge, allowing for the search: against cash where the deflated
+    Sharpe ratio is at least 0.95 and the p-value below 0.05, and then also against buy and hold
+    where that p-value is below 0.05. Another says whether the choice of this combination among all
+    is more than luck: there may be an edge that all share.
+
+    Args:
+      table: one row per combination, with its parameters, `sharpe`, `skewness` and `kurtosis`.
+      blocks: `[T, M]` returns in excess of cash, summed over blocks of bars.
+      hold: `[T]` of buy and hold, likewise.
+      hold_sharpe: of buy and hold, annualised.
+      bars: of the sweep.
+      tried: so far, with these.
+
+    Returns:
+      `{"verdict": sentences, "search": numbers}`.
+    """
+    parameters = table.attrs["parameters"]
+    sharpes = table["sharpe"].to_numpy(np.float64)
+    of, traded = count(len(table), "combination"), bool(np.isfinite(sharpes).any())
+    chosen = int(np.nanargmax(sharpes)) if traded else 0
+    row = table.iloc[chosen]
+    moments = Moments(
+        row["sharpe"] / math.sqrt(bars.bars_per_year), len(bars), row["skewness"], row["kurtosis"]
+    )
+    variance = tried.variance / max(len(bars) - 1, 1)
+    deflated = inference.deflated_sharpe(moments, tried.number, variance)
+    over = cash = other = math.nan
+    if traded:
+        cash = inference.superiority(blocks, chosen)
+        other = inference.superiority(blocks, chosen, hold)
+    if len(table) > 1:
+        over = inference.overfit_probability(blocks).probability
+    near = sharpes[neighbours(table, parameters, chosen)]
+    near = near[np.isfinite(near)]
+    # By column: a row of whole numbers and fractions would have fractions alone.
+    cells = {p: table[p].iloc[chosen] for p in parameters}
+    values = {p: x.item() if isinstance(x, np.generic) else x for p, x in cells.items()}
+    search = {
+        "combination": values,
+        "sharpe": float(row["sharpe"]),
+        "benchmark_sharpe": float(hold_sharpe),
+        "deflated_sharpe": float(deflated),
+        "trials": tried.number,
+        "trials_variance": tried.variance,
+        "pbo": float(over),
+        "spa_cash": cash,
+        "spa_hold": other,
+        "neighbours": len(near),
+        "neighbours_mean": float(near.mean()) if len(near) else math.nan,
+        "neighbours_worst": float(near.min()) if len(near) else math.nan,
+    }
+    if not traded:
+        return {"verdict": f"None of {of} ever traded.", "search": search}
+    # Here and below, a NaN compares as False and so counts as luck.
+    conclusion = "luck in the search explains it"
+    if deflated >= DEFLATED_ENOUGH and cash < SIGNIFICANT:
+        conclusion = "better than cash, but not shown to be better than buy and hold"
+        if other < SIGNIFICANT:
+            conclusion = "better than cash and than buy and hold, also allowing for the search"
+    around = ""
+    if len(near) == 1:
+        around = f"; the one combination next to it has a Sharpe ratio of {near[0]:.2f}"
+    elif len(near):
+        around = (
+            f"; the {len(near)} combinations next to it have a Sharpe ratio of {near.mean():.2f} "
+            f"on average and {near.min():.2f} at worst"
+        )
+    choice = "which of them is the best is more than luck"
+    if not over < (CHOSEN if len(table) > 2 else CHOSEN_OF_TWO):
+        choice = "which of them is the best may be luck"
+    sentences = [
+        f"The best of {of} by Sharpe ratio is "
+        f"{', '.join(f'{name} = {_text(value)}' for name, value in values.items())}, with "
+        f"{row['sharpe']:.2f}; buy and hold has {hold_sharpe:.2f}.",
+        f"Edge: {conclusion} (deflated Sharpe ratio {deflated:.2f} with {tried.number:,} trials "
+        f"counted, p-value {_text(cash)} against cash and {_text(other)} against buy and hold).",
+        f"Choice: {choice} (probability of overfitting, PBO, {_text(over)}{around}).",
+    ]
+    # With one combination there was no choice to judge.
+    return {"verdict": " ".join(sentences[: 2 + (len(table) > 1)]), "search": search}
+
+
+def neighbours(table: pd.DataFrame, parameters: list[str], row: int) -> np.ndarray:
+    """Return the rows of the combinations next to one, to see whether an optimum is stable.
+
+    Next to it are those whose every parameter is at most one of its values away; where a sample
+    has fewer than three of them, the eight nearest by rank. A parameter that is not a number is
+    the same.
+
+    Args:
+      table: one row per combination.
+      parameters: their names.
+      row: of the combination.
+    """
+    ranks, same = [], np.ones(len(table), bool)
+    for name in parameters:
+        column = table[name]
+        if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
+            ranks.append(np.unique(column.to_numpy(), return_inverse=True)[1])
+        else:
+            # None is missing to pandas, and equals another None here.
+            same &= (column == column.iloc[row]).to_numpy() | column.isna().to_numpy()
+    same[row] = False
+    if not ranks or not same.any():
+        return np.zeros(0, int)
+    away = np.abs(np.stack(ranks, axis=1) - np.stack(ranks, axis=1)[row])
+    near = np.flatnonzero(same & (away <= 1).all(1))
+    if len(near) >= min(3, same.sum()):
+        return near
+    far = np.where(same, np.linalg.norm(away / np.maximum(away.max(0), 1), axis=1), np.inf)
+    return np.argsort(far, kind="stable")[: min(8, int(same.sum()))]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return "n/a" if math.isnan(value) else f"{value:.3g}" if abs(value) < 1e4 else f"{value:g}"
+    return str(value)

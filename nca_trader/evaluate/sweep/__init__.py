@@ -1,0 +1,1 @@
+"""A grid of parameters as one program, and its parts."""

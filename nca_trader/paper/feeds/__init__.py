@@ -1,0 +1,1 @@
+"""Feeds of bars: replayed, followed, of a venue, and downloads of history."""

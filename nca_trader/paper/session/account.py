@@ -1,0 +1,413 @@
+"""The two views of a session's account: modelled as in a backtest, or reported by a venue.
+
+A replay's account is modelled. The simulated exchange is sent its target weights, and its cash and
+units are compared with the model at every bar. A live session's account is what its venue reports:
+the loop orders units by it, and the agent decides on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nca_trader.envs.account.state import Account, Legs
+from nca_trader.paper.clock import NANOSECONDS
+from nca_trader.paper.journal.bars import in_json
+from nca_trader.paper.journal.journal import Journal
+from nca_trader.paper.session.core import Core, Observed, Response, Seen, State, View
+from nca_trader.paper.session.gate import Gate
+from nca_trader.paper.session.halts import Halt
+from nca_trader.paper.session.router import VenueBroker
+from nca_trader.paper.venue import Books, Fill, Unreachable, valued
+from nca_trader.paper.venues.exchange import Exchange
+from nca_trader.types import Bar
+
+TOLERANCE = 1e-9  # relative, between the account and the exchange
+MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
+SKEW = 30  # seconds between the clocks of feed and venue
+# Why an order ended although the decision behind it still stands: the next decision sends again.
+UNDONE = ("rejected", "expired", "never-arrived", "too-old", "symbol-held", "abandoned")
+
+
+def equity_of(account: Account) -> float:
+    """Return equity as a fraction of the start's, by the formula of a backtest."""
+    return float(np.exp(account.log_equity + account.log_equity_low))
+
+
+class Modelled:
+    """The account of a replay: the arithmetic of a backtest, next to a simulated exchange.
+
+    Args:
+      core: of the session.
+      exchange: in memory; it starts with `capital` in cash and no positions.
+      journal: of the session.
+      run: the session's hash.
+      capital: money at the start.
+    """
+
+    def __init__(self, core: Core, exchange: Exchange, journal: Journal, run: str, capital: float):
+        self._core, self._exchange, self._capital = core, exchange, capital
+        self._journal, self._run = journal, run
+        self._symbols = core.agent.symbols
+        # Orders that fill at a close do so after the decision there, and change its equity.
+        self.settles_late = core.agent.rules.fill == "close"
+        self.orders = self.fills = 0
+        self._moved = 0.0  # money traded since the last decision
+
+    def observe(self, state: State, bar: Bar, legs: Legs, late: bool, ts: int) -> Seen | None:
+        """Move exchange and account through a bar; None before trading starts."""
+        if state.account is None and not self._core.ready(state, bar):
+            return None
+        # The exchange moves first: what it fills at the open was ordered at the last close.
+        fills, flows = self._exchange.quote(bar, ts)
+        view = self._core.modelled(state, bar, legs)
+        close = np.where(bar.present, bar.close, state.close)
+        return self._seen(view, fills, close, sum(flow.amount for flow in flows))
+
+    def _seen(
+        self, view: View, fills: Sequence[Fill], close: np.ndarray, cash: float = 0.0
+    ) -> Seen:
+        # Not of a margin call or a delisting.
+        own = [fill for fill in fills if fill.client_id.startswith("nca-")]
+        trades = [(self._symbols.index(fill.symbol), fill.units, fill.price) for fill in own]
+        self._moved += sum(abs(fill.units * fill.price) for fill in fills)
+        return Seen(view, self.value(close), trades, self._moved, fills, cash)
+
+    def record(self, seen: Seen, ts: int) -> None:
+        """Journal the fills and payments of a bar."""
+        for fill in seen.fills:
+            self.fills += 1
+            self._write("fill", fill.execution_id, fill._asdict(), ts)
+        if seen.cash:
+            self._write("cash", str(ts // NANOSECONDS), {"amount": seen.cash}, ts)
+
+    def intend(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
+        """Journal the orders of a decision, in its transaction."""
+        self._moved = 0.0
+        for name, reason in outcome.closed:
+            self._write("order_terminal", name, {"reason": reason}, ts)
+        for order in outcome.sent:
+            self.orders += 1
+            self._write("order_intent", order.client_id, order._asdict(), ts)
+
+    def send(self, outcome: Response, state: State, ts: int, given: float) -> Seen | None:
+        """Send the orders of a decision; return what they did at this close."""
+        if outcome.decision is None:
+            return None
+        accepted, fills = self._exchange.work(outcome.working)
+        seen = None
+        if self.settles_late:
+            seen = self._seen(View(state.account), fills, state.close)
+        if accepted or fills:
+            with self._journal.transaction(durable=False):
+                for name in accepted:
+                    self._write("order_ack", name, {}, ts)
+                if seen is not None:
+                    self.record(seen, ts)
+        return seen
+
+    def snapshot(self, state: State, seen: Seen) -> dict[str, Any]:
+        """Return the body of the snapshot of a close."""
+        account: Any = state.account
+        cash, units = self._exchange.position()
+        return {
+            "equity": equity_of(account),
+            "log_equity": [float(account.log_equity), float(account.log_equity_low)],
+            "weight": in_json(np.asarray(account.held)),
+            "cash": cash,
+            "units": in_json(units),
+            "value": seen.value,
+        }
+
+    def fault(self, state: State, seen: Seen | None) -> Halt | None:
+        """Return the halt where account and exchange disagree."""
+        if state.account is None or seen is None:
+            return None
+        expected, value = self._capital * equity_of(state.account), seen.value
+        _, units = self._exchange.position()
+        held = np.asarray(state.account.held)
+        # Both are compared: equity alone would not show a position in the wrong asset.
+        weights = valued(units, state.close) / value
+        off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
+        if off <= TOLERANCE:  # so that NaN is a disagreement
+            return None
+        detail: dict[str, Any] = {"broker": value, "account": expected}
+        return Halt("books-differ", **detail, weights=[in_json(weights), in_json(held)])
+
+    def value(self, close: np.ndarray) -> float:
+        """Return cash and positions in money at prices `close` `[A]`."""
+        cash, units = self._exchange.position()
+        return float(cash + valued(units, close).sum())
+
+    def idle(self) -> None:
+        """Do nothing: nothing happens at this venue between two bars."""
+
+    def _write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
+        self._journal.record(self._run, kind, key, body, ts)
+
+
+class Reported:
+    """The account of a live session, as its venue has it.
+
+    Args:
+      core: of the session.
+      router: sends orders to the venue, and keeps the books.
+      gate: knows which prices the market had.
+      now: the feed's clock, nanoseconds since 1970 UTC.
+      newest_for: returns the seconds for which the bar that opens at a time is the newest.
+      monotonic: the clock of waits.
+    """
+
+    settles_late = False
+    LOOK = 5.0  # seconds after which an open order's fills are read again
+
+    def __init__(
+        self,
+        core: Core,
+        router: VenueBroker,
+        gate: Gate,
+        now: Callable[[], int],
+        newest_for: Callable[[int], float],
+        monotonic: Callable[[], float],
+    ):
+        self._core, self._symbols = core, core.agent.symbols
+        self.router, self._gate = router, gate
+        self._now, self._newest_for, self._monotonic = now, newest_for, monotonic
+        # A venue of this process, which gets the bars and has the session's own clock.
+        self._quote = getattr(router.venue, "quote", None)
+        self._unanswered = 0  # bars in a row at which the venue did not answer
+        self._far = 0  # fills in a row at prices that the market did not have
+        self._looked = 0.0
+        self.base: float | None = None  # the account's worth at the first decision
+
+    @property
+    def orders(self) -> int:
+        """Orders of all time."""
+        return self.router.ledger.orders
+
+    @property
+    def fills(self) -> int:
+        """Fills of all time."""
+        return self.router.ledger.count
+
+    def start(self, ts: int, state: State, last: Response) -> None:
+        """Take over the venue's positions and cash, or compare them with the journal's.
+
+        Args:
+          ts: nanoseconds since 1970 UTC, for the journal.
+          state: after the journal's last bar.
+          last: what followed from it; the process may have ended before its orders were written.
+        """
+        # After a halt that a person lifted its targets are owed, and ordered at the next bar.
+        goes_on = self.router.ledger.since is not None
+        self.router.start(ts)
+        self._refuse_skew()
+        if goes_on and state.last is not None:
+            self._write_orders(last, state, state.last * NANOSECONDS, self._monotonic())
+            self.router.deliver(ts)
+
+    def observe(self, state: State, bar: Bar, legs: Legs, late: bool, ts: int) -> Seen | None:
+        """Read what the venue has; None where nothing is to be decided.
+
+        Positions and cash are compared at the newest bar alone: after an absence of a hundred bars
+        once. A simulated exchange needs each bar, as orders may fill at it.
+
+        Raises:
+          Halt: they differ, the venue does not answer, or fills are far from the market.
+        """
+        # What was held until the next bar is learnt and not traded on, as older bars are.
+        young = not late and self._newest_for(int(bar.time[0])) > 0.0
+        fresh = young and self._core.ready(state, bar)
+        if not fresh and state.account is None:
+            return None
+        try:
+            if self._quote is not None:
+                self._quote(bar, self._now())
+                if not young:  # what it filled or paid out at this bar
+                    self.router.take(ts)
+            if young:
+                self.router.sync(ts)
+                self._refuse_skew()
+        except Unreachable as error:
+            self._unanswered += 1
+            body = {"code": "venue-unreachable", "reason": error.reason}
+            self.router.write("risk", self.router.key(ts, "venue-unreachable"), body, ts)
+            if self._unanswered >= MAX_IN_A_ROW:
+                counts = {"in_a_row": self._unanswered, "last": str(error)}
+                raise Halt("venue-unreachable", **counts) from None
+            return None
+        self._unanswered = 0
+        self._refuse_far_fills(bar, ts)
+        self._refuse_failures()  # a venue may take an order, and reject it later
+        return self.seen(state, bar, legs) if fresh else None
+
+    def seen(self, state: State, bar: Bar, legs: Legs) -> Seen:
+        """Return the account at the close of `bar`, by the books as they are."""
+        ledger, working = self.router.ledger, state.working
+        close = np.where(bar.present, bar.close, state.close)
+        ids = [working[s].client_id if s in working else None for s in self._symbols]
+        orders = [None if name is None else ledger.order(name) for name in ids]
+        books, (units, price, closed) = self.books, ledger.flush(self._symbols)
+        worth = valued(books.units, close)
+        value = books.cash + float(worth.sum())
+        if self.base is None and not value > 0.0:
+            raise Halt("ruined", value=value)
+        self.base = value if self.base is None else self.base
+        price = np.where(np.isnan(price), close, price)
+        observed = Observed(
+            # The first decision begins at equity 1, whatever the account was worth then.
+            equity=value / self.base,
+            weight=worth / (value or np.inf),  # of nothing every part is 0
+            waiting=np.array([o is not None and o.state != "done" for o in orders]),
+            # One that the journal does not have was not written before the process ended.
+            undone=np.array(
+                [
+                    name is not None and (order is None or order.reason in UNDONE)
+                    for name, order in zip(ids, orders, strict=True)
+                ]
+            ),
+            traded=valued(units, price) / (value or np.inf),
+            price=price,
+            value=value,
+            closed=closed,
+        )
+        trades = [(i, units.item(i), price.item(i)) for i in np.flatnonzero(units).tolist()]
+        view = self._core.reported(state, bar, legs, observed)
+        moved = float(np.abs(valued(units, price)).sum())
+        return Seen(view, value, trades, moved, equity=observed.equity)
+
+    def record(self, seen: Seen, ts: int) -> None:
+        """Do nothing: fills and payments are in the journal before their bar."""
+
+    def intend(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
+        """Journal the orders of a decision, in its transaction; none is sent before.
+
+        A size is of what is held. So what an order replaces has to end first, and the new one is
+        written after that, by `send`.
+        """
+        if not outcome.closed:
+            self._size(outcome, close, ts, given)
+
+    def send(self, outcome: Response, state: State, ts: int, given: float) -> None:
+        """Send the orders of a decision, and read what the venue says at once."""
+        self._write_orders(outcome, state, ts, given)
+        self.router.deliver(ts)
+        self._refuse_failures()
+        known = (self.router.ledger.order(order.client_id) for order in outcome.sent)
+        if any(order is not None and order.ticket.units for order in known):
+            with contextlib.suppress(Unreachable):  # the next bar looks again
+                self.router.take(ts)
+
+    def snapshot(self, state: State, seen: Seen) -> dict[str, Any]:
+        """Return the body of the snapshot of a close."""
+        books, equity = self.books, seen.equity
+        assert equity is not None
+        return {
+            "equity": equity,
+            "log_equity": [float(np.log(equity)), 0.0] if equity > 0.0 else None,
+            "weight": in_json(valued(books.units, state.close) / (seen.value or np.inf)),
+            "cash": books.cash,
+            "units": in_json(books.units),
+            "value": seen.value,
+        }
+
+    def fault(self, state: State, seen: Seen | None) -> Halt | None:
+        """Return the halt where a position has had no bar for as long as training knows.
+
+        There such an asset counts as gone and is paid out, as the simulated exchange does too.
+        Another venue still holds it, and no decision of the agent is about such a position.
+        """
+        after = self._core.agent.rules.delist_after
+        if after == np.inf:
+            return None
+        # Equal and not above: it halts once, and a person who resumes has seen it.
+        gone = (state.missing == after) & (self.books.units != 0.0)
+        names = [self._symbols[i] for i in np.flatnonzero(gone).tolist()]
+        return Halt("bars-missing", symbols=names, in_a_row=after) if names else None
+
+    @property
+    def books(self) -> Books:
+        """Cash and units as the journal has them."""
+        return self.router.books()
+
+    def value(self, close: np.ndarray) -> float:
+        """Return cash and positions in money at prices `close` `[A]`."""
+        return float(self.books.cash + valued(self.books.units, close).sum())
+
+    def idle(self) -> None:
+        """Look at open orders now and then."""
+        now = self._monotonic()
+        # A venue limits how often it is asked, and without open orders nothing can happen.
+        if now - self._looked < self.LOOK or not self.router.ledger.open:
+            return
+        self._looked = now
+        with contextlib.suppress(Unreachable):
+            self.router.take(self._now())
+
+    def _write_orders(self, outcome: Response, state: State, ts: int, given: float) -> None:
+        """Withdraw what a decision replaces, and journal the orders that it lacks."""
+        if outcome.closed:
+            self.router.withdraw([name for name, _ in outcome.closed], ts)
+        if any(self.router.ledger.order(order.client_id) is None for order in outcome.sent):
+            with self.router.transaction():
+                self._size(outcome, state.close, ts, given)
+
+    def _size(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
+        """Journal target weights as orders in units, and those that cannot be sent."""
+        agent, known = self._core.agent, self.router.ledger.order
+        orders = {o.client_id: o for o in outcome.sent if known(o.client_id) is None}
+        sizes = (self.books, close, agent.rules.costs, agent.rules.borrow)
+        tickets, refused = self.router.size(list(orders.values()), *sizes)
+        for name, code in refused:
+            body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
+            self.router.write("risk", f"{ts // NANOSECONDS}:{name}:{code}", body, ts)
+        for ticket in tickets:
+            order = orders[ticket.client_id]
+            more = {"weight": order.weight, "buy_only": order.buy_only}
+            self.router.intend(ticket, ts // NANOSECONDS, more, ts, given)
+
+    def _refuse_far_fills(self, bar: Bar, ts: int) -> None:
+        """Journal fills at prices that the market did not have; a few in a row halt."""
+        news, self.router.news = self.router.news, []
+        for fill in news:
+            ours = fill.client_id.startswith(self.router.prefix)
+            if not (ours and fill.symbol in self._symbols):
+                continue
+            asset = self._symbols.index(fill.symbol)
+            self._far = self._far + 1 if self._gate.is_outside(asset, fill.price, bar) else 0
+            if self._far:
+                market = in_json(np.array([bar.low[asset], bar.high[asset]]))
+                body = {"code": "fill-far", "symbol": fill.symbol, "price": fill.price}
+                body |= {"client_id": fill.client_id, "market": market}
+                key = f"{ts // NANOSECONDS}:{fill.execution_id}:far"
+                self.router.write("risk", key, body, ts)
+            if self._far >= MAX_IN_A_ROW:
+                raise Halt("fills-far", in_a_row=self._far)
+
+    def _refuse_failures(self) -> None:
+        """Journal that every order of a bar failed; a few such bars in a row halt.
+
+        What failed is read from the journal, so that a restart counts on.
+        """
+        failed = self.router.ledger.failed
+        if not failed:
+            return
+        bar, reasons = failed[0][0].bar, sorted({order.reason for order in failed[0]})
+        code = "orders-unanswered" if reasons == ["never-arrived"] else "orders-refused"
+        detail = {"orders": len(failed[0]), "in_a_row": len(failed), "reasons": reasons}
+        # The same bar may be looked at again, and is written once.
+        key = f"{bar}:{code}:{len(failed)}:{len(failed[0])}"
+        self.router.write("risk", key, {"code": code, **detail}, bar * NANOSECONDS)
+        if len(failed) >= MAX_IN_A_ROW:
+            raise Halt(code, **detail)
+
+    def _refuse_skew(self) -> None:
+        """Halt where the venue's clock and the feed's are apart: ages would be wrong."""
+        if self._quote is not None:
+            return
+        off = (self.router.venue.now() - self._now()) / NANOSECONDS
+        if abs(off) > SKEW:
+            raise Halt("clock-skew", seconds=off)

@@ -1,0 +1,1 @@
+"""Venues that fill orders: the simulated exchange, and Alpaca's paper accounts."""

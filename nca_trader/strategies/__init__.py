@@ -1,0 +1,1 @@
+"""Everything that decides without a policy: rules, blends, targets."""

@@ -1,0 +1,324 @@
+"""Rolling indicators of strategies as online updates, for periods that may be traced.
+
+`nca_trader.sweep` runs one program for a whole grid, in which a period is a traced number. A window
+of that many closes would then be part of each combination's state. Here the state holds what all
+periods share, e.g. the sums of all closes up to each of the latest bars, and a period selects an
+entry of it. Under `jax.vmap` over periods that state stays one array, and a bar costs each
+combination one lookup, for any period.
+
+Sums are pairs of float64 (`numerics.pair_add`), so a rolling mean is the exact mean, rounded once.
+Two means that are equal are therefore equal in floats, e.g. of a price that does not move, and a
+cross of means has the same sign in a backtest and in a sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from numpy.typing import ArrayLike
+
+from nca_trader.data.features import add, bars_to_forget, empty_average
+from nca_trader.errors import ConfigError
+from nca_trader.numerics import float64_on_cpu, pair_add, two_sum
+from nca_trader.types import Tensor
+
+_LONGEST: contextvars.ContextVar[int | None] = contextvars.ContextVar("longest", default=None)
+
+
+class Rolling(NamedTuple):
+    """An indicator of a series, asset by asset.
+
+    Attributes:
+      init: `(num_assets) -> state`, a pytree of arrays.
+      update: `(state, x, present) -> (state, value)`, `[A]` each: the newest values, a mask of
+        those that exist, and the indicator up to them. A value that does not exist changes
+        nothing. The indicator is NaN until there are enough values.
+      memory: the number of its last values that the indicator depends on; None where it is traced.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> indicator = mean(2)
+      >>> x = jnp.array([[1.0], [3.0], [6.0]])
+      >>> scan = lambda s, x: indicator.update(s, x, jnp.isfinite(x))
+      >>> print(jax.lax.scan(scan, indicator.init(1), x)[1][:, 0])
+      [nan 2.  4.5]
+    """
+
+    init: Callable[[int], Any]
+    update: Callable[[Any, Tensor, Tensor], tuple[Any, Array]]
+    memory: int | None
+    UNCOUNTED = ("memory",)  # by `identity`: it decides nothing
+
+
+def over(indicators: Mapping[str, Rolling], x: ArrayLike, present: ArrayLike) -> dict[str, Any]:
+    """Compute each indicator of all values `x [N, A]`; return `[N, A]` by name.
+
+    Args:
+      indicators: by name.
+      x: values.
+      present: mask of those that exist.
+
+    Example:
+      >>> import numpy as np
+      >>> over({"mean": mean(2)}, np.array([[1.0], [3.0]]), np.ones((2, 1), bool))["mean"][1]
+      array([2.])
+    """
+
+    def step(states: Any, row: Any) -> tuple[Any, Any]:
+        found = {name: indicators[name].update(states[name], *row) for name in indicators}
+        states, values = ({name: each[i] for name, each in found.items()} for i in (0, 1))
+        return states, values
+
+    with float64_on_cpu():
+        rows = jnp.asarray(x, jnp.float64), jnp.asarray(present, bool)
+        start = {name: each.init(rows[0].shape[1]) for name, each in indicators.items()}
+        found = jax.lax.scan(step, start, rows)[1]
+    return {name: np.asarray(values) for name, values in found.items()}
+
+
+@contextlib.contextmanager
+def periods_up_to(longest: int) -> Iterator[None]:
+    """Let traced periods be at most `longest` bars inside the block; a sweep knows its grid."""
+    # A context variable and no global: sweeps run in threads.
+    token = _LONGEST.set(longest)
+    try:
+        yield
+    finally:
+        _LONGEST.reset(token)
+
+
+def is_traced(value: Any) -> bool:
+    """Return whether `value` is known only when a program runs, as a parameter of a sweep is."""
+    return isinstance(value, Tracer)
+
+
+def longest(period: Any) -> int:
+    """Return the number of bars that a window must hold for `period`, which may be traced.
+
+    Args:
+      period: bars, a whole number of at least 0.
+
+    Returns:
+      The period itself; of a traced one the largest period of the sweep.
+
+    Raises:
+      ConfigError: the period is traced outside of a sweep, so its largest value is unknown.
+
+    Example:
+      >>> longest(30)
+      30
+    """
+    if not is_traced(period):
+        return int(period)
+    largest = _LONGEST.get()
+    if largest is None:
+        raise ConfigError(
+            "a rolling period is traced, but its largest value is unknown; give a number, or trace "
+            "inside `with nca_trader.strategies.rolling.periods_up_to(LARGEST)`."
+        )
+    return largest
+
+
+def past(bars_ago: Any) -> Rolling:
+    """Return the value of `bars_ago` values before the newest; 0 is the newest itself.
+
+    Args:
+      bars_ago: a whole number of at least 0; it may be traced.
+    """
+    length = longest(bars_ago) + 1
+
+    def init(num_assets: int) -> Array:
+        return jnp.full((length, num_assets), jnp.nan)
+
+    def update(window: Array, x: Tensor, present: Tensor) -> tuple[Array, Array]:
+        window = _shifted(window, x, present)
+        return window, window[bars_ago]
+
+    return Rolling(init, update, length)
+
+
+def highest(period: Any) -> Rolling:
+    """Return the largest of the last `period` values.
+
+    Args:
+      period: a whole number of at least 1; it may be traced.
+    """
+    return _extreme(period, jnp.maximum)
+
+
+def lowest(period: Any) -> Rolling:
+    """Return the smallest of the last `period` values.
+
+    Args:
+      period: a whole number of at least 1; it may be traced.
+    """
+    return _extreme(period, jnp.minimum)
+
+
+def _extreme(period: Any, larger: Callable[[Array, Array], Array]) -> Rolling:
+    length = longest(period)
+
+    def init(num_assets: int) -> Array:
+        return jnp.full((length, num_assets), jnp.nan)
+
+    def update(extremes: Array, x: Tensor, present: Tensor) -> tuple[Array, Array]:
+        # Entry k is the extreme of the newest k + 1 values. NaN stands for too few values, and
+        # both functions return NaN where either argument is.
+        new = larger(_shifted(extremes, x, present), jnp.asarray(x)[None])
+        extremes = jnp.where(jnp.asarray(present)[None], new, extremes)
+        return extremes, extremes[period - 1]
+
+    return Rolling(init, update, length)
+
+
+class RunningSums(NamedTuple):
+    """Running sums `[L + 1, A]` as pairs of floats, newest first, and the number of values `[A]`.
+
+    Entry k is the sum of all values but the newest k.
+    """
+
+    high: Array
+    low: Array
+    count: Array
+
+
+def _empty_sums(length: int, num_assets: int) -> RunningSums:
+    none = jnp.zeros((length + 1, num_assets))
+    return RunningSums(none, none, jnp.zeros(num_assets, jnp.int32))
+
+
+def _added(sums: RunningSums, high: Array, low: Array, present: Tensor) -> RunningSums:
+    """Return the sums after one more value, the pair `(high, low)` `[A]`."""
+    total, rest = pair_add(sums.high[0], sums.low[0] + low, high)
+    return RunningSums(
+        _shifted(sums.high, total, present),
+        _shifted(sums.low, rest, present),
+        sums.count + present,
+    )
+
+
+def _latest(sums: RunningSums, period: Any) -> tuple[Array, Array]:
+    """Return the sum of the last `period` values as a pair of floats."""
+    # The high parts may be far larger than their difference, whose digits the low parts hold.
+    total, error = two_sum(sums.high[0], -sums.high[period])
+    return two_sum(total, error + (sums.low[0] - sums.low[period]))
+
+
+def mean(period: Any) -> Rolling:
+    """Return the mean of the last `period` values, rounded once from the exact mean.
+
+    Args:
+      period: a whole number of at least 1 and below 2^24; it may be traced.
+    """
+    length = longest(period)
+
+    def update(sums: RunningSums, x: Tensor, present: Tensor) -> tuple[RunningSums, Array]:
+        x = jnp.where(present, x, 0.0)
+        sums = _added(sums, x, jnp.zeros_like(x), present)
+        quotient, rest = _quotient(_latest(sums, period), period)
+        return sums, jnp.where(sums.count >= period, quotient + rest, jnp.nan)
+
+    return Rolling(lambda num_assets: _empty_sums(length, num_assets), update, length)
+
+
+def deviation(period: Any) -> Rolling:
+    """Return the standard deviation (ddof = 1) of the last `period` values.
+
+    `sqrt((sum x^2 - m sum x) / (n - 1))` with m the mean, in pairs of floats: in plain float64 the
+    difference of the two sums would lose the digits of a price that hardly moves.
+
+    Args:
+      period: a whole number of at least 2 and below 2^24; it may be traced.
+    """
+    length = longest(period)
+
+    def update(state: tuple[RunningSums, RunningSums], x: Tensor, present: Tensor):
+        sums, squares = state
+        x = jnp.where(present, x, 0.0)
+        sums = _added(sums, x, jnp.zeros_like(x), present)
+        squares = _added(squares, *_product(x, x), present)
+        total = _latest(sums, period)
+        quotient, rest = _quotient(total, period)
+        high, low = _product(quotient, total[0])
+        low = low + quotient * total[1] + rest * total[0]
+        of_squares = _latest(squares, period)
+        scatter = (of_squares[0] - high) + (of_squares[1] - low)
+        # Equal values leave a difference of rounding errors, of either sign.
+        variance = jnp.maximum(scatter, 0.0) / (period - 1)
+        return (sums, squares), jnp.where(sums.count >= period, jnp.sqrt(variance), jnp.nan)
+
+    def init(num_assets: int) -> tuple[RunningSums, RunningSums]:
+        return _empty_sums(length, num_assets), _empty_sums(length, num_assets)
+
+    return Rolling(init, update, length)
+
+
+def ew_mean(span: Any) -> Rolling:
+    """Return the exponentially weighted mean, pandas' `ewm(span).mean()`.
+
+    Args:
+      span: bars, at least 1, `2 / (span + 1)` the newest value's weight; it may be traced.
+    """
+    return _weighted(span, "mean")
+
+
+def ew_variance(span: Any) -> Rolling:
+    """Return the exponentially weighted variance, pandas' `ewm(span).var(bias=True)`.
+
+    Args:
+      span: bars, at least 1, `2 / (span + 1)` the newest value's weight; it may be traced.
+    """
+    return _weighted(span, "variance")
+
+
+def _weighted(span: Any, name: str) -> Rolling:
+    def init(num_assets: int) -> Any:
+        return jax.tree.map(lambda x: jnp.full(num_assets, x), empty_average())
+
+    def update(average: Any, x: Tensor, present: Tensor) -> tuple[Any, Array]:
+        new = add(average, jnp.asarray(x), span)
+        average = jax.tree.map(lambda a, b: jnp.where(present, b, a), average, new)
+        return average, jnp.where(average.weight > 0.0, getattr(average, name), jnp.nan)
+
+    return Rolling(init, update, None if is_traced(span) else bars_to_forget(span))
+
+
+def _shifted(window: Array, x: Tensor, present: Tensor) -> Array:
+    """Return the window `[L, A]`, newest first, after one more value `x` `[A]` where present."""
+    new = jnp.concatenate([jnp.asarray(x)[None], window[:-1]])
+    return jnp.where(jnp.asarray(present)[None], new, window)
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """Return two floats of at most 26 and 27 bits, whose sum is `x`."""
+    # By bits: Dekker's product with 2^27 + 1 overflows for large numbers, and this does not.
+    upper = jax.lax.reduce_precision(x, exponent_bits=11, mantissa_bits=25)
+    return upper, x - upper
+
+
+def _product(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return `a * b` as a rounded product and its rounding error.
+
+    Source: Dekker, A floating-point technique for extending the available precision (1971). Each
+    partial product is exact, so it does not matter whether the compiler fuses it with an addition.
+    """
+    product, (a1, a2), (b1, b2) = a * b, _split(a), _split(b)
+    return product, ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
+
+
+def _quotient(total: tuple[Array, Array], divisor: Any) -> tuple[Array, Array]:
+    """Return a pair of floats divided by a whole number below 2^24, as a quotient and a rest."""
+    quotient = total[0] / divisor
+    upper, lower = _split(quotient)
+    # What the rounded quotient leaves of the total, exactly.
+    left = ((total[0] - upper * divisor) - lower * divisor) + total[1]
+    return quotient, left / divisor
