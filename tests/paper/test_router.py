@@ -8,7 +8,7 @@ from livedesk import SECOND, Desk, Still
 
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.halts import Halt
-from nca_trader.paper.session.router import OVERLAP, VenueBroker, tickets
+from nca_trader.paper.session.router import OVERLAP, OrderRouter, tickets
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -53,7 +53,7 @@ class Table:
         if self.journal:
             self.journal.close()
         self.journal = Journal(self.path, lambda: 0)
-        self.router = VenueBroker(
+        self.router = OrderRouter(
             self.desk,
             self.journal,
             RUN,

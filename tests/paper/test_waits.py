@@ -20,7 +20,7 @@ from nca_trader.paper.clock import PATIENCE, TICK, Caller, Waits
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.halts import Halt, request_halt
 from nca_trader.paper.session.loop import Session
-from nca_trader.paper.session.router import VenueBroker
+from nca_trader.paper.session.router import OrderRouter
 from nca_trader.paper.venue import Answer, Outcome, Ticket
 
 SYMBOLS = tuple(f"S{i:02d}" for i in range(50))
@@ -321,7 +321,7 @@ class Table:
         self.desk, self.clock = desk or Desk(), Still()
         self.desk.tell(CLOSED, dict.fromkeys(SYMBOLS, 10.0))
         self.journal = Journal(path, lambda: 0)
-        self.router = VenueBroker(
+        self.router = OrderRouter(
             self.desk, self.journal, RUN, SYMBOLS, self.newest_for, self.clock
         )
         self.router.start(CLOSED)

@@ -20,7 +20,7 @@ from nca_trader.paper.journal.journal import Journal
 from nca_trader.paper.session.core import Core, Observed, Response, Seen, State, View
 from nca_trader.paper.session.gate import Gate
 from nca_trader.paper.session.halts import Halt
-from nca_trader.paper.session.router import VenueBroker
+from nca_trader.paper.session.router import OrderRouter
 from nca_trader.paper.venue import Books, Fill, Unreachable, valued
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Bar
@@ -167,7 +167,7 @@ class Reported:
     def __init__(
         self,
         core: Core,
-        router: VenueBroker,
+        router: OrderRouter,
         gate: Gate,
         now: Callable[[], int],
         newest_for: Callable[[int], float],

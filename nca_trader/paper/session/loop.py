@@ -44,7 +44,7 @@ from nca_trader.paper.session.halts import (
     said,
 )
 from nca_trader.paper.session.record import Record, digest
-from nca_trader.paper.session.router import VenueBroker
+from nca_trader.paper.session.router import OrderRouter
 from nca_trader.paper.session.subjects import refuse_other_session, started_body
 from nca_trader.paper.venue import Awaited, Unreachable, Venue
 from nca_trader.progress import Progress, duration
@@ -132,7 +132,7 @@ class Session:
     def _reported(self, venue: Venue, patience: Patience) -> Reported:
         # The simulated exchange, which gets the bars, is in this process and answers at once.
         here = hasattr(venue, "quote")
-        router = VenueBroker(
+        router = OrderRouter(
             Awaited(venue, operator.call if here else self._clock.call),  # pyright: ignore
             self._journal,
             self.run,

@@ -121,7 +121,7 @@ OVERLAP = 3600 * NANOSECONDS  # of what two calls of `activity` cover: fills may
 AHEAD = 366 * 86_400 * NANOSECONDS  # after which nothing can have happened yet
 
 
-class VenueBroker:
+class OrderRouter:
     """A session's account at a venue.
 
     Args:
