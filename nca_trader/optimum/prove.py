@@ -41,7 +41,7 @@ from nca_trader.optimum.measure import CELLS, evaluation_bars, reached_by
 from nca_trader.optimum.optima.synthetic import solved
 from nca_trader.optimum.outside.entry import entry_of
 from nca_trader.optimum.outside.outside import Asked, prove_entry
-from nca_trader.optimum.rows import Point, Proof
+from nca_trader.optimum.rows import Point, Score
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, tracked
 from nca_trader.runs.consent import own_names
@@ -263,7 +263,7 @@ def prove(
     say: Say = lambda line: None,
     account: AccountConfig | None = None,
     **settings: Any,
-) -> list[Proof]:
+) -> list[Score]:
     """Measure the fraction of a known optimum that an agent reaches, on each of several markets.
 
     An agent of ours is trained; one from outside plays as it is, in a process of its own.
@@ -291,7 +291,7 @@ def prove(
       settings: fields of `nca.AccountConfig` by name, in the place of the record.
 
     Returns:
-      A `Proof` for each market and seed; `proof.row()` is what `nca-trader prove --json` prints.
+      A `Score` for each market and seed; `proof.row()` is what `nca-trader prove --json` prints.
 
     Raises:
       ConfigError: an unknown market or agent, or a market without a known optimum; an agent from
@@ -331,7 +331,7 @@ def prove_markets(
     controls: bool,
     workers: int | str | None = None,
     say: Say = lambda line: None,
-) -> list[Proof]:
+) -> list[Score]:
     """Train and evaluate every seed on every market; train the controls with the first."""
     # Controls show what a market needs and not how seeds differ, so one run of each is enough.
     runs = [
@@ -345,9 +345,9 @@ def prove_markets(
         for name, agent, seed in own
     ]
     found: dict[int, list[Point]] = {}
-    proofs: list[Proof] = []
+    proofs: list[Score] = []
 
-    def ready() -> Iterator[Proof]:
+    def ready() -> Iterator[Score]:
         """Yield the proofs in order, up to the first that is not there yet."""
         numbers = itertools.count()
         for trial, own in zip(prepared, runs, strict=True):
@@ -360,7 +360,7 @@ def prove_markets(
                     curves[name] = curve
                     continue
                 market, entry = trial.market, described(trial.agent)
-                yield Proof(
+                yield Score(
                     market=market, seed=seed, bar=bar, curve=curve, controls=curves, entry=entry,
                     digest=FROZEN.get(market),
                 )  # fmt: skip

@@ -45,7 +45,7 @@ class Point(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Proof:
+class Score:
     """The result of one seed of the agent on one market.
 
     Attributes:
@@ -193,7 +193,7 @@ def about() -> Row:
     }
 
 
-def rows_of(proofs: Sequence[Proof], agent: str, controls: bool = True) -> list[Row]:
+def rows_of(proofs: Sequence[Score], agent: str, controls: bool = True) -> list[Row]:
     """Return a row for each proof of an agent of this name, then one for each market's controls."""
     named = [(agent, proof) for proof in proofs]
     # The proofs of a market share its controls.

@@ -23,7 +23,7 @@ from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.frozen import FEATURES, env_of
 from nca_trader.optimum.measure import Earnings, reached_by
 from nca_trader.optimum.outside import paths
-from nca_trader.optimum.prove import Point, Proof, controls_of, known_market, prepare
+from nca_trader.optimum.prove import Point, Score, controls_of, known_market, prepare
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def reached(fraction=0.97, turnover=0.05, excess=-1e-5):
 
 def proof(*reaches, market="ou_mid", bar=0.95, **controls):
     curve = [Point(2.0 * (i + 1), 1000 * (i + 1), r) for i, r in enumerate(reaches)]
-    return Proof(market=market, seed=7, bar=bar, curve=curve, controls=controls)
+    return Score(market=market, seed=7, bar=bar, curve=curve, controls=controls)
 
 
 def test_the_last_point_of_a_curve_counts():

@@ -27,7 +27,7 @@ from nca_trader.optimum.outside.paths import (
     play,
     simple_controls,
 )
-from nca_trader.optimum.rows import NOTHING, Point, Proof
+from nca_trader.optimum.rows import NOTHING, Point, Score
 from nca_trader.progress import Progress
 from nca_trader.types import EnvSpec
 
@@ -58,7 +58,7 @@ def prove_entry(
     seeds: Sequence[int] | None,
     controls: bool,
     say: Callable[[str], None],
-) -> list[Proof]:
+) -> list[Score]:
     """Play an agent from outside on each market.
 
     Args:
@@ -87,7 +87,7 @@ def prove_entry(
     return proofs
 
 
-def _prove(entry: OutsideAgent, asked: Asked, seed: int | None, controls: bool) -> Proof:
+def _prove(entry: OutsideAgent, asked: Asked, seed: int | None, controls: bool) -> Score:
     short = dataclasses.replace(asked.config, market_bars=1_000)
     spec = env_of(short, 0).spec
     size = spec.num_assets * spec.num_features + account_size(spec)
@@ -105,7 +105,7 @@ def _prove(entry: OutsideAgent, asked: Asked, seed: int | None, controls: bool) 
             found = simple_controls(paths, seed) | (
                 _lacking(playing, paths, entry) if controls else {}
             )
-    return Proof(
+    return Score(
         market=asked.name,
         seed=seed,
         bar=asked.bar,
