@@ -178,7 +178,8 @@ add_resume_options = add_halt_options
 
 def run_halt(args: argparse.Namespace) -> dict[str, Any]:
     """Write the file that halts the session."""
-    from nca_trader.paper.session.halts import halt_file, read_halt, refuse_no_journal, request_halt
+    from nca_trader.paper.journal.halting import halt_file, read_halt, request_halt
+    from nca_trader.paper.session.halts import refuse_no_journal
 
     refuse_no_journal(args.journal)
     # The first reason stays: a second request must not hide why trading stopped.

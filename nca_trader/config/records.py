@@ -46,11 +46,9 @@ def loads(text: str | bytes, parse_int: Callable[[str], int] | None = None) -> A
         found = json.loads(text, parse_int=parse_int)
         if HALF.search(text):  # a pair is one character now, and a half can be written nowhere
             json.dumps(found, ensure_ascii=False).encode()
+        return found
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except UnicodeEncodeError:
-        raise ValueError("a text has half of a surrogate pair") from None
-    return found
 
 
 def read_json(content: str | bytes, source: str, remedy: str = RESTORE) -> Any:

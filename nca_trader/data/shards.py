@@ -154,10 +154,8 @@ class Shards(Sequence[Shard]):
         content = self._content(shard)
         stored = shard.stored or shard.symbols
         try:
-            table, shape = read_numbers(content), (shard.rows, len(stored))
-            arrays: dict[str, Any] = {
-                name: table[name].to_numpy().reshape(shape) for name in table.column_names
-            }
+            found, shape = read_numbers(content), (shard.rows, len(stored))
+            arrays: Any = {k: found[k].to_numpy().reshape(shape) for k in found.column_names}
             time = arrays.pop("time")[:, 0]
             arrays = split_columns(arrays)
             bars = Bars(time=time, symbols=stored, source=shard.source, note=shard.note, **arrays)

@@ -269,8 +269,7 @@ class Checkpoints:
     def _begun(self) -> list[int]:
         """Return the numbers that this run began to write; without a list, what it finished."""
         with contextlib.suppress(StateError, FileNotFoundError):
-            name = self._list.name
-            return record(list[int], read_json(self._list.read_bytes(), name), name)
+            return record(list[int], read_json(self._list.read_bytes(), ""), "")
         steps = self._uploaded.steps() if self._uploaded else self._manager.all_steps()
         return [step for step in sorted(steps) if (self.path / str(step) / FILES).is_file()]
 

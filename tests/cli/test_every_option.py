@@ -222,7 +222,7 @@ def borders(desk, command, after):
         desk.border("nca_trader.paper.session.halts.resume")
         desk.patch.setattr("time.time_ns", lambda: 0)
     if command == "halt":
-        desk.border("nca_trader.paper.session.halts.request_halt")
+        desk.border("nca_trader.paper.journal.halting.request_halt")
     if command == "runs":
         for name in ("runs_in", "compare_runs", "remove_run"):
             desk.border(f"nca_trader.runs.listing.{name}")

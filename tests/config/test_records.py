@@ -153,6 +153,13 @@ def test_wrong_types_and_keys_of_an_exported_file_are_one_line(tiny, tmp_path):
             changed = about | {name: json.dumps(wrong)}
             write_tensors(path, tensors, changed, exported.KIND, exported.VERSION)
             read_or_one_line(lambda: Exported(path), StateError, RunError, ConfigError)
+    with pytest.raises(StateError, match="header cannot be read"):  # an emoji is a whole pair
+        write_tensors(
+            path, tensors, about | {"signature": "\ud800"}, exported.KIND, exported.VERSION
+        )
+        Exported(path)
+    write_tensors(path, tensors, about | {"note": "\U0001f600"}, exported.KIND, exported.VERSION)
+    assert read_tensors(path, exported.KIND, exported.VERSION)[1]["note"] == "\U0001f600"
     for name in exported.TEXTS:
         changed = {key: text for key, text in about.items() if key != name}
         write_tensors(path, tensors, changed, exported.KIND, exported.VERSION)
@@ -160,7 +167,11 @@ def test_wrong_types_and_keys_of_an_exported_file_are_one_line(tiny, tmp_path):
             Exported(path)
 
 
-@pytest.mark.parametrize("text", [DEEP, '{"a":' * 100_000, LONG, "", "{", "nul", "\x00", "NaN"])
+HALF = '{"name": "\\ud800"}'  # of a pair of surrogates, which no file can hold as text
+TORN = [DEEP, '{"a":' * 100_000, LONG, "", "{", "nul", "\x00", "NaN", HALF]
+
+
+@pytest.mark.parametrize("text", TORN)
 def test_no_depth_and_no_number_of_digits_ends_in_a_traceback(mine, tmp_path, text, caplog):
     (tmp_path / "shards").mkdir()
     for file, read in (

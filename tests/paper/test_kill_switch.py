@@ -12,16 +12,9 @@ import nca_trader as nca
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.paper.feeds.feed import ReplayFeed
+from nca_trader.paper.journal.halting import checked_reason, halt_file, read_halt, request_halt
 from nca_trader.paper.journal.journal import Journal, read_events, verify
-from nca_trader.paper.session.halts import (
-    KillSwitch,
-    checked_reason,
-    halt_file,
-    read_halt,
-    refuse_no_journal,
-    request_halt,
-    resume,
-)
+from nca_trader.paper.session.halts import KillSwitch, refuse_no_journal, resume
 from nca_trader.paper.session.loop import Session
 from nca_trader.paper.session.parity import summarise
 from nca_trader.paper.venues.exchange import Exchange

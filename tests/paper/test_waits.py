@@ -17,8 +17,9 @@ from livedesk import BEGIN, SECOND, Desk, Still, Tape
 from nca_trader.errors import HaltError
 from nca_trader.paper import clock
 from nca_trader.paper.clock import PATIENCE, TICK, Caller, Waits
+from nca_trader.paper.journal.halting import request_halt
 from nca_trader.paper.journal.journal import Journal, read_events
-from nca_trader.paper.session.halts import Halt, request_halt
+from nca_trader.paper.session.halts import Halt
 from nca_trader.paper.session.loop import Session
 from nca_trader.paper.session.router import OrderRouter
 from nca_trader.paper.venue import Answer, Outcome, Ticket

@@ -19,8 +19,8 @@ import pytest
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError
 from nca_trader.paper.journal.chain import writer_of
+from nca_trader.paper.journal.halting import request_halt
 from nca_trader.paper.journal.journal import Journal
-from nca_trader.paper.session.halts import request_halt
 from nca_trader.watch.dashboard.sources import FollowedSessions
 
 pytest.importorskip("starlette")

@@ -37,7 +37,7 @@ DIE_WITH_PARENT, ADOPT, GAIN_NOTHING = 1, 36, 38  # of prctl on Linux
 LOOK, PATIENCE = 0.05, 8.0  # seconds between two looks, and to end what it started
 LONGEST = 4_000  # characters of an error
 # By its path: this Python may lack the package.
-SB3_MODEL = os.path.join(os.path.dirname(__file__), "..", "envs", "sb3_model.py")
+SB3_MODEL = os.path.join(os.path.dirname(__file__), "..", "..", "envs", "sb3_model.py")
 MASKED = "sb3_contrib.common.maskable.policies"
 # Classes of Stable-Baselines3 and sb3-contrib by the module of their policies.
 OF_POLICIES = {

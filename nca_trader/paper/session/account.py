@@ -236,8 +236,8 @@ class Reported:
             body = {"code": "venue-unreachable", "reason": error.reason}
             self.router.write("risk", self.router.key(ts, "venue-unreachable"), body, ts)
             if self._unanswered >= MAX_IN_A_ROW:
-                counts = {"in_a_row": self._unanswered, "last": str(error)}
-                raise Halt("venue-unreachable", **counts) from None
+                last, bars = str(error), self._unanswered
+                raise Halt("venue-unreachable", in_a_row=bars, last=last) from None
             return None
         self._unanswered = 0
         self._refuse_far_fills(bar, ts)

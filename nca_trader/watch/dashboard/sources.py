@@ -21,9 +21,9 @@ from nca_trader.cloud import local
 from nca_trader.errors import ConfigError, NcaTraderError, StateError, printable
 from nca_trader.machine import refuse_link
 from nca_trader.paper.journal.chain import sibling, writer_of
+from nca_trader.paper.journal.halting import read_halt, request_halt
 from nca_trader.paper.journal.journal import read_events, verify
 from nca_trader.paper.journal.tally import Paper, Tally
-from nca_trader.paper.session.halts import read_halt, request_halt
 from nca_trader.watch.dashboard.session import Vitals, session_view
 
 JOURNALS = (".sqlite", ".sqlite3", ".db")
