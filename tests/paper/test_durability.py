@@ -130,7 +130,7 @@ CALLS = re.compile(
     r"|_head_file\.write\(|synchronous = FULL|SYNCHRONOUS = "
 )
 # The suite that judges a user's venue looks up as well, and is judged by its own tests.
-FILES = [p for p in (ROOT / "nca_trader" / "paper").glob("*.py") if p.name != "check.py"]
+FILES = [p for p in (ROOT / "nca_trader" / "paper").rglob("*.py") if p.name != "check.py"]
 
 
 def test_no_commit_look_up_or_wait_for_the_disk_is_left_out():

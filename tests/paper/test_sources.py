@@ -37,7 +37,7 @@ def names(source: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.name)
 def test_no_clock_and_no_chance(path):
     if path.name not in ADAPTERS:
         assert not names(path.read_text()) & BANNED
