@@ -15,7 +15,8 @@ from nca_trader.envs.account.state import Quote
 from nca_trader.errors import StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.paper.journal.journal import read_events
-from nca_trader.paper.session.drift import UNKNOWN, DriftWatch, Usual, usual_turnover
+from nca_trader.paper.session.core import Usual
+from nca_trader.paper.session.drift import UNKNOWN, DriftWatch, usual_turnover
 from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import (
     KIND,

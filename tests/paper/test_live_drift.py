@@ -8,7 +8,8 @@ from livedesk import Room
 
 import nca_trader as nca
 from nca_trader.paper.journal.journal import read_events
-from nca_trader.paper.session.drift import Usual, usual_turnover
+from nca_trader.paper.session.core import Usual
+from nca_trader.paper.session.drift import usual_turnover
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.reference import WINDOW, reference_of
 from nca_trader.watch.dashboard.sources import FollowedSessions

@@ -23,8 +23,8 @@ from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begun, remembered
 from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import cpu, float64_on_cpu
-from nca_trader.paper.session.core import Agent, Decision
-from nca_trader.paper.session.drift import Usual, usual_turnover
+from nca_trader.paper.session.core import Agent, Decision, Usual
+from nca_trader.paper.session.drift import usual_turnover
 from nca_trader.runs.folder import NUMBERS, read_table, versions
 from nca_trader.runs.manifest import Run
 from nca_trader.strategies.blend import asked_of

@@ -32,8 +32,8 @@ from nca_trader.envs.account.state import (
     next_legs,
 )
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.paper.session.drift import Usual
 from nca_trader.paper.venue import Fill, TargetOrder, client_id
+from nca_trader.runs.reference import Reference
 from nca_trader.types import Bar
 
 _entered = jax.jit(exits.entered)
@@ -110,6 +110,17 @@ class Decision(NamedTuple):
         """The body of the event of a decision that is not a number; names the blend's parts."""
         unfit = [name for name, row in (self.parts or {}).items() if np.isinf(row).any()]
         return {"code": "policy-not-finite"} | ({"parts": unfit} if unfit else {})
+
+
+class Usual(NamedTuple):
+    """What an agent is used to; None is not watched.
+
+    features: of its training bars. turnover: the lowest and the highest mean turnover per bar of
+    WINDOW bars of its backtest.
+    """
+
+    features: Reference | None = None
+    turnover: tuple[float, float] | None = None
 
 
 class Agent(NamedTuple):

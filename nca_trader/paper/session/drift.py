@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nca_trader.config import AccountConfig
 from nca_trader.envs.account.state import Quote, worsening
-from nca_trader.runs.reference import BINS, WINDOW, Reference, psi, schema_of
+from nca_trader.paper.session.core import Seen, Usual
+from nca_trader.runs.reference import BINS, WINDOW, psi, schema_of
 from nca_trader.types import Bar
-
-if TYPE_CHECKING:
-    from nca_trader.paper.session.core import Seen
 
 BACK = 0.8  # of a feature's limit: below it the warning is over
 FILLS = 50  # the last ones, whose cost is compared
@@ -28,17 +26,6 @@ EXCESS = 1e-4  # of price, at least: 1 bp more than modelled
 ERRORS = 3.0  # standard errors, at least
 UNKNOWN = "no training distribution; train on 1,000 bars or more, or export the run again"
 FACTOR = 2.0  # turnover above the backtest's highest by this, or below its lowest
-
-
-class Usual(NamedTuple):
-    """What an agent is used to; None is not watched.
-
-    features: of its training bars. turnover: the lowest and the highest mean turnover per bar of
-    WINDOW bars of its backtest.
-    """
-
-    features: Reference | None = None
-    turnover: tuple[float, float] | None = None
 
 
 class DriftWatch:
