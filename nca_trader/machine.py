@@ -135,18 +135,19 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def refuse_links_in(folder: Place) -> None:
+def refuse_links_in(folder: Place | None) -> None:
     """Refuse a folder of ours that holds a link out of it: what lies behind is not ours to change.
 
     Raises:
       RunError: it holds one, at any depth. Links inside a folder `wandb`, which its library makes,
         pass.
     """
-    if isinstance(folder, CloudPath):
+    if not isinstance(folder, pathlib.Path):
         return
     for top, folders, files in os.walk(folder):
         for path in (pathlib.Path(top, name) for name in sorted((*folders, *files))):
-            if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            real = pathlib.Path(os.path.realpath(path))  # which takes a link to itself, too
+            if path.is_symlink() and not real.is_relative_to(folder.resolve()):
                 raise RunError(
                     f"{path}: is a link to {printable(os.readlink(path))}; nothing is written or "
                     "deleted through links, so put the file or folder itself there."

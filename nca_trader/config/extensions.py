@@ -21,7 +21,7 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import Any, NamedTuple, TypeVar
 
@@ -355,25 +355,39 @@ class _FromSource(SourceFileLoader):
 class _OwnFinder:
     """Finds own files in a folder, and loads them by `_FromSource`.
 
-    A name of Python's own is never found there. With `files` no other file is.
+    A name of Python's own is never found there. While a module loads its folder comes first; later
+    imports, inside of functions, find there what import statements name, after every other module.
+
+    Args:
+      module: the name by which it was asked for.
+      folder: of the module.
+      closed: whether no other file of the folder may be imported, now or later.
     """
 
-    def __init__(self, folder: str, files: Collection[pathlib.Path] | None):
-        self._folder, self._files = folder, files
+    def __init__(self, module: str, folder: str, closed: bool):
+        self.module, self._folder, self._closed, self.loading = module, folder, closed, True
+
+    @functools.cached_property
+    def _files(self) -> set[pathlib.Path]:
+        return {pathlib.Path(self._folder, file).resolve() for file, _ in files_of(self.module)}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of an own file; None leaves the module to other finders."""
-        if path is None and name in sys.stdlib_module_names:
-            return None
         spec = PathFinder.find_spec(name, [self._folder] if path is None else path, target)
-        if spec is None or not spec.origin:  # a folder of this name comes after every module
-            others = (x for x in sys.meta_path if x is not self and path is None)
-            return None if any(x.find_spec(name, None) for x in others) else spec
+        if spec is None or (path is None and name in sys.stdlib_module_names):
+            return None
+        # A folder of this name, which may pose as a package, comes after every module too.
+        if path is None and not (self.loading and spec.origin):
+            others = (x for x in sys.meta_path if not isinstance(x, _OwnFinder))
+            if any(x.find_spec(name, None) for x in others):
+                return None
+        if not spec.origin:
+            return spec if path is None else None
         file = pathlib.Path(spec.origin).resolve()
         if of_python(file) or of_package(file):
             return None
-        if self._files is not None and file not in self._files:
-            if file.is_relative_to(self._folder) and path is not None:
+        if (self._closed or not self.loading) and file not in self._files:
+            if self._closed and path is not None and file.is_relative_to(self._folder):
                 raise ModuleNotFoundError(f"{file} was not signed", name=name)
             return None
         if isinstance(spec.loader, SourceFileLoader):
@@ -393,19 +407,18 @@ def restrict_imports(names: Mapping[str, str]) -> None:
 def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:
     # The own folder comes first, as for the file that Python itself runs. No other folder: what the
     # module imports must not come from where a command happens to be given.
-    files, path, folder = None, [*sys.path], os.path.realpath(folder)
-    if name in _restricted:
-        files = {pathlib.Path(folder, file).resolve() for file, _ in files_of(name)}
+    path, folder, closed = [*sys.path], os.path.realpath(folder), name in _restricted
+    if closed:
         sys.path[:] = [x for x in path if os.path.realpath(x) not in (os.getcwd(), folder)]
-    finder: Any = _OwnFinder(folder, files)
-    sys.meta_path.insert(0, finder)
+    finder: Any = _OwnFinder(name, folder, closed)
+    others = (x for x in sys.meta_path if getattr(x, "module", "") != name)
+    sys.meta_path[:] = [finder, *others]
     try:
         return run()
     except ModuleNotFoundError as error:
         # A module that the file itself imports is missing: that is a fault inside of it.
         if error.name is None or (name != error.name and not name.startswith(f"{error.name}.")):
-            more = " The signature covers what import statements name." if files else ""
-            raise _failed(name, error, more) from None
+            raise _failed(name, error) from None
         raise ConfigError(
             f"{name}: no module named {error.name!r} here; install its package, or go to the "
             "folder that holds it."
@@ -419,14 +432,15 @@ def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> ty
     except (Exception, SystemExit) as error:
         raise _failed(name, error) from None
     finally:
-        sys.meta_path.remove(finder)
-        if files is not None:
+        finder.loading = False
+        if closed:
             sys.path[:] = path
 
 
-def _failed(name: str, error: BaseException, more: str = "") -> ConfigError:
+def _failed(name: str, error: BaseException) -> ConfigError:
     what = f"{type(error).__name__} at {user_line(error)}"
     text = " ".join(str(error).split()) or "no message"
+    more = " The signature covers what import statements name." if name in _restricted else ""
     return ConfigError(f"{name}: importing it raises {what}: {text}; repair that.{more}")
 
 

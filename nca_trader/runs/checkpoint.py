@@ -268,8 +268,9 @@ class Checkpoints:
 
     def _begun(self) -> list[int]:
         """Return the numbers that this run began to write; without a list, what it finished."""
-        with contextlib.suppress(StateError, FileNotFoundError):
-            return record(list[int], read_json(self._list.read_bytes(), ""), "")
+        with contextlib.suppress(StateError):
+            if self._list.is_file():  # a pipe of that name would wait without end
+                return record(list[int], read_json(self._list.read_bytes(), ""), "")
         steps = self._uploaded.steps() if self._uploaded else self._manager.all_steps()
         return [step for step in sorted(steps) if (self.path / str(step) / FILES).is_file()]
 
@@ -355,7 +356,7 @@ class Checkpoints:
     def _verified(self, step: int, like: Any, part: str) -> dict[str, np.ndarray]:
         files = self._folder / str(step) / FILES
         # A kill may have come before the file was written; leaves have checksums of their own.
-        whole = files.exists()
+        whole = files.is_file()
         if whole:
             expected = record(dict[str, str], read_json(files.read_bytes(), FILES), FILES)
             found = _digests(files.parent)

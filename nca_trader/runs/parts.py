@@ -55,7 +55,7 @@ class WorkFolder:
         self.settings: dict[str, Any] = json.loads(json.dumps(settings, default=str))
         if self.folder is None:
             return
-        if not self._file.exists():
+        if not self._file.is_file():
             if self.folder.is_file() or (self.folder.is_dir() and any(self.folder.iterdir())):
                 raise RunError(
                     f"{self.folder}: holds files of something else; choose another folder."
@@ -93,7 +93,7 @@ class WorkFolder:
           StateError: its file is damaged.
         """
         file = self._place(number)
-        if self.folder is None or not file.exists():
+        if self.folder is None or not file.is_file():
             return None
         try:
             content = file.read_bytes()

@@ -278,8 +278,7 @@ class Tracking:
         self.results: dict[str, Any] = {}
         self._worker: Worker[_Call] | None = None
         if tracker is not None:
-            if subject.folder is not None:
-                refuse_links_in(subject.folder)
+            refuse_links_in(subject.folder)
             self._worker = Worker("tracker", self._take, self._lost)
             self._worker.put(_Call("start", (subject, step)))
 

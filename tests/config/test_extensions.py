@@ -526,3 +526,24 @@ def test_a_file_named_as_a_module_of_python_is_never_imported_by_own_code(own, t
         sys.modules.update({k: v for k, v in dropped.items() if v is not None})
         for name in ("ext_near", "ext_shadowed"):
             sys.modules.pop(name, None)
+
+
+def test_a_function_of_own_code_finds_its_neighbours_when_it_runs(own, tmp_path):
+    (tmp_path / "ext_lazy.py").write_text("LAZY = 7\n")
+    (tmp_path / "ext_pack").mkdir()
+    (tmp_path / "ext_pack/__init__.py").write_text("")
+    (tmp_path / "ext_pack/part.py").write_text("PART = 8\n")
+    own(
+        "ext_later",
+        "def mine():\n    import ext_lazy\n    from ext_pack import part\n"
+        "    return ext_lazy.LAZY + part.PART\n",
+    )
+    try:
+        for name in ("ext_later", str(tmp_path / "ext_later.py")):
+            before = len(sys.meta_path)
+            extensions.module_of(name)
+            assert extensions.module_of(name).mine() == 15  # again: nothing grows
+            assert len(sys.meta_path) <= before + 1
+    finally:
+        for name in ("ext_lazy", "ext_pack", "ext_pack.part", "ext_later"):
+            sys.modules.pop(name, None)

@@ -580,7 +580,8 @@ sys.path[:] = [x for x in sys.path if x]  # as a command has it; `python -m` is 
 import nca_trader as nca
 nca.Run("runs/plain").env_config
 from nca_trader.config.extensions import load
-load("rewards", "mine:paid")
+paid = load("rewards", "mine:paid")
+assert sys.modules["mine"].later() == 1
 """
 
 
@@ -588,8 +589,8 @@ load("rewards", "mine:paid")
 CASES = [
     (file, way)
     for file in PLANTED
-    for way in ("library", "PYTHONPATH", "python -m")
-    if way != "PYTHONPATH" or file not in ("winreg.py", "numexpr.py")
+    for way in ("library", "PYTHONPATH", "python -m", "python -um", "python -m ...__main__")
+    if way != "PYTHONPATH" or file not in ("winreg.py", "numexpr.py", "dynamic.py")
 ]
 
 
@@ -603,7 +604,11 @@ def test_signed_code_imports_no_file_that_was_not_signed(here, file, way):
     (home / "pkg/__init__.py").write_text("")
     (home / "near.py").write_text("import pkg\nNEAR = 1\n")
     trial = f"try:\n    {PLANTED[file]}\nexcept ImportError:\n    pass\n"
-    (home / "mine.py").write_text(f"import near\n{trial}{OWN}")
+    later = "".join(
+        f"    {line}\n" for line in f"import late\n{trial}return late.LATE".splitlines()
+    )
+    (home / "late.py").write_text("LATE = 1\n")  # found inside of a function, too
+    (home / "mine.py").write_text(f"import near\n{trial}def later():\n{later}{OWN}")
     (home / "runs").mkdir()
     shutil.move(here / "runs/plain", home / "runs/plain")
     os.chdir(home)
@@ -613,9 +618,10 @@ def test_signed_code_imports_no_file_that_was_not_signed(here, file, way):
     (there / file).parent.mkdir(parents=True, exist_ok=True)
     (there / file).write_text(EVIL.format(marker=str(here / "marker")))
     words = ["-c", CHILD]
-    if way == "python -m":
-        backtest = f"-m nca_trader backtest --run runs/plain --data {here}/bars.csv --seed 0"
-        words = backtest.split()
+    if way.startswith("python"):
+        how = {"python -m": "-m nca_trader", "python -um": "-umnca_trader"}
+        module = how.get(way, "-m nca_trader.__main__")
+        words = f"{module} backtest --run runs/plain --data {here}/bars.csv --seed 0".split()
     path = os.pathsep.join([str(ROOT), "."] if way == "PYTHONPATH" else [str(ROOT)])
     done = subprocess.run(
         [sys.executable, *words],

@@ -1,5 +1,6 @@
 """Nothing behind a link in a folder of ours is written, and nothing that is not ours is deleted."""
 
+import os
 import pathlib
 import shutil
 
@@ -131,3 +132,12 @@ def test_a_link_inside_the_folder_and_those_of_a_tracker_pass(tmp_path):
     (tmp_path / "wandb").symlink_to("/var/log")
     with pytest.raises(RunError, match=r"a/debug.log|wandb: is a link to"):
         refuse_links_in(tmp_path)
+
+
+def test_a_link_to_itself_and_a_pipe_end_in_no_traceback_and_no_wait(run):
+    mine = shutil.copytree(run, run.with_name("odd"))
+    (mine / "loop").symlink_to("loop")
+    for file in ("checkpoints.json", "checkpoints/1/files.json"):
+        (mine / file).unlink()
+        os.mkfifo(mine / file)
+    assert train(mine, 2) == 0

@@ -327,7 +327,7 @@ class _Walk:
         that were all in the folder it takes the last one, whose fit had the most to remember.
         """
         kept = None if self._path is None else self._path / stored.CHECKED
-        if kept is not None and kept.exists():
+        if kept is not None and kept.is_file():
             leak = kept.read_text()
         else:
             fold = self.refit.folds[0 if computed else -1]

@@ -231,13 +231,12 @@ class Reported:
             if young:
                 self.router.sync(ts)
                 self._refuse_skew()
-        except Unreachable as error:
+        except Unreachable as why:
             self._unanswered += 1
-            body = {"code": "venue-unreachable", "reason": error.reason}
+            body = {"code": "venue-unreachable", "reason": why.reason}
             self.router.write("risk", self.router.key(ts, "venue-unreachable"), body, ts)
             if self._unanswered >= MAX_IN_A_ROW:
-                last, bars = str(error), self._unanswered
-                raise Halt("venue-unreachable", in_a_row=bars, last=last) from None
+                raise Halt("venue-unreachable", in_a_row=self._unanswered, last=str(why)) from None
             return None
         self._unanswered = 0
         self._refuse_far_fills(bar, ts)

@@ -592,7 +592,7 @@ class OrderRouter:
 
 def _id_of(item: Any) -> str:
     """Return the id of a fill or a payment, also of one that is none."""
-    return str(getattr(item, "execution_id", getattr(item, "id", item)))
+    return printable(getattr(item, "execution_id", getattr(item, "id", item)))
 
 
 def _is_before(item: Any, begun: int) -> bool:
