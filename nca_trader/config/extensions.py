@@ -361,15 +361,13 @@ class _OwnFinder:
     Args:
       module: the name by which it was asked for.
       folder: of the module.
+      files: that it and what it imports name.
       closed: whether no other file of the folder may be imported, now or later.
     """
 
-    def __init__(self, module: str, folder: str, closed: bool):
-        self.module, self._folder, self._closed, self.loading = module, folder, closed, True
-
-    @functools.cached_property
-    def _files(self) -> set[pathlib.Path]:
-        return {pathlib.Path(self._folder, file).resolve() for file, _ in files_of(self.module)}
+    def __init__(self, module: str, folder: str, files: set[pathlib.Path], closed: bool):
+        self.module, self.loading = module, True
+        self._folder, self._files, self._closed = folder, files, closed
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of an own file; None leaves the module to other finders."""
@@ -410,9 +408,11 @@ def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> ty
     path, folder, closed = [*sys.path], os.path.realpath(folder), name in _restricted
     if closed:
         sys.path[:] = [x for x in path if os.path.realpath(x) not in (os.getcwd(), folder)]
-    finder: Any = _OwnFinder(name, folder, closed)
-    others = (x for x in sys.meta_path if getattr(x, "module", "") != name)
-    sys.meta_path[:] = [finder, *others]
+    files: set[pathlib.Path] = set()
+    with contextlib.suppress(ConfigError):  # of a file that is not Python, as importing it says
+        files = {pathlib.Path(folder, file).resolve() for file, _ in files_of(name)}
+    finder: Any = _OwnFinder(name, folder, files, closed)
+    sys.meta_path[:] = [finder, *(x for x in sys.meta_path if getattr(x, "module", "") != name)]
     try:
         return run()
     except ModuleNotFoundError as error:
