@@ -8,8 +8,8 @@ import sys
 # `python -m nca_trader` puts the current folder in front, where any file may have a module's name.
 # In a checkout it is also the folder of this package.
 with contextlib.suppress(FileNotFoundError):
-    asked = sys.argv[:1] == ["-m"] and any("nca_trader" in word for word in sys.orig_argv)
-    if asked and not sys.flags.safe_path:
+    _asked = sys.argv[:1] == ["-m"] and any("nca_trader" in word for word in sys.orig_argv)
+    if _asked and not sys.flags.safe_path:
         if not os.path.samefile(sys.path[0] or ".", f"{__path__[0]}/.."):
             del sys.path[0]
 

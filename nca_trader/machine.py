@@ -145,9 +145,10 @@ def refuse_links_in(folder: Place | None) -> None:
     if not isinstance(folder, pathlib.Path):
         return
     for top, folders, files in os.walk(folder):
-        for path in (pathlib.Path(top, name) for name in sorted((*folders, *files))):
-            real = pathlib.Path(os.path.realpath(path))  # which takes a link to itself, too
-            if path.is_symlink() and not real.is_relative_to(folder.resolve()):
+        paths = (pathlib.Path(top, name) for name in sorted((*folders, *files)))
+        for path in filter(pathlib.Path.is_symlink, paths):
+            # Not `resolve`, which fails at a link to itself.
+            if not pathlib.Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
                 raise RunError(
                     f"{path}: is a link to {printable(os.readlink(path))}; nothing is written or "
                     "deleted through links, so put the file or folder itself there."

@@ -397,9 +397,11 @@ def restrict_imports(names: Mapping[str, str]) -> None:
     """Let own code that a signature alone admits import no file but the signed ones.
 
     Args:
-      names: the kind of each name.
+      names: the kind of each name. Those of installed packages are left out: the files of a package
+        were installed, and not signed.
     """
-    _restricted.update(own[0].module for text in names if (own := origin_of(names[text], text)))
+    found = (origin_of(kind, text) for text, kind in names.items())
+    _restricted.update(own[0].module for own in found if own is not None and not own[1])
 
 
 def _imported(name: str, folder: str, run: Callable[[], types.ModuleType]) -> types.ModuleType:

@@ -196,7 +196,7 @@ def meet(coordinator: str, processes: int, process: int, seconds: float) -> None
 
 
 def _answer(coordinator: str, processes: int) -> Generator[tuple[set[int], str]]:
-    """Take calls in process 0 until each of the others knows that nobody is missing."""
+    """Listen in process 0 until every other process was told that all are there."""
     port = int(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator).rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     untold, calls = {*range(1, processes)}, dict.fromkeys(range(processes), -math.inf)
@@ -226,7 +226,7 @@ def _answer(coordinator: str, processes: int) -> Generator[tuple[set[int], str]]
 
 
 def _call(coordinator: str, process: int) -> Generator[tuple[set[int], str]]:
-    """Call process 0 each second, until nobody is missing."""
+    """Connect to process 0 each second until all processes are there."""
     host, _, port = coordinator.rpartition(":")
     missing = {0}
     while missing:

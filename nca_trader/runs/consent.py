@@ -232,8 +232,7 @@ def admit(
             f"read that code, then give {remedy} once."
         )
     if signed:
-        if not allowed:
-            restrict_imports(names)
+        restrict_imports({} if allowed else names)
         return ""
     if allow is True and not known:
         log.warning("%s: loads own code: %s", where, "; ".join(map(named, names)))

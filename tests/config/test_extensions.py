@@ -547,3 +547,27 @@ def test_a_function_of_own_code_finds_its_neighbours_when_it_runs(own, tmp_path)
     finally:
         for name in ("ext_lazy", "ext_pack", "ext_pack.part", "ext_later"):
             sys.modules.pop(name, None)
+
+
+def test_a_signature_restricts_own_files_and_no_installed_package(tmp_path, monkeypatch):
+    """What a package imports was installed with it, and lies in the folder of all packages."""
+    site = tmp_path / "site-packages"
+    about = site / "ext_dist-1.2.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ext-dist\nVersion: 1.2\n")
+    (about / "entry_points.txt").write_text("[nca_trader.rewards]\next_paid = ext_point:paid\n")
+    (site / "ext_beside.py").write_text("HERE = 5\n")
+    code = "import importlib\nHERE = importlib.import_module('ext_beside').HERE\n"
+    (site / "ext_point.py").write_text(f"{code}def paid(config, spec, step):\n    return HERE\n")
+    monkeypatch.syspath_prepend(str(site))
+    caches = (extensions.installed, extensions._extending)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        extensions.restrict_imports({"ext_paid": "rewards"})
+        assert load("rewards", "ext_paid")(None, None, None) == 5
+    finally:
+        for cache in caches:
+            cache.cache_clear()
+        for name in ("ext_point", "ext_beside"):
+            sys.modules.pop(name, None)

@@ -284,7 +284,7 @@ def test_what_verify_says_is_what_it_exits_with(tmp_path, monkeypatch, capsys):
 
 
 def test_our_own_rows_agree_with_themselves(root):
-    """Those of agents that we train, but for few that vary by more than can be told."""
+    """Those of agents that we train agree; a few vary too much to tell."""
     verdicts = []
     for entry in board.entries_of(board.read_rows([root / "benchmarks/results/board.jsonl"])):
         if entry.name.startswith("nca_trader") and len(entry.fractions):

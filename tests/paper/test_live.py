@@ -248,7 +248,7 @@ def test_orders_that_all_fail_are_events_and_halt_after_three_bars(stage, tmp_pa
     if flaw == "rejected later":  # the look-up would see it at once
         room.desk.working = lambda: []
 
-    def told():
+    def failed_bars():
         return [b["in_a_row"] for b in room.bodies("risk") if b["code"] == "orders-refused"]
 
     for halts in (1, 2):
@@ -256,7 +256,7 @@ def test_orders_that_all_fail_are_events_and_halt_after_three_bars(stage, tmp_pa
         with pytest.raises(HaltError, match=r"orders-refused \(orders 1, in_a_row 3"):
             for _ in range(5) if restarts else [0]:
                 room.trade(1 if restarts else 10)
-        assert told() == [1, 2, 3] * halts and room.kinds()["bar"] - bars in (3, 4)
+        assert failed_bars() == [1, 2, 3] * halts and room.kinds()["bar"] - bars in (3, 4)
         paper = Paper(room.path)
         paper.poll()
         rule = Rule(name="r", metric="paper_failed_bars", comparison=">=", threshold=3)
