@@ -196,7 +196,7 @@ def meet(coordinator: str, processes: int, process: int, seconds: float) -> None
 
 
 def _answer(coordinator: str, processes: int) -> Generator[tuple[set[int], str]]:
-    """Listen in process 0 until every other process was told that all are there."""
+    """Answer in process 0 until every other process has read that none is missing."""
     port = int(os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", coordinator).rpartition(":")[2])
     dual = socket.has_dualstack_ipv6()
     untold, calls = {*range(1, processes)}, dict.fromkeys(range(processes), -math.inf)
