@@ -111,11 +111,9 @@ def test_neighbours_that_no_block_of_the_slice_holds_are_refused(axes):
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["v5e-256", "v5p-768", "tpu7x:2x2x2"])
-def test_the_compiler_describes_the_same_chips(name, monkeypatch):
-    from nca_trader.scale.compiled import ENVIRONMENT, devices_of
+def test_the_compiler_describes_the_same_chips(name, environment):
+    from nca_trader.scale.compiled import devices_of
 
-    for key, value in ENVIRONMENT.items():
-        monkeypatch.setenv(key, value)
     there = slice_of(name)
     devices = devices_of(there)
     assert len(devices) == there.devices
