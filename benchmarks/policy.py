@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader import agents
-from nca_trader.agents.policy import make_policy, read_out
+from nca_trader.agents.policy import decide_next, make_policy
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.market import spec_of
@@ -149,8 +149,7 @@ def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
 
     @jax.jit
     def decide(state: Any, x: Any, present: Any) -> Any:
-        state, cells = policy.stream(params, state, x, present)
-        return state, read_out(policy, params, cells, account)
+        return decide_next(policy, params, state, x, present, account)[:2]
 
     x, present = np.asarray(case.x[0, 0]), np.asarray(case.present[0, 0])
     state, spent = policy.begin(), []

@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from drawn import random_bars
 from hypothesis import strategies as st
+from windowed import decide_on_window
 
 from nca_trader import EnvConfig, backtest, load_agent, load_env, make_policy, rules
 from nca_trader.agents.base import env_on_base
 from nca_trader.agents.heads import distribution
-from nca_trader.agents.policy import decide
 from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.extensions import split_frame
 from nca_trader.config.ranges import switched
@@ -330,7 +330,7 @@ class Witness:
             if seen.drop is not None:
                 rate = self.config.feature_dropout
                 present &= kept(rate, seen.drop, rows, spec.num_assets)
-            logits = decide(policy, params, shown, present, seen.account)
+            logits = decide_on_window(policy, params, shown, present, seen.account)
             action = policy.distribution.sample(logits, noise_t)
             order = policy.distribution.order(spec, action)
             after, result = step(market, state, order)

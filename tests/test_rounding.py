@@ -10,6 +10,7 @@ import pytest
 PROMISED = {
     "tests/strategies/test_blend.py": "sum_of_its_parts",
     "tests/envs/test_sizing.py": "same_bits or orders_and_earns",
+    "tests/paper/test_parity.py": "other_rules",
     "tests/paper/test_strategies.py": "as_it_would_be_alone",
 }
 

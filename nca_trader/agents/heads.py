@@ -24,14 +24,20 @@ def num_account_features(spec: EnvSpec) -> int:
 
 
 def account_features(spec: EnvSpec, account: Account) -> Array:
-    """Return `[A, 3 + M]` float32 account features, the policy head's second input.
+    """Return `[..., A, 3 + M]` float32 account features, the policy head's second input.
 
     For each asset the weight held and the weight last ordered, both in units of a full position,
     and the account's cash as a fraction of equity. Where positions have constant size, the weight
     held is the one ordered and cash is 0: an asset's features then depend on its last order alone.
     The target of the base rule follows where there is one, in the same unit, then the M numbers
     that the reward remembers, see `nca_trader.envs.rewards.shown`; most rewards remember none.
+
+    Args:
+      spec: of the environment.
+      account: one, or several along leading axes.
     """
+    if account.weight.ndim > 1:
+        return jax.vmap(functools.partial(account_features, spec))(account)
     # In units of the largest weight, so the head sees numbers of order one in any environment.
     full: Any = spec.size
     if not isinstance(account.size, tuple):

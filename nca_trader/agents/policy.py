@@ -18,7 +18,13 @@ from jax import Array
 
 from nca_trader.agents import encoder, load_agent
 from nca_trader.agents.base import spec_on_base
-from nca_trader.agents.heads import Distribution, PolicyHead, account_features, distribution
+from nca_trader.agents.heads import (
+    Distribution,
+    PolicyHead,
+    account_features,
+    best_target,
+    distribution,
+)
 from nca_trader.agents.nca import Fire
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.config.extensions import FORGET, own_code
@@ -71,6 +77,24 @@ class Policy(NamedTuple):
     def first_decision(self) -> int:
         """Row of the first bar at which every feature of the whole receptive field is defined."""
         return self.spec.warmup + self.receptive_field - 1
+
+    def target(self, logits: Array, account: Account) -> Array:
+        """Return the `[A]` target weights of the most probable action, see `best_target`."""
+        return best_target(self.spec, logits, account, self.ensemble)
+
+
+class Decision(NamedTuple):
+    """What a policy makes of a bar's cells and an account.
+
+    Attributes:
+      seen: `[..., A, 3 + M]` account features.
+      logits: `[..., A, n]` of the actions.
+      value: `[...]`.
+    """
+
+    seen: Array
+    logits: Array
+    value: Array
 
 
 def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Policy:
@@ -286,27 +310,41 @@ def check_steps(kind: str, policy: Policy, trained: Policy) -> None:
         raise ConfigError(f"steps: policy.kind = {kind!r} does not read it; leave it out.")
 
 
-def decide(
-    policy: Policy, params: Params, window: Array, present: Array, account: Account
-) -> Array:
-    """Compute the logits `[A, n]` of one decision from the last RF bars.
+def decide(policy: Policy, params: Params, cells: Array, account: Account) -> Decision:
+    """Compute what follows the encoding: the decision of an account at the close of a bar.
+
+    Backtests, live loops, exported agents, `prove` and the learners all decide by this function.
 
     Args:
       policy: the policy.
       params: its parameters.
-      window: `[RF, A, F]` features, the last row is the bar whose close was just seen.
-      present: `[RF, A]` bool.
-      account: the account as it stands at that close.
+      cells: `[..., A, C]` of the bar. Axes of size 1 broadcast: accounts that share a bar share
+        its cells.
+      account: with the same leading axes, as it stands at that close.
     """
-    # All bars but the last are a halo, whose cells are not needed.
-    cells = policy.encode(params, window[None], present[None], halo=len(window) - 1)[0, 0]
-    return read_out(policy, params, cells, account)
+    seen = account_features(policy.spec, account)
+    return Decision(seen, *policy.act(params, cells, seen))
 
 
-def read_out(policy: Policy, params: Params, cells: Array, account: Account) -> Array:
-    """Compute the logits `[A, n]` of one decision from its bar's `cells` `[A, C]`."""
-    logits, _ = policy.act(params, cells, account_features(policy.spec, account))
-    return logits
+def decide_next(
+    policy: Policy, params: Params, state: Any, x: Array, present: Array, account: Account
+) -> tuple[Any, Array, Array]:
+    """Encode one new bar of a stream, and decide at its close.
+
+    Args:
+      policy: the policy.
+      params: its parameters.
+      state: of the stream, from `policy.begin` or the last call.
+      x: `[A, F]` features of the bar.
+      present: `[A]` bool.
+      account: as it stands at that close.
+
+    Returns:
+      The next state, the logits `[A, n]`, and the target weights `[A]`.
+    """
+    state, cells = policy.stream(params, state, x, present)
+    logits = decide(policy, params, cells, account).logits
+    return state, logits, policy.target(logits, account)
 
 
 def num_parameters(policy: Policy) -> int:

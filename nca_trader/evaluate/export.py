@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.policy import Params, Policy, decide, num_parameters, read_out
+from nca_trader.agents.policy import Params, Policy, decide, decide_next, num_parameters
 from nca_trader.config import EnvConfig
 from nca_trader.config.extensions import is_source
 from nca_trader.data.bars import read_bars, sample_bars
@@ -279,12 +279,13 @@ def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
 
     @jax.jit
     def stream(params: Any, state: Any, x: Any, present: Any) -> Any:
-        state, cells = policy.stream(params, state, x, present)
-        return state, read_out(policy, params, cells, account)
+        return decide_next(policy, params, state, x, present, account)
 
     @jax.jit
     def window(params: Any, x: Any, present: Any) -> Any:
-        return decide(policy, params, x, present, account)
+        # All bars but the last are a halo, whose cells are not needed.
+        cells = policy.encode(params, x[None], present[None], halo=len(x) - 1)[0, 0]
+        return decide(policy, params, cells, account).logits
 
     # `p=p`: a closure over `p` would use the last parameters in every call. They are arguments
     # because XLA folds the constants of a program.

@@ -17,8 +17,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.agents.base import base_of
-from nca_trader.agents.heads import account_features, best_target
-from nca_trader.agents.policy import Params, Policy
+from nca_trader.agents.policy import Params, Policy, decide
 from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.effects import Effects, Flows
@@ -417,15 +416,14 @@ def _scan_agent(
     def step(account: Account, xs):
         legs_t, cells_t, ready_t, first_t = xs
 
-        def decide(account: Account) -> tuple[Account, Array, tuple[Array, ...]]:
+        def at_close(account: Account) -> tuple[Account, Array, tuple[Array, ...]]:
             account = remembered(spec, account, first_t)
-            seen = account_features(spec, account)
-            logits = [policy.act(p, c, seen)[0] for p, c in zip(params, cells_t, strict=True)]
-            target = best_target(spec, logits[0], account, policy.ensemble)
-            target = jnp.where(ready_t, target, jnp.nan)
+            several = zip(params, cells_t, strict=True)
+            logits = [decide(policy, p, c, account).logits for p, c in several]
+            target = jnp.where(ready_t, policy.target(logits[0], account), jnp.nan)
             return account, target, tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
 
-        account, row, logits = step_of(account, legs_t, decide, rules)
+        account, row, logits = step_of(account, legs_t, at_close, rules)
         return account, (row.kept, logits)
 
     flat = jnp.zeros(spec.num_assets, jnp.float64)

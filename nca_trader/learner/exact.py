@@ -187,8 +187,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
             accounts,
             later,
         )
-    see = jax.vmap(jax.vmap(jax.vmap(jax.vmap(lambda a: account_features(spec, a)))))
-    seen = see(accounts)
+    seen = account_features(spec, accounts)
     if coupled(dynamics):
         dynamics = dynamics._replace(spec=dataclasses.replace(spec, actions="weights"))
         actions = jnp.asarray(levels_of(market.dynamics)[0])

@@ -37,8 +37,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from nca_trader.agents.heads import account_features
-from nca_trader.agents.policy import Params
+from nca_trader.agents.policy import Params, decide
 from nca_trader.envs.account.costs import Trade, has_slope
 from nca_trader.envs.account.state import log_return
 from nca_trader.envs.actions import tilt_price
@@ -183,11 +182,10 @@ def simulate(
 
     move = functools.partial(transition_at_costs, market.dynamics)
     move = jax.vmap(jax.vmap(move, in_axes=(0, 0, None, None, None)))
-    see = jax.vmap(jax.vmap(lambda episode: account_features(spec, episode.account)))
 
     def step(episode: Episode, xs):
         cells_t, now_t, following_t = xs
-        logits, _ = policy.act(params, cells_t[:, None], see(episode))
+        logits = decide(policy, params, cells_t[:, None], episode.account).logits
         action = distribution.order(spec, distribution.mode(logits))
         before = episode.account
         episode, reward = move(episode, action, now_t, following_t, starts.cost_scale)

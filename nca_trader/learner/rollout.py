@@ -16,7 +16,7 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
-from nca_trader.agents.policy import Params, Policy
+from nca_trader.agents.policy import Params, Policy, decide
 from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import Legs
 from nca_trader.envs.market import Dynamics, Market
@@ -251,12 +251,11 @@ def roll_out(
     shape = (length, config.envs_per_segment, spec.num_assets, distribution.outputs(spec))
     # One key per segment: its actions are the same on any mesh.
     noise = jax.vmap(lambda key: distribution.noise(key, shape), out_axes=1)(draw.keys)
-    now, following, see, move = accounts_on(market, span, length, draw)
+    now, following, move = accounts_on(market, span, length, draw)
 
     def step(episode: Episode, xs):
         cells_t, noise_t, now_t, following_t = xs
-        seen = see(episode)
-        logits, value = policy.act(params, cells_t[:, None], seen)
+        seen, logits, value = decide(policy, params, cells_t[:, None], episode.account)
         action = distribution.sample(logits, noise_t)
         order = distribution.order(spec, action)
         episode, reward, ruined = move(episode, order, now_t, following_t)
@@ -267,7 +266,7 @@ def roll_out(
         return episode, (seen, action, log_prob, value, reward, discount)
 
     episode, steps = jax.lax.scan(step, segments.episode, (cells[:-1], noise, now, following))
-    _, bootstrap = policy.act(params, cells[-1][:, None], see(episode))
+    bootstrap = decide(policy, params, cells[-1][:, None], episode.account).value
     steps = [jnp.moveaxis(leaf, 0, 1) for leaf in steps]
     rollout = Rollout._make([span, *steps, bootstrap])
     return advanced(segments, length, episode), rollout
@@ -275,21 +274,19 @@ def roll_out(
 
 def accounts_on(
     market: Market, span: Span, length: int, draw: Draw
-) -> tuple[Legs, Legs, Callable[[Episode], Array], Callable[..., tuple[Episode, Array, Array]]]:
+) -> tuple[Legs, Legs, Callable[..., tuple[Episode, Array, Array]]]:
     """Return the functions that simulate accounts on `length` bars of a span.
 
     Returns:
-      The returns `[L, S, ...]` of each bar, and of the bar after it; `see`, an episode's account
-      features; and `move(episode, order, now, following) -> (episode, reward, bankrupt)` for
-      `[S, E]` episodes, in which a fresh episode replaces a bankrupt one.
+      The returns `[L, S, ...]` of each bar, and of the bar after it; and `move(episode, order, now,
+      following) -> (episode, reward, bankrupt)` for `[S, E]` episodes, in which a fresh episode
+      replaces a bankrupt one.
     """
     dynamics = market.dynamics
     rows = span.index[None] + jnp.arange(length + 1)[:, None]
     legs = moved(market.legs_at(rows), draw.volatility_scale)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
-    see = jax.vmap(jax.vmap(lambda episode: account_features(dynamics.spec, episode.account)))
-
     one = functools.partial(transition_at_costs, dynamics)
     each = jax.vmap(jax.vmap(one, in_axes=(0, 0, None, None, None)), in_axes=(0, 0, 0, 0, None))
 
@@ -301,7 +298,7 @@ def accounts_on(
         # After the reward is computed, so the step that bankrupts an account still has its own.
         return select(ruined, draw.fresh, episode), reward, ruined
 
-    return now, following, see, move
+    return now, following, move
 
 
 def transition_at_costs(
@@ -329,19 +326,20 @@ def repeat(
       `seen`, `reward` and `ruined` as of `roll_out`, and the account features `[S, E, A, 3 + M]`
       after the last step.
     """
-    now, following, see, move = accounts_on(market, span, action.shape[1], draw)
+    now, following, move = accounts_on(market, span, action.shape[1], draw)
+    see = functools.partial(account_features, policy.spec)
     distribution = policy.distribution
 
     def step(episode: Episode, xs: Any) -> tuple[Episode, Any]:
         action, *legs = xs
-        seen = see(episode)
+        seen = see(episode.account)
         episode, reward, ruined = move(episode, distribution.order(policy.spec, action), *legs)
         return episode, (seen, reward, ruined)
 
     actions = jnp.moveaxis(action, 1, 0)
     episode, steps = jax.lax.scan(step, begun, (actions, now, following))
     seen, reward, ruined = (jnp.moveaxis(leaf, 0, 1) for leaf in steps)
-    return seen, reward, ruined, see(episode)
+    return seen, reward, ruined, see(episode.account)
 
 
 def advanced(segments: Segments, length: int, episode: Episode) -> Segments:

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.agents.heads import account_features
-from nca_trader.agents.policy import Params, Policy
+from nca_trader.agents.policy import Params, Policy, decide
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Dynamics, Market
@@ -150,8 +149,7 @@ def _scan_pieces(
     dynamics = market.dynamics._replace(spec=spec)
 
     def one(episode: Episode, row: Array) -> tuple[Episode, Array]:
-        seen = account_features(policy.spec, episode.account)
-        logits, _ = policy.act(params, cells[row], seen)
+        logits = decide(policy, params, cells[row], episode.account).logits
         action = distribution.order(spec, distribution.mode(logits))
         now, following = (market.legs_at(at) for at in (row, row + 1))
         after, _ = transition(dynamics, episode, action, now, following)

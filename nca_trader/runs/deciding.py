@@ -1,8 +1,9 @@
-"""The agent of a run as a strategy, which decides on an account of its own; see `agents.blend`."""
+"""The agent of a run bar by bar, and as a strategy that decides on an account of its own."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,8 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.base import base_of
-from nca_trader.agents.heads import best_target
-from nca_trader.agents.policy import read_out
+from nca_trader.agents.policy import decide_next
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account
 from nca_trader.envs.account.exits import Order
@@ -28,21 +28,47 @@ if TYPE_CHECKING:
     from nca_trader.runs.manifest import Run
 
 
+class Inputs(NamedTuple):
+    """What a run's agent computes of bars, online: its features and the target of its base rule.
+
+    init: `(num_assets) -> state`, before the first bar. update: `(state, bar) -> state, features
+    [A, F] float32, target [A]`; the target is () without a base rule. names: of the F features.
+    """
+
+    init: Callable[[int], Any]
+    update: Callable[[Any, Bar], tuple[Any, Array, Any]]
+    names: tuple[str, ...]
+
+
+def inputs_of(run: Run) -> Inputs:
+    """Return the inputs of a run's agent."""
+    features, base = feature_set_of(run.env_config, run.spec.bar_seconds), base_of(run.spec)
+
+    def init(num_assets: int) -> Any:
+        return features.init(num_assets), () if base is None else base.init(num_assets)
+
+    def update(state: Any, bar: Bar) -> tuple[Any, Array, Any]:
+        inner, row = features.update(state[0], bar)
+        followed, target = (state[1], ()) if base is None else base.update(state[1], bar)
+        return (inner, followed), row, target
+
+    return Inputs(init, update, tuple(features.names))
+
+
 class Deciding(NamedTuple):
     """The memory of a run's agent.
 
-    own: its account. features: of the feature set. stream: of the policy. rows: bars seen. unfit:
-    bars for which the stream still holds a feature that is not finite. decided: whether it has.
-    base: of its base rule, or ().
+    own: its account. inputs: of its features and its base rule. stream: of the policy. rows: bars
+    seen. unfit: bars for which the stream still holds a feature that is not finite. decided:
+    whether it has.
     """
 
     own: Own
-    features: Any
+    inputs: Any
     stream: Any
     rows: Array
     unfit: Array
     decided: Array
-    base: Any = ()
 
 
 def deciding(run: Run, given: AccountConfig) -> Strategy:
@@ -66,9 +92,7 @@ def deciding(run: Run, given: AccountConfig) -> Strategy:
             "which bars do not have; blend one that was trained on bars alone."
         )
     rules = complete_account(given, run)
-    features = feature_set_of(run.env_config, run.spec.bar_seconds)
-    params = run.params()
-    base = base_of(run.spec)
+    inputs, params = inputs_of(run), run.params()
 
     @functools.lru_cache(maxsize=8)
     def policy_of(num_assets: int) -> Any:
@@ -82,35 +106,29 @@ def deciding(run: Run, given: AccountConfig) -> Strategy:
         policy = policy_of(num_assets)
         own = own._replace(account=begun(policy.spec, own.account))
         count = jnp.zeros((), jnp.int32)
-        followed = () if base is None else base.init(num_assets)
-        begun_with = (features.init(num_assets), policy.begin(), count, count, none, followed)
-        return Deciding(own, *begun_with)
+        return Deciding(own, inputs.init(num_assets), policy.begin(), count, count, none)
 
     def act(state: Deciding, bar: Bar, portfolio: Any) -> tuple[Deciding, Order]:
         policy = policy_of(len(bar.close))
         own, legs = moved(state.own, bar, portfolio.trading, rules)
-        kept, row = features.update(state.features, bar)
-        stream, cells = policy.stream(params, state.stream, row, bar.present)
+        kept, row, base = inputs.update(state.inputs, bar)
         # A NaN stays in the stream until the receptive field has passed over it.
         unfit = jnp.where(
             jnp.isfinite(row).all(), jnp.maximum(state.unfit - 1, 0), policy.receptive_field
         ).astype(jnp.int32)
         ready = portfolio.trading & (state.rows >= policy.first_decision)
         own = own._replace(account=remembered(policy.spec, own.account, ~state.decided))
-        followed, account = state.base, own.account
-        if base is not None:
-            followed, target = base.update(followed, bar)
-            account = account._replace(base=target)
-        logits = read_out(policy, params, cells, account)
-        target = best_target(policy.spec, logits, account, policy.ensemble)
+        account = own.account._replace(base=base)
+        stream, logits, target = decide_next(
+            policy, params, state.stream, row, jnp.asarray(bar.present), account
+        )
         fit = jnp.isfinite(logits).all() & jnp.isfinite(target).all() & (unfit == 0)
         # What cannot be decided is not ordered on its account either.
         order = Order(jnp.where(ready & fit, target, jnp.nan).astype(jnp.float64))
         own, asked = ordered(own, order, bar, legs, rules)
         asked = jnp.where(ready & ~fit, jnp.inf, asked)
         decided = state.decided | ready
-        after = Deciding(own, kept, stream, state.rows + 1, unfit, decided, followed)
-        return after, Order(asked)
+        return Deciding(own, kept, stream, state.rows + 1, unfit, decided), Order(asked)
 
     memory = max(run.history, bars_of_size(rules.scale))
     return Strategy(init, act, run.name, rules.order, memory=memory)

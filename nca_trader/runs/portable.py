@@ -22,16 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, export
 
-from nca_trader.agents.base import base_of
-from nca_trader.agents.heads import best_target
-from nca_trader.agents.policy import read_out
+from nca_trader.agents.policy import decide_next
 from nca_trader.config.extensions import own_code
 from nca_trader.envs.account.risk import VolatilityState, before_bars, size
 from nca_trader.envs.account.state import open_account
-from nca_trader.envs.market import feature_set_of
 from nca_trader.errors import ConfigError, argument
 from nca_trader.machine import write_atomically
 from nca_trader.numerics import float64_on_cpu
+from nca_trader.runs.deciding import inputs_of
 from nca_trader.runs.manifest import Run
 from nca_trader.types import PRICES, Bar, split_columns
 
@@ -98,23 +96,21 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
             f"{run.path}: its agent observes {what}, which a bar and weights do not show; give "
             f"{argument('format', 'nca')}, whose file `paper` and nca.load read."
         )
-    features, base = feature_set_of(run.env_config, spec.bar_seconds), base_of(spec)
-    count = spec.num_assets
-    scale, fields = run.account.scale, (*BAR, *extras)
+    inputs, count = inputs_of(run), spec.num_assets
+    scale, fields, based = run.account.scale, (*BAR, *extras), spec.base != "none"
 
     def observe(memory: tuple[Array, ...], *given: Array) -> tuple[Any, ...]:
-        close, count_state, inner, followed = seen_tree.unflatten(memory)
+        close, count_state, inner = seen_tree.unflatten(memory)
         bar = Bar(**split_columns(dict(zip(fields, given, strict=True))))
         # As bar files do: an asset without a bar has its last close.
         prices = {name: jnp.where(bar.present, getattr(bar, name), close) for name in PRICES}
         bar = bar._replace(volume=jnp.where(bar.present, bar.volume, 0.0), **prices)
-        inner, row = features.update(inner, bar)
-        factor, target = jnp.ones(count), jnp.zeros(count)
+        inner, row, base = inputs.update(inner, bar)
+        target = base if based else jnp.zeros(count)
+        factor = jnp.ones(count)
         if scale is not None:
             count_state, factor = size(count_state, bar, scale)
-        if base is not None:
-            followed, target = base.update(followed, bar)
-        after = jax.tree.leaves((bar.close, count_state, inner, followed))
+        after = jax.tree.leaves((bar.close, count_state, inner))
         return tuple(after), row, *(x.astype(jnp.float32) for x in (factor, target))
 
     def decide(
@@ -126,21 +122,19 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
         factor: Array,
         target: Array,
     ) -> tuple[Any, ...]:
-        stream, cells = policy.stream(params, stream_tree.unflatten(memory), row, present)
         account = open_account(weight)._replace(
             ordered=ordered,
             size=() if scale is None else factor,
-            base=() if base is None else target,
+            base=target if based else (),
         )
-        logits = read_out(policy, params, cells, account)
-        chosen = best_target(spec, logits, account, policy.ensemble)
+        stream = stream_tree.unflatten(memory)
+        stream, logits, chosen = decide_next(policy, params, stream, row, present, account)
         after = tuple(jax.tree.leaves(stream))
         return after, logits, (chosen * factor).astype(jnp.float32)
 
     with float64_on_cpu():
-        followed = () if base is None else base.init(count)
         sizing: VolatilityState | tuple[()] = () if scale is None else before_bars(count)
-        begun = (np.full(count, np.nan), sizing, features.init(count), followed)
+        begun = (np.full(count, np.nan), sizing, inputs.init(count))
         seen, seen_tree = jax.tree.flatten(jax.tree.map(np.asarray, begun))
         kinds = {"time": np.int64, "present": bool}
         bar = [jax.ShapeDtypeStruct((count,), kinds.get(name, np.float64)) for name in fields]

@@ -29,7 +29,6 @@ from untrained import untrained_run
 import nca_trader.learner.train
 from nca_trader import EnvConfig, TradingEnv, make_policy
 from nca_trader.agents.base import env_on_base
-from nca_trader.agents.heads import best_target
 from nca_trader.agents.nca import Fire
 from nca_trader.cli import main
 from nca_trader.config.account import Limits
@@ -225,7 +224,7 @@ def acted(agent):
     run = untrained_run(path, BARS, ENV, agent)
     logits = np.random.default_rng(6).normal(size=(2, 3 * run.num_acting))
     account = open_account(jnp.zeros(2), TradingEnv(BARS, ENV).rules)
-    return digest(best_target(run.spec, jnp.asarray(logits), account, run.policy.ensemble))
+    return digest(run.policy.target(jnp.asarray(logits), account))
 
 
 RUN = types.SimpleNamespace(path="runs/a", metrics=lambda: [], selection=None)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from windowed import decide_on_window
 
 from nca_trader import AgentConfig, TradingEnv, make_policy
 from nca_trader.config import PolicyConfig
@@ -136,10 +137,8 @@ def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
 
     @jax.jit
     def one(params, state, window):
-        from nca_trader.agents.policy import decide
-
         present = np.ones(window.shape[:2], bool)
-        logits = decide(policy, params, window, present, state.episode.account)
+        logits = decide_on_window(policy, params, window, present, state.episode.account)
         action = policy.distribution.order(env.spec, policy.distribution.mode(logits))
         return single.step(state, action)[0]
 

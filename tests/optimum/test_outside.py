@@ -19,11 +19,10 @@ import numpy as np
 import pytest
 from documents import blocks
 from tiny import AGENT
+from windowed import decide_on_window
 
 import nca_trader as nca
 from nca_trader import load_agent
-from nca_trader.agents.heads import best_target
-from nca_trader.agents.policy import decide
 from nca_trader.envs import FROZEN
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
@@ -608,8 +607,8 @@ def test_a_run_streams_what_it_decides_of_whole_windows(tiny, tmp_path, seeds):
     window = env.features[last - span + 1 : last + 1]
     for row in range(2):
         account = open_account(jax.numpy.asarray(held[row]))
-        logits = decide(policy, params, window, np.ones((span, 2), bool), account)
-        expected = best_target(policy.spec, logits, account, policy.ensemble)
+        logits = decide_on_window(policy, params, window, np.ones((span, 2), bool), account)
+        expected = policy.target(logits, account)
         np.testing.assert_allclose(targets[row], expected, atol=1e-6)
 
 

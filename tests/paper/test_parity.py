@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pandas as pd
 import pytest
+from rounding import ROUNDING
 from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
@@ -25,6 +26,7 @@ from nca_trader.paper.session import agents
 from nca_trader.paper.session.parity import compare
 from nca_trader.paper.session.rebuild import rebuild
 from nca_trader.paper.session.trade import paper_trade
+from nca_trader.runs.deciding import inputs_of
 from nca_trader.types import Costs
 
 START = "2020-06-01"
@@ -105,6 +107,8 @@ def test_an_agent_that_tilts_on_a_base_agrees_as_well(bars, tmp_path, quick_disk
 )
 @pytest.mark.few(2)
 def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
+    if "sizing" in env and ROUNDING:
+        pytest.skip("sizes round otherwise without optimisation; see tests/test_rounding.py")
     run = make_run(tmp_path / "agent", bars, **env)
     write_bars(bars, tmp_path / "bars.parquet")
     backtest(bars, run, start=str(bars.time[0])).save(run.path / "backtest.parquet")
@@ -179,22 +183,17 @@ def test_equity_on_paper_is_the_backtests_bit_for_bit_as_users_compile_it(tmp_pa
     assert len(found.stdout.splitlines()) == len(RULES)
 
 
-class Late:
-    """A feature set that is one bar late."""
+def late(inputs):
+    """The same inputs with features of the bar before."""
 
-    def __init__(self, inner):
-        self.inner, self.names = inner, inner.names
+    def init(num_assets):
+        return inputs.init(num_assets), np.zeros((num_assets, len(inputs.names)), np.float32)
 
-    def init(self, num_assets):
-        return self.inner.init(num_assets), np.zeros((num_assets, len(self.names)), np.float32)
+    def update(state, bar):
+        inner, row, base = inputs.update(state[0], bar)
+        return (inner, row), state[1], base
 
-    @property
-    def jitted(self):
-        def update(state, bar):
-            inner, value = self.inner.jitted[0](state[0], bar)
-            return (inner, value), state[1]
-
-        return update, None
+    return inputs._replace(init=init, update=update)
 
 
 @pytest.mark.parametrize("change", ["feature", "fill", "cost"])
@@ -202,8 +201,7 @@ def test_a_change_in_paper_is_found(
     bars, run, files, stage, tmp_path, change, quick_disk, monkeypatch
 ):
     if change == "feature":
-        late = Late(agents.feature_set_of(run.env_config, run.spec.bar_seconds))
-        monkeypatch.setattr(agents, "feature_set_of", lambda config, seconds: late)
+        monkeypatch.setattr(agents, "inputs_of", lambda run: late(inputs_of(run)))
     changes = {
         "feature": {},
         "fill": {"fill": "close"},

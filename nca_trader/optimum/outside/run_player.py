@@ -12,8 +12,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader import __version__
-from nca_trader.agents.heads import best_target
-from nca_trader.agents.policy import read_out
+from nca_trader.agents.policy import decide_next
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.gym.environment import action_space
 from nca_trader.errors import ConfigError
@@ -46,9 +45,8 @@ def load(path: str, allow_code: bool) -> tuple[Any, dict[str, Any]]:
         held, ordered = seen[width : width + num_assets], seen[width + num_assets :][:num_assets]
         account = open_account(held)._replace(ordered=ordered)
         present = jnp.ones(num_assets, bool)
-        stream, cells = policy.stream(params, stream, features, present)
-        logits = read_out(policy, params, cells, account)
-        return stream, best_target(spec, logits, account, policy.ensemble)
+        stream, _, target = decide_next(policy, params, stream, features, present, account)
+        return stream, target
 
     step = jax.jit(jax.vmap(one))
 
