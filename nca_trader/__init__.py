@@ -21,6 +21,7 @@ from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
     from nca_trader.agents import load_agent as load_agent
+    from nca_trader.agents.automaton import automaton as automaton
     from nca_trader.agents.base import with_base as with_base
     from nca_trader.agents.check import check_policy as check_policy
     from nca_trader.agents.policy import make_policy as make_policy
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from nca_trader.envs import load_env as load_env
     from nca_trader.envs.account.exits import Order as Order
     from nca_trader.envs.account.exits import Portfolio as Portfolio
+    from nca_trader.envs.actions import ActionScheme as ActionScheme
     from nca_trader.envs.check import check_env as check_env
+    from nca_trader.envs.rewards import Reward as Reward
     from nca_trader.envs.trading import TradingEnv as TradingEnv
     from nca_trader.errors import BarError as BarError
     from nca_trader.errors import CheckFailed as CheckFailed
@@ -95,6 +98,7 @@ __version__ = "0.3.0"
 # Imported when first asked for: jax and pandas take seconds, which `nca-trader --help` need not.
 _NAMES = {
     "agents": "load_agent",
+    "agents.automaton": "automaton",
     "agents.base": "with_base",
     "strategies.blend": "blend",
     "agents.check": "check_policy",
@@ -110,7 +114,9 @@ _NAMES = {
     "data.resampling": "align resample",
     "envs": "load_env",
     "envs.account.exits": "Order Portfolio",
+    "envs.actions": "ActionScheme",
     "envs.check": "check_env",
+    "envs.rewards": "Reward",
     "envs.trading": "TradingEnv",
     "errors": "BarError CheckFailed ConfigError HaltError NcaTraderError RunError StateError",
     "evaluate.backtest": "backtest",

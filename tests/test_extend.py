@@ -230,9 +230,14 @@ def test_a_policy_that_breaks_the_protocol_is_refused_in_one_line(folder):
     env = nca.TradingEnv(nca.sample_bars("sp500")[:100], nca.EnvConfig(features=("return_1",)))
 
     def policy(name):
-        return nca.make_policy(nca.load_agent("my_agent.toml", [f"policy.kind={name}"]), env.spec)
+        return nca.make_policy(nca.load_agent("my_agent.toml", [f'policy.kind="{name}"']), env.spec)
 
     for name, message in {
+        "mine:Convolution(layers=2)": "its constructor takes no value 'layers'; it takes slope",
+        "mine:Convolution(config=2)": "its constructor takes no value 'config'",
+        "mine:Convolution(slope='a')": "mine:Convolution.*TypeError",
+        "policies:Asking(depth=2)": "asks for size; .* or values in parentheses",
+        "policies:number(size=2)": "is the number 3|cannot be called",
         "policies:Narrow": "cells of x .* are float32.* return float32",
         "policies:Dropping": "is a Rng.*; a policy may hold nnx.Param only",
         "policies:Asking": "its constructor asks for size; it is given spec, config",
@@ -241,5 +246,6 @@ def test_a_policy_that_breaks_the_protocol_is_refused_in_one_line(folder):
         with pytest.raises(nca.ConfigError, match=message) as refused:
             policy(name)
         assert len(str(refused.value).splitlines()) == 1
+    assert policy("mine:Convolution(slope=3)").receptive_field == 8
     found = nca.check_policy(policy("policies:Ahead"), only=["later bars change no earlier cell"])
     assert not found.passed

@@ -13,11 +13,13 @@ that is `config.window`. Everything else has a default here, and may be defined 
     HIDDEN: by parameter, the axis that is the width of a hidden layer; a mesh may split it
     HEAD: a class in the place of `heads.PolicyHead`, with its arguments
 
-`check_policy` tells whether a module keeps to that.
+`check_policy` tells whether a module keeps to that. `agents.automaton` makes such a module of the
+rule of one cell.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -185,33 +187,63 @@ GIVEN = ("spec", "config", "precision", "rngs")
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def encoder_of(cls: Any, name: str) -> Any:
+def encoder_of(given: Any, name: str) -> Any:
     """Return an encoder's class.
 
     Args:
-      cls: the class of an nnx module.
+      given: the class of an nnx module, or a partial call of one with values of its constructor,
+        which its `receptive_field` and `begin` may take by name, too.
       name: of its kind, for messages.
 
     Raises:
       ConfigError: it is not such a class, or lacks `__call__`, or has `stream` without `begin`.
     """
+    partial = isinstance(given, functools.partial)
+    cls, values = (given.func, given.keywords) if partial else (given, {})
     if not (isinstance(cls, type) and issubclass(cls, nnx.Module) and callable(cls)):
         raise ConfigError(f"{name}: is {described(cls)}; give the class of a Flax nnx module.")
     if "__call__" not in dir(cls):
         raise ConfigError(f"{name}: has no __call__; define __call__(self, x, present) -> cells.")
     if hasattr(cls, "stream") != hasattr(cls, "begin"):
         raise ConfigError(f"{name}: has one of stream and begin; define both, or neither.")
+    parameters = [*_taken(cls).values()][1:]
     unknown = [
         p.name
-        for p in [*_taken(cls).values()][1:]
-        if p.name not in GIVEN and p.default is p.empty and p.kind not in VARIADIC
+        for p in parameters
+        if p.name not in (*GIVEN, *values) and p.default is p.empty and p.kind not in VARIADIC
     ]
     if unknown:
         raise ConfigError(
             f"{name}: its constructor asks for {', '.join(unknown)}; it is given "
-            f"{', '.join(GIVEN)}, so give the others defaults."
+            f"{', '.join(GIVEN)}, so give the others defaults, or values in parentheses."
         )
-    return cls
+    own = [p.name for p in parameters if p.name not in GIVEN and p.kind not in VARIADIC]
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if wrong := [key for key in values if key in GIVEN or not (every or key in own)]:
+        raise ConfigError(
+            f"{name}: its constructor takes no value {wrong[0]!r}; it takes "
+            f"{', '.join(own) or 'none of its own'}."
+        )
+    if not values:
+        return cls
+    # A class of its own, so that its parameters and its receptive field follow the values.
+    bound: dict[str, Any] = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    bound["__init__"] = functools.partialmethod(cls.__init__, **values)
+    for member in ("receptive_field", "begin"):
+        if known := _bound(getattr(cls, member, None), values):
+            bound[member] = staticmethod(known)
+    return type(
+        cls.__name__, (cls,), bound | {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    )
+
+
+def _bound(function: Any, values: Mapping[str, Any]) -> Any:
+    """Return a function with those of the values that it takes; None if it takes none."""
+    if function is None:
+        return None
+    taken = inspect.signature(function).parameters
+    given = {key: value for key, value in values.items() if key in taken}
+    return functools.partial(function, **given) if given else None
 
 
 def _taken(cls: Any) -> Mapping[str, inspect.Parameter]:
@@ -220,12 +252,11 @@ def _taken(cls: Any) -> Mapping[str, inspect.Parameter]:
     return {} if cls.__init__ is object.__init__ else inspect.signature(cls.__init__).parameters
 
 
-def built(cls: Any, *given: Any) -> nnx.Module:
-    """Build the module of a class with those of `given`, named `GIVEN`, that it takes."""
+def build(cls: Any, given: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Any:
+    """Build the module of a class with those of `given` that it takes, and all `values`."""
     taken = _taken(cls)
     every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    named = zip(GIVEN, given, strict=True)
-    return cls(**{key: value for key, value in named if every or key in taken})
+    return cls(**{key: x for key, x in given.items() if every or key in taken}, **(values or {}))
 
 
 def receptive_field(cls: Any, config: PolicyConfig) -> int:

@@ -223,9 +223,7 @@ class NCA(nnx.Module):
             joined = jnp.concatenate([rows, state], axis=1)
             kept.append(joined[:, 1:])
             taps = [joined[:, j * dilation :][:, :1] for j in reversed(range(TAPS))]
-            beside = self._beside(ROWS, state, mask)
-            seen = ROWS.dense(rule.taps, jnp.concatenate(taps + beside), self.matmul_dtype)
-            state = self._move(ROWS, rule, state, seen + injected, None)
+            state = self._next(rule, taps, self._beside(ROWS, state, mask), injected)
         return tuple(kept), wide(ROWS.leave(state))[0, 0]
 
     def _rule(self) -> StepWeights:
@@ -263,6 +261,11 @@ class NCA(nnx.Module):
         beside = self._beside(form, state, mask)
         seen = form.taps(rule.taps, taken, dilation, beside, dtype, first)
         return self._move(form, rule, state, seen + injected, fire)
+
+    def _next(self, rule: Any, past: list[Array], beside: list[Array], injected: Array) -> Array:
+        """Return the state after a step from the states `past`, the newest first, and `beside`."""
+        seen = ROWS.dense(rule.taps, jnp.concatenate(past + beside), self.matmul_dtype)
+        return self._move(ROWS, rule, past[0], seen + injected, None)
 
     def _move(
         self, form: Form, rule: StepWeights, state: Array, hidden: Array, fire: Array | None

@@ -141,8 +141,9 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     kind, head = "encoder" if own else config.kind, getattr(cls, "HEAD", PolicyHead)
 
     def build(rngs: nnx.Rngs) -> dict[str, nnx.Module]:
+        given = (spec, config, precision, rngs)
         return {
-            kind: encoder.built(cls, spec, config, precision, rngs),
+            kind: encoder.build(cls, dict(zip(encoder.GIVEN, given, strict=True))),
             "head": head(spec, config.channels, config.head_hidden, rngs),
         }
 

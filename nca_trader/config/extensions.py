@@ -187,6 +187,9 @@ def load(kind: str, text: str) -> Any:
         # `mine:system`, where mine.py has `from os import system`, is as little the user's own.
         if inspect.isroutine(value) or isinstance(value, type):
             _refuse_reexport(getattr(value, "__module__", None) or "", text)
+    if values is not None and kind == "policies" and isinstance(value, type):
+        # Of a policy the class is wanted: it is built for each environment, with these values.
+        return functools.partial(value, **values_of(text, values))
     return value if values is None else called(value, text, values)
 
 
@@ -194,8 +197,21 @@ def called(value: Any, text: str, values: str = "", **more: Any) -> Any:
     """Call what a name stands for with the values in its parentheses, and with `more`.
 
     Raises:
-      ConfigError: it cannot be called, the values cannot be read, or are other than numbers,
-        texts, truth values or lists of these, or the call fails.
+      ConfigError: it cannot be called, or the call fails; see also `values_of`.
+    """
+    given = values_of(text, values)
+    if not callable(value):
+        raise ConfigError(f"{text}: {described(value)} cannot be called; leave the values out.")
+    with own_code(text):
+        return value(**given, **more)
+
+
+def values_of(text: str, values: str) -> dict[str, Any]:
+    """Read the values in the parentheses of a name.
+
+    Raises:
+      ConfigError: they cannot be read, or are other than numbers, texts, truth values or lists of
+        these.
     """
     try:
         given = read_toml(f"values = {{{values}}}", text)["values"]
@@ -207,10 +223,7 @@ def called(value: Any, text: str, values: str = "", **more: Any) -> Any:
             raise ConfigError(
                 f"{text}: {name} is not a number, text, truth value or list; give one."
             )
-    if not callable(value):
-        raise ConfigError(f"{text}: {described(value)} cannot be called; leave the values out.")
-    with own_code(text):
-        return value(**given, **more)
+    return given
 
 
 def _flat(value: Any) -> list[Any]:

@@ -1,0 +1,173 @@
+"""The rule of one cell as a policy, against the NCA, whose rule is one of these."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import nca_trader as nca
+from nca_trader.agents.automaton import automaton
+from nca_trader.agents.nca import Fire
+from nca_trader.agents.policy import make_policy
+from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
+from nca_trader.errors import ConfigError
+from nca_trader.types import EnvSpec
+
+SPEC = EnvSpec(
+    symbols=("A", "B", "C"),
+    features=("rsi", "macd"),
+    targets=(-0.3, 0.0, 0.3),
+    warmup=0,
+    nearest=((2, 1), (2, 0), (0, 1)),
+)
+SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
+
+
+@automaton
+class Known(nnx.Module):
+    """The rule of `kind = "nca"`, written for one cell from the formula in its docstring."""
+
+    def __init__(self, channels, neighbours, config, rngs):
+        self.leak = config.leak
+        shapes = {
+            "taps": ((1 + neighbours) * channels, config.hidden),
+            "inject": (channels, config.hidden),
+            "hidden_bias": (config.hidden,),
+            "update": (config.hidden, channels),
+            "update_bias": (channels,),
+        }
+        for name, shape in shapes.items():
+            setattr(self, name, nnx.Param(jax.random.normal(rngs.params(), shape)))
+
+    def __call__(self, cell, neighbours, bar):
+        seen = jnp.concatenate([cell, neighbours.ravel()])
+        h = nnx.relu(seen @ self.taps[...] + bar @ self.inject[...] + self.hidden_bias[...])
+        change = jnp.tanh(h @ self.update[...] + self.update_bias[...])
+        return (1.0 - self.leak) * cell + change
+
+
+@automaton
+class Gated(nnx.Module):
+    """A cell moves to what its neighbours propose, as far as a gate lets it."""
+
+    def __init__(self, channels, neighbours, rngs, sharp=1.0):
+        self.sharp = sharp
+        inputs = (2 + neighbours) * channels
+        self.proposal = nnx.Linear(inputs, channels, rngs=rngs)
+        self.gate = nnx.Linear(inputs, channels, rngs=rngs)
+
+    def __call__(self, cell, neighbours, bar):
+        seen = jnp.concatenate([cell, neighbours.ravel(), bar])
+        gate = nnx.sigmoid(self.sharp * self.gate(seen))
+        return (1.0 - gate) * cell + gate * jnp.tanh(self.proposal(seen))
+
+
+def policy_of(kind, dtype="float32", **changes):
+    config = dataclasses.replace(SMALL, kind=kind, **changes)
+    precision = PrecisionConfig(compute=dtype, matmul=dtype)
+    return make_policy(AgentConfig(policy=config, precision=precision), SPEC)
+
+
+def drawn(policy, seed=0):
+    """No parameter is zero: a rule that changes nothing would hide a fault."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    return jax.tree.map(lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), jnp.float32), shapes)
+
+
+def bars(length=24, batch=2, seed=1):
+    rng = np.random.default_rng(seed)
+    x = 3.0 * rng.normal(size=(batch, length, 3, 2))
+    return x.astype(np.float32), rng.random((batch, length, 3)) > 0.2
+
+
+@pytest.mark.parametrize("neighbours", ["none", "ring", "nearest", "all"])
+@pytest.mark.few(2)
+def test_the_rule_of_the_nca_makes_the_cells_of_the_nca(neighbours):
+    own, built_in = (policy_of(kind, neighbours=neighbours) for kind in (Known, "nca"))
+    assert own.receptive_field == built_in.receptive_field == 1 + 2 * (1 + 2 + 1)
+    theirs = drawn(built_in)
+    ours = {k if k == "embed" else f"rule/{k}": value for k, value in theirs["nca"].items()}
+    assert ours.keys() == drawn(own)["encoder"].keys()
+    x, present = bars()
+    found = own.encode({"encoder": ours, "head": theirs["head"]}, x, present, None, 3)
+    expected = built_in.encode(theirs, x, present, None, 3)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.ptp(expected) > 0.5
+
+
+def test_a_mask_leaves_a_cell_or_moves_it_by_as_much_more():
+    whole, part = (policy_of(Known, steps=1, fire_rate=rate) for rate in (1.0, 0.25))
+    params, (x, present) = drawn(whole), bars()
+    fire = Fire(jnp.array([3, 4], jnp.uint32), jnp.array([0, 50]))
+    mask = present[..., None]
+    clipped = np.concatenate([np.clip(x, -5.0, 5.0) * mask, mask], axis=-1)
+    before = clipped @ np.asarray(params["encoder"]["embed"])
+    step = whole.encode(params, x, present) - before
+    times = (part.encode(params, x, present, fire) - before) / step
+    # A channel that the rule hardly moves says nothing of the mask.
+    times = np.median(times, axis=-1)
+    near = np.minimum(np.abs(times), np.abs(times - 4.0))
+    assert near.max() < 1e-2 and 0.1 < (times > 2.0).mean() < 0.45
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"neighbours": "all", "fire_rate": 0.5, "remat": "step"},
+        pytest.param({"neighbours": "ring", "dtype": "bfloat16"}, marks=pytest.mark.heavy),
+    ],
+)
+def test_a_rule_of_your_own_is_a_policy(changes):
+    nca.check_policy(policy_of(Gated, **changes)).raise_if_failed()
+
+
+def test_the_gradient_does_not_depend_on_what_is_computed_again():
+    x, present = bars(length=12)
+
+    def gradient(remat):
+        policy = policy_of(Gated, neighbours="all", remat=remat)
+        params = drawn(policy)
+        return jax.grad(lambda p: (policy.encode(p, x, present) ** 2).sum())(params)["encoder"]
+
+    for name, value in gradient("none").items():
+        np.testing.assert_allclose(value, gradient("every:2")[name], rtol=2e-4, atol=1e-5)
+        assert np.abs(value).max() > 0, name
+
+
+def test_values_in_a_name_go_to_the_rule():
+    name = PolicyConfig(kind=Gated).kind
+    soft, sharp = (policy_of(f"{name}(sharp={value})") for value in (0.5, 8.0))
+    x, present = bars(length=9)
+    params = drawn(soft)
+    found = [policy.encode(params, x, present) for policy in (policy_of(name), soft, sharp)]
+    assert all(np.ptp(a - b) > 0.01 for a, b in itertools.pairwise(found))
+    with pytest.raises(ConfigError, match=r"Gated\(blunt=1\).*'blunt'"):
+        policy_of(f"{name}(blunt=1)")
+
+
+def test_what_is_no_rule_is_refused():
+    for value in (len, 3, type("Plain", (), {})):
+        with pytest.raises(ConfigError, match=r"no rule; give the class of a Flax nnx module"):
+            automaton(value)
+
+
+def test_a_rule_that_returns_another_shape_is_refused():
+    with pytest.raises(ConfigError, match=r"policy\.channels|test_automaton"):
+        policy_of(Wide)
+
+
+@automaton
+class Wide(nnx.Module):
+    """Two states in the place of one."""
+
+    def __init__(self, rngs):
+        self.scale = nnx.Param(jnp.ones(()))
+
+    def __call__(self, cell, neighbours, bar):
+        return jnp.concatenate([cell, bar]) * self.scale[...]
