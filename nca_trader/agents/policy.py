@@ -121,7 +121,11 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
     """
     expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
     agent = load_agent(agent)
-    spec = spec_on_base(spec, agent.policy)
+    return build_policy(agent, spec_on_base(spec, agent.policy))
+
+
+def build_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
+    """Build the policy of a config whose base `spec` has already, see `make_policy`."""
     if agent.policy.neighbours != "nearest":
         spec = dataclasses.replace(spec, nearest=())  # they describe bars, not the policy
     elif spec.num_assets > 1 and len(spec.nearest) != spec.num_assets:

@@ -170,7 +170,13 @@ def make_learner(
     expect_env(env, policy=policy, config=config)
     expect("policy", policy, Policy, "a Policy, e.g. of nca.make_policy", env=env, config=config)
     config = load_agent(config, name="config")
-    env = env_on_base(env, config.policy)
+    return build_learner(env_on_base(env, config.policy), policy, config, mesh)
+
+
+def build_learner(
+    env: TradingEnv, policy: Policy, config: AgentConfig, mesh: Mesh | None = None
+) -> Learner:
+    """Build the learner of a config whose base `env` has already, see `make_learner`."""
     mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
     shape, seeds, streamed = config.learner, config.num_seeds, env.shards is not None
     layout = make_layout(policy, mesh, config.mesh.deterministic)

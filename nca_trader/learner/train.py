@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.base import env_on_base
-from nca_trader.agents.policy import Params, make_policy
+from nca_trader.agents.policy import Params, build_policy
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import AgentConfig, CheckpointConfig, LearnerConfig
 from nca_trader.config.ranges import expect
@@ -39,7 +39,7 @@ from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError, StateError, logger
 from nca_trader.learner.learner import (
     Learner,
-    make_learner,
+    build_learner,
     number_or_null,
     own_part,
     shard_updates,
@@ -116,20 +116,21 @@ def train(
     """
     expect_env(env, agent=agent, run_dir=run_dir)
     agent = _asked_for(load_agent(agent), steps, seed, params)
+    planned = planned_steps(agent)
     env = env_on_base(env, agent.policy)
     if select is not None:
         select.refuse_seen(env)
     tracker = tracker_of(track)
     path = place(run_dir, "run_dir")
-    policy = make_policy(agent, env.spec)
+    policy = build_policy(agent, env.spec)
     # Schedules keep the length that the run began with: with more steps a curriculum that has
     # ended would start again.
     began = agent
     if (path / "run.json").exists():
         began = _for_steps(agent, Run(path, allow_code=None).agent_config.learner.steps)
-    learner = make_learner(env, policy, began)
+    learner = build_learner(env, policy, began)
     check_processes(learner.mesh)
-    updates = planned_steps(agent) // learner.steps_per_update
+    updates = planned // learner.steps_per_update
     # Nothing is written before everything that can be refused has been.
     with (
         training_run(env, agent, path, seed) as run,
@@ -137,7 +138,7 @@ def train(
         Markets(env, agent.learner, learner.mesh) as markets,
         Compilations([learner.program.__name__]) as compiled,
         contextlib.nullcontext() if hosts.first() else quiet(),  # one line for all processes
-        Progress(planned_steps(agent), "train", compiles=True) as shown,
+        Progress(planned, "train", compiles=True) as shown,
         contextlib.ExitStack() as stack,
     ):
         config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}

@@ -54,16 +54,21 @@ def open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run
         raise ConfigError(f"{path}: is a bucket; name a folder in it, e.g. {path}/runs/a.")
     if hosts.count() > 1:
         check_shared(path)
+    # Its names of own code, which the caller gave itself.
+    names = own_names(env.config, agent)
     # Two processes that make the folder at once would each find files of the other.
-    run = hosts.on_first(lambda: _open_run(env, agent, path, seed))
-    return Run(path, allow_code=own_names(env.config, agent)) if run is None else run
+    hosts.on_first(lambda: _begin_run(env, agent, path, seed, names))
+    return Run(path, allow_code=names)
 
 
 def _texts(env: TradingEnv, agent: AgentConfig) -> dict[str, str]:
     return {"env.toml": to_toml(env.config), "agent.toml": to_toml(agent)}
 
 
-def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Run:
+def _begin_run(
+    env: TradingEnv, agent: AgentConfig, path: Place, seed: int, names: dict[str, str]
+) -> None:
+    """Make the folder, or check the one that is there."""
     data = record_of_env(env)
     # Written last, so without it the folder does not hold a run yet.
     if (path / "run.json").exists():
@@ -88,10 +93,9 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
                 f"{run.path}: a run of something else: {name} was {was!r} there and is {asked!r} "
                 f"now; choose another {argument('run_dir')}, or ask for the same."
             )
-        # The same names, which the caller gave itself.
-        return Run(path, allow_code=own_names(env.config, agent))
+        return
     texts = _texts(env, agent)
-    code = codes_of(own_names(env.config, agent))
+    code = codes_of(names)
     make_folder(path, texts)
     manifest = RunManifest(
         format=FORMAT,
@@ -113,10 +117,9 @@ def _open_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) -> Ru
     counted = {"trials": agent.num_seeds, "time": manifest.created}
     trials.record(path.resolve().parent, entry_of("train", manifest.name, data, **counted))
     if env.shards is None:
-        present, names = np.asarray(env.bars.present), tuple(env.spec.features)
-        measured = reference_of(np.asarray(env.features), present, names, env.spec.warmup)
+        present, features = np.asarray(env.bars.present), np.asarray(env.features)
+        measured = reference_of(features, present, tuple(env.spec.features), env.spec.warmup)
         if measured is not None:
             write_atomically(path / REFERENCE_FILE, sealed(plain(measured)))
     # Last: a folder with run.json is whole.
     write_atomically(path / "run.json", sealed(plain(manifest)))
-    return Run(path, allow_code=own_names(env.config, agent))
