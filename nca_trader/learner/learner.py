@@ -39,7 +39,7 @@ from nca_trader.parallel.mesh import (
     batch_shards,
     compiler_options,
     everywhere,
-    make_mesh,
+    mesh_over,
     replicated,
 )
 
@@ -177,7 +177,7 @@ def build_learner(
     env: TradingEnv, policy: Policy, config: AgentConfig, mesh: Mesh | None = None
 ) -> Learner:
     """Build the learner of a config whose base `env` has already, see `make_learner`."""
-    mesh = make_mesh(*config.mesh.axes) if mesh is None else mesh
+    mesh = mesh_over(config.mesh.axes) if mesh is None else mesh
     shape, seeds, streamed = config.learner, config.num_seeds, env.shards is not None
     layout = make_layout(policy, mesh, config.mesh.deterministic)
     # Segments of a minibatch that a device learns from at once.

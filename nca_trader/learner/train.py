@@ -115,7 +115,8 @@ def train(
       >>> result = nca.backtest(env.bars, run)  # doctest: +SKIP
     """
     expect_env(env, agent=agent, run_dir=run_dir)
-    agent = _asked_for(load_agent(agent), steps, seed, params)
+    agent = load_agent(agent)
+    agent = _asked_for(agent, steps, seed, params)
     planned = planned_steps(agent)
     env = env_on_base(env, agent.policy)
     if select is not None:
@@ -135,10 +136,10 @@ def train(
     with (
         training_run(env, agent, path, seed) as run,
         Checkpoints(run.path / "checkpoints", agent.checkpoint.keep) as checkpoints,
-        Markets(env, agent.learner, learner.mesh) as markets,
-        Compilations([learner.program.__name__]) as compiled,
         contextlib.nullcontext() if hosts.first() else quiet(),  # one line for all processes
         Progress(planned, "train", compiles=True) as shown,
+        Markets(env, agent.learner, learner.mesh) as markets,
+        Compilations([learner.program.__name__]) as compiled,
         contextlib.ExitStack() as stack,
     ):
         config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}

@@ -64,7 +64,13 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
     """
     for name, size in {"data": data, "fsdp": fsdp, "model": model}.items():
         expect(name, size, Integral, "a whole number of devices")
-    there, count = jax.devices(), data * fsdp * model
+    return mesh_over((data, fsdp, model))
+
+
+def mesh_over(axes: tuple[int, int, int]) -> Mesh:
+    """Make the mesh of the axes of a config, see `make_mesh`."""
+    (data, fsdp, model), there = axes, jax.devices()
+    count = data * fsdp * model
     if min(data, fsdp, model) < 1 or count > len(there):
         more = " (nca_trader.parallel.mesh.use_cores, before JAX begins, makes one of each core)"
         sizes = f" (data {data}, fsdp {fsdp}, model {model})" if fsdp * model != 1 else ""
@@ -73,7 +79,6 @@ def make_mesh(data: int = 1, fsdp: int = 1, model: int = 1) -> Mesh:
             f"{there[0].platform} device(s); ask for at most {len(there)}"
             f"{more if there[0].platform == 'cpu' else ''}."
         )
-    axes = (data, fsdp, model)
     # Part of a slice may have any shape. There, as on CPUs and GPUs, devices keep the order of the
     # list; a GPU has `coords` as well, without `core_on_chip`.
     if count == len(there) and there[0].platform == "tpu":
