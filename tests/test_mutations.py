@@ -62,7 +62,7 @@ def test_what_the_tests_find_is_told_from_what_they_miss(checkout, capsys):
     assert "envs: 3 of 3, 0 equivalent" in printed and "runs: 0 of 1, 0 equivalent" in printed
     assert "missed: nca_trader/runs/one.py: FLAG = True: True -> False" in printed
     rows = [json.loads(x) for x in (checkout / "build/mutations.jsonl").read_text().splitlines()]
-    assert {row["by"] for row in rows} == {None, "FAILED tests/test_two.py::test_two"}
+    assert {row["by"] for row in rows} == {None, "tests/test_two.py::test_two"}
     # The same file is gone on with, and what was judged by hand is left out.
     sentence = "nca_trader/runs/one.py: FLAG = True: True -> False"
     (checkout / "mutations.toml").write_text(f"equivalent = [{sentence!r}]\n")

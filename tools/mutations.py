@@ -160,8 +160,11 @@ def copy(root: pathlib.Path, to: pathlib.Path) -> None:
         if (root / file).is_file():
             (to / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / file, to / file)
-    subprocess.run(["git", "init", "-q", str(to)], check=True)
     (to / ".venv").symlink_to(root / ".venv")
+    # Tests ask git for the tree.
+    own = ["git", "-C", str(to), "-c", "user.name=tests", "-c", "user.email=tests@localhost"]
+    for words in (["init", "-q"], ["add", "--all"], ["commit", "-q", "-m", "a copy"]):
+        subprocess.run([*own, *words], check=True)
 
 
 def nearest(root: pathlib.Path, file: str, seconds: float) -> list[str]:
@@ -194,11 +197,17 @@ def failed(root: pathlib.Path, words: list[str], seconds: float) -> str | None:
     if done.returncode == 0:
         return None
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return lines[0].split(" - ")[0] if lines else (done.stdout + done.stderr).strip()[-200:]
+    if not lines:
+        raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout}{done.stderr}")
+    return lines[0].split(" - ")[0].split(maxsplit=1)[1]
 
 
 def judged(root: pathlib.Path, one: Mutation, near: float, whole: bool) -> dict[str, Any]:
-    """Test one mutation in the copy at `root`, which is as before afterwards."""
+    """Test one mutation in the copy at `root`, which is as before afterwards.
+
+    Raises:
+      RuntimeError: the test that found it fails without it, too.
+    """
     path = root / one.file
     text = path.read_text()
     path.write_text(one.applied(text))
@@ -210,6 +219,8 @@ def judged(root: pathlib.Path, one: Mutation, near: float, whole: bool) -> dict[
             by = failed(root, ["-n", "2", "--dist", "loadfile", *ignored], WHOLE)
     finally:
         path.write_text(text)
+    if by is not None and ".py" in by and failed(root, [by], WHOLE):
+        raise RuntimeError(f"{by} fails without {one}; repair it first.")
     return one._asdict() | {"by": by, "near": len(tests)}
 
 
