@@ -269,8 +269,7 @@ def sealed(value: Mapping[str, Any], indent: int | None = 2) -> str:
     """
     # NaN is refused: other readers of JSON do not know it, and it would not compare equal.
     text = json.dumps({**value, CHECKSUM: BLANK}, indent=indent, allow_nan=False) + "\n"
-    # Of the same length, so that the rest of the text stays where it is.
-    return text.replace(_field(BLANK), _field(hashlib.sha256(text.encode()).hexdigest()))
+    return seal(text.encode(), CHECKSUM).decode()
 
 
 def unsealed(content: bytes, source: str, remedy: str = RESTORE) -> tuple[Any, bool]:
@@ -285,13 +284,24 @@ def unsealed(content: bytes, source: str, remedy: str = RESTORE) -> tuple[Any, b
     value = read_json(content, source, remedy)
     if not isinstance(value, dict) or CHECKSUM not in value:
         return value, False  # of an older version, whose records had none
-    digest = str(value.pop(CHECKSUM))
     # The bytes of the file and not the value written again: another indent is a change as well.
-    blank = content.replace(_field(digest).encode(), _field(BLANK).encode())
-    if hashlib.sha256(blank).hexdigest() != digest:
+    if not is_whole(content, CHECKSUM, value.pop(CHECKSUM)):
         raise StateError(f"{source}: changed since it was written (SHA-256 differs); {remedy}.")
     return value, True
 
 
-def _field(digest: str) -> str:
-    return f'"{CHECKSUM}": "{digest}"'
+def seal(content: bytes, name: str) -> bytes:
+    """Write the SHA-256 of a content over its `BLANK`, a field of this name in its JSON."""
+    digest = hashlib.sha256(content).hexdigest()
+    # Of the same length, so that the rest of the content stays where it is.
+    return content.replace(_field(name, BLANK), _field(name, digest), 1)
+
+
+def is_whole(content: bytes, name: str, digest: object) -> bool:
+    """Whether a content is what `seal` gave this digest."""
+    blank = content.replace(_field(name, digest), _field(name, BLANK), 1)
+    return hashlib.sha256(blank).hexdigest() == digest
+
+
+def _field(name: str, digest: object) -> bytes:
+    return f'"{name}": "{digest}"'.encode()
