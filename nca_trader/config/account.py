@@ -113,9 +113,8 @@ class Costs:
         own, scale = self.own, self.own_scale
         if own is None:
             return [] if scale is None else ["costs.own_scale has no effect without costs.own."]
-        if isinstance(own, str) or not own:
-            what = "isn't a list of names; leave it out, or give ['mine:fee']"
-            return [f"costs.own = {own!r} {what}."]
+        if not own:
+            return ["costs.own = () names no cost; leave it out, or give ['mine:fee']."]
         problems = [f"costs.{problem}" for problem in known(self, "own", "costs", ())]
         if len(set(own)) < len(own):
             problems.append(f"costs.own = {list(own)} names a cost twice; name each once.")

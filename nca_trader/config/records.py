@@ -184,6 +184,8 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         if not isinstance(value, list):
             example = f", e.g. [{EXAMPLES[of[0]]}]," if of[0] in EXAMPLES else ""
             raise Mismatch(f"a list{example}", value, path)
+        if origin is tuple and ... not in of and len(value) != len(of):
+            raise Mismatch(f"a list of {len(of)}", value, path)
         try:
             return origin(converted(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
         except Mismatch as wrong:
