@@ -413,7 +413,7 @@ def refuse_other(tensors: Mapping[str, np.ndarray], layout: Layout) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class _Entry:
     """A tensor in the header. dtype: of `DTYPES`; data_offsets: where its bytes begin and end."""
 
     dtype: str
@@ -457,7 +457,7 @@ def read_tensors(
             f"{path}: format {number}, this version reads {version}; write it again from its run."
         )
     # A forged file has a valid digest too, so every entry is validated before it is read.
-    entries, arrays, end = record(dict[str, Entry], header, str(path), AGAIN), {}, 0
+    entries, arrays, end = record(dict[str, _Entry], header, str(path), AGAIN), {}, 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
         dtype, begin, shape = DTYPES.get(entry.dtype), end, entry.shape
         size = math.prod(shape)  # of Python's integers: it cannot overflow
