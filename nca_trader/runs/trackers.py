@@ -88,16 +88,13 @@ class TensorBoard:
 
     def __init__(self, options: str = ""):
         try:
-            from tensorboardX import event_file_writer, summary  # pyright: ignore
-            from tensorboardX.proto import event_pb2  # pyright: ignore
+            from tensorboardX import SummaryWriter  # pyright: ignore
         except ImportError:
             raise ConfigError(
                 f"{argument('track')} tensorboard needs tensorboardX, which is not installed; "
                 "pip install tensorboardX."
             ) from None
-        self._files: Any = event_file_writer
-        self._events: Any = event_pb2
-        self._summaries: Any = summary
+        self._make: Any = SummaryWriter
         self._root = local(options, "what TensorBoard reads") if options else None
         if self._root is not None:
             try:
@@ -122,40 +119,31 @@ class TensorBoard:
         # TensorBoard shows Markdown, in which indented lines are code.
         text = json.dumps(finite(plain(subject.config)), indent=1, default=str)
         shown = "".join(f"    {line}\n" for line in text.splitlines())
-        self._write(step, self._summaries.text("config", shown))
+        self._writer.add_text("config", shown, step)
+        self._writer.flush()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one event with every metric."""
+        """Write every metric."""
         if step <= self._last:
             self._writer.close()
             self._open(step)
-        self._numbers(step, metrics)
+        for name, number in metrics.items():
+            self._writer.add_scalar(name, number, step)
+        self._writer.flush()
         self._last = step
 
     def finish(self, results: Mapping[str, float]) -> None:
         """Write the results at the last step, and close the file."""
-        if results:
-            self._numbers(self._last, results)
+        for name, number in results.items():
+            self._writer.add_scalar(name, number, self._last)
         self._writer.close()
-
-    def _numbers(self, step: int, metrics: Mapping[str, float]) -> None:
-        value = self._summaries.Summary.Value
-        values = [value(tag=name, simple_value=number) for name, number in metrics.items()]
-        self._write(step, self._summaries.Summary(value=values))
 
     def _open(self, step: int) -> None:
         """Begin a file, which takes back what files before it have of `step` and later."""
         # The library names a file by the second, and two of one second would be one. TensorBoard
         # reads files by the order of their names.
         suffix = f".{time.time_ns()}"
-        self._writer = self._files.EventsWriter(str(self._folder / "events"), suffix)
-        begins = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._write(step, session_log=begins)
-
-    def _write(self, step: int, summary: Any = None, **fields: Any) -> None:
-        event = self._events.Event(wall_time=time.time(), step=step, summary=summary, **fields)
-        self._writer.write_event(event)
-        self._writer.flush()
+        self._writer = self._make(str(self._folder), purge_step=step, filename_suffix=suffix)
 
 
 class WeightsAndBiases:

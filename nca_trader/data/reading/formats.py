@@ -91,8 +91,8 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
     Raises:
       BarError: there is no table, or it unpacks to more than is allowed.
     """
-    if request.header is not None and isinstance(source, Frame):
-        raise BarError(f"{argument('header')} is of a CSV, and a frame has names; leave it out.")
+    if isinstance(source, Frame):
+        refuse_header(request, "a frame")
     if isinstance(source, pd.DataFrame):
         yield from titled(slices(source), "DataFrame", len(source))
         return
@@ -104,9 +104,8 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
         copy = fetched(path) if isinstance(path, CloudPath) else path
         size, done = _size(copy), 0
         binary = copy.is_dir() or copy.suffix in (*files.PARQUET, ".feather", ".arrow")
-        if binary and request.header is not None:
-            say = f"{argument('header')} is of a CSV, and this file has names; leave it out"
-            raise BarError(f"{path}: {say}.")
+        if binary:
+            refuse_header(request, path)
         chunks = titled(*tables(copy, request)) if binary else load_csv(copy, request)
         with Progress(size, f"read {copy.name}", "bytes") as shown:
             for chunk in chunks:
@@ -133,6 +132,12 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
         what = what.replace(str(copy), str(path)).rstrip(".")
         raise refusal(path, Kind.D001, f"can't be read ({what})") from error
+
+
+def refuse_header(request: Request, source: object) -> None:
+    """Refuse the line of a header for what names its columns itself."""
+    if request.header is not None:
+        raise BarError(f"{argument('header')} is of a CSV; leave it out with {source}.")
 
 
 def _size(path: Path) -> int:

@@ -61,10 +61,8 @@ def joined(date: pd.Series, clock: pd.Series) -> pd.Series:
     text = _texts(clock)
     digits = text.str.fullmatch(r"\d{1,6}").to_numpy(bool, na_value=False)
     if digits.any():
-        long = text[digits].str.len().max() not in (3, 4)
-        form, width = (r"^(\d\d)(\d\d)(\d\d)$", 6) if long else (r"^(\d\d)(\d\d)$", 4)
-        with_colons = text.str.zfill(width).str.replace(form, r"\1:\2" + r":\3" * long, regex=True)
-        text = text.mask(digits, with_colons)
+        width = 4 if text[digits].str.len().max() in (3, 4) else 6
+        text = text.mask(digits, text.str.zfill(width))
     return (_texts(date) + " " + text).str.strip()
 
 
