@@ -340,11 +340,9 @@ def series_faults(
     # Before missing bars are left out: their rows show that a gap is known.
     parted = gaps_of_half_a_year(time, code, present)
     if len(parted):
-        first, own = int(parted[0]), np.flatnonzero(code == code[parted[0]])
-        until = next((int(at) for at in parted[1:] if code[at] == code[first]), int(own[-1]) + 1)
-        days = [str(time[at])[:10] for at in (own[0], first - 1, first, until - 1)]
-        say = f"{symbols[code[first]]} has bars from {days[0]} to {days[1]} and again from "
-        add(Kind.D025, parted, f"{say}{days[2]} to {days[3]}: a ticker used again, or a gap")
+        first = parted[0]
+        say = f"{symbols[code[first]]} has no bar between {str(time[first - 1])[:10]} and "
+        add(Kind.D025, parted, f"{say}{str(time[first])[:10]}: a ticker used again, or a gap")
     checked = present & (columns["close"][rows] > 0)
     if not checked.all():  # a missing bar carries an old price that was not traded
         rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]

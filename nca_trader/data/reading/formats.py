@@ -182,17 +182,14 @@ def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
 
 
 def _not_utf8(path: Path, request: Request) -> BarError:
-    """Return the error that names the first line that is not UTF-8, and its byte."""
+    """Return the error that names the first line that is not UTF-8."""
     say = "is not UTF-8"
     with io.BufferedReader(Bytes(path, request.memory_gb)) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode()
-            except UnicodeDecodeError as at:
-                byte = line[at.start]
-                char = bytes([byte]).decode("cp1252" if byte < 0xA0 else "latin-1", "replace")
-                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1 or "
-                say += "Windows-1252"
+            except UnicodeDecodeError:
+                say = f"line {number} is not UTF-8"
                 break
     return refusal(path, Kind.D001, say, "Save it as UTF-8")
 

@@ -22,7 +22,6 @@ from nca_trader.errors import argument
 # The unit of an epoch follows from its size.
 EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds per unit
 MICROSECONDS = 1e14
-SERIALS = (2e4, 8e4)  # days since 1900 or 1904, as spreadsheets count; which, no number shows
 # A time outside these counts as not readable.
 EARLIEST, LATEST = np.datetime64("1800-01-01", "ns"), np.datetime64("2200-01-01", "ns")
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
@@ -87,14 +86,12 @@ class _Written(NamedTuple):
       time: `[rows]` datetime64[ns], NaT where a time cannot be read.
       zone: `[rows]` place of its zone in `zones`, which begin with UTC; -1 without one.
       order: the fault of dates whose order cannot be known.
-      remedy: for times that cannot be read; or "".
     """
 
     time: np.ndarray
     zone: np.ndarray
     zones: list[str]
     order: Fault | None = None
-    remedy: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -133,7 +130,7 @@ def read_times(column: pd.Series, timezone: str | None, dates: str | None) -> Ti
     faults, unread = [], np.isnat(time)
     if unread.any():
         say = f"time {_shown(column, unread)!r} can't be read"
-        faults.append(Fault(Kind.D013, say, unread, written.remedy))
+        faults.append(Fault(Kind.D013, say, unread))
     skipped, clock = np.zeros(len(time), dtype=bool), timezone
     for place, zone in [*enumerate(written.zones[1:], 1), (-1, timezone)]:
         rows = ~unread & (written.zone == place)
@@ -197,10 +194,8 @@ def _written(column: pd.Series, dates: str | None) -> _Written:
     orders = rows.groupby([_split_date(day)[0] for day in rows.index]).sum()
     if len(orders):
         return _dated(column, str(orders.idxmax()), dates)
-    serial = SERIALS[0] < size < SERIALS[1]
-    remedy = "A spreadsheet's count of days: give the column the format of a date, and save"
     none = np.full(len(column), NAT)
-    return _Written(none, np.zeros(len(none)), [], None, remedy * serial)
+    return _Written(none, np.zeros(len(none)), [])
 
 
 def _epochs(column: pd.Series, size: float) -> _Written:
