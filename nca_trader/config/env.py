@@ -172,13 +172,10 @@ class EnvConfig:
 
     def __post_init__(self):
         problems = [
-            *one_of(self, "fill", ("next_open", "close")),
-            *one_of(self, "order", ("on_change", "rebalance")),
             *known(self, "sessions", "sessions", SESSIONS),
             *known(self, "actions", "actions", ACTIONS),
             *known(self, "reward", "rewards", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
-            *one_of(self, "sizing", ("fixed", "volatility")),
             *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),
             *between(self, "[0, 1)", "feature_dropout"),
             *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),

@@ -28,7 +28,6 @@ from nca_trader.errors import ConfigError, StateError
 T = TypeVar("T")
 RESTORE = "restore it from a copy"
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-EXAMPLES = {int: "1, 2", float: "0.5, 1.0", str: '"one", "two"', bool: "true, false"}
 INTEGERS = range(-(2**63), 2**63)  # those of TOML and of every array
 HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 SHOWN = 60  # characters of a wrong value that a message repeats
@@ -178,21 +177,16 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         try:
             return converted(value, inner, none, path)
         except Mismatch as wrong:
+            if wrong.path != path or wrong.value is not value:  # of something inside of it
+                raise
             word = "null" if none is None else f'"{none}"'
-            raise Mismatch(f"{wrong.expected} or {word}", wrong.value, wrong.path) from None
+            raise Mismatch(f"{wrong.expected} or {word}", value, path) from None
     if origin in (tuple, list):
         if not isinstance(value, list):
-            example = f", e.g. [{EXAMPLES[of[0]]}]," if of[0] in EXAMPLES else ""
-            raise Mismatch(f"a list{example}", value, path)
+            raise Mismatch("a list", value, path)
         if origin is tuple and ... not in of and len(value) != len(of):
             raise Mismatch(f"a list of {len(of)}", value, path)
-        try:
-            return origin(converted(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
-        except Mismatch as wrong:
-            if of[0] not in NAMES:
-                raise
-            each = f"a list in which each is {wrong.expected}"
-            raise Mismatch(each, value, path) from None
+        return origin(converted(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
     if kind in NAMES:
         # Many programs write 1.0 as 1.
         if kind is float and type(value) is int:

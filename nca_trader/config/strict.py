@@ -78,9 +78,10 @@ def _of_type(key: str, value: Any, kind: Any) -> str:
     several = isinstance(value, tuple | list)
     bare = [x.item() if isinstance(x, np.generic) else x for x in (value if several else [value])]
     try:
-        converted(bare if several else bare[0], kind)
+        converted(bare if several else bare[0], kind, path=key)
     except Mismatch as wrong:
-        return f"{key}={value!r} is {described(value)}; give {wrong.expected.rstrip(',')}."
+        found = value if wrong.path == key else wrong.value
+        return f"{wrong.path}={found!r} is {described(found)}; give {wrong.expected}."
     return ""
 
 

@@ -244,11 +244,6 @@ def tracker_of(named: str | Tracker | None) -> Tracker | None:
         return tracker_of(others[kind].load()(options))
 
 
-class _Call(NamedTuple):
-    name: str
-    args: tuple[Any, ...] = ()
-
-
 class Tracking:
     """Calls a tracker in a thread of its own; the first failure is a warning, the rest are quiet.
 
@@ -264,35 +259,35 @@ class Tracking:
     def __init__(self, tracker: Tracker | None, subject: Tracked, step: int):
         self._tracker, self._subject, self._warned = tracker, subject, False
         self.results: dict[str, Any] = {}
-        self._worker: Worker[_Call] | None = None
+        self._worker: Worker[tuple[Any, ...]] | None = None
         if tracker is not None:
             refuse_links_in(subject.folder)
             self._worker = Worker("tracker", self._take, self._lost)
-            self._worker.put(_Call("start", (subject, step)))
+            self._worker.put(("start", subject, step))
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Hand over a row of metrics, e.g. of metrics.jsonl."""
         if self._worker is not None:
-            self._worker.put(_Call("log", (step, numbers_of(row))))
+            self._worker.put(("log", step, numbers_of(row)))
 
     def close(self) -> None:
         """End the tracker; waits a while for what was handed over."""
         if self._worker is None:
             return
-        self._worker.put(_Call("finish", (numbers_of(self.results),)))
+        self._worker.put(("finish", numbers_of(self.results)))
         if not self._worker.close(CLOSING):
-            self._lost(_Call("finish"), f"not done in {CLOSING:g} s")
+            self._lost(("finish",), f"not done in {CLOSING:g} s")
 
-    def _take(self, call: _Call) -> None:
-        getattr(self._tracker, call.name)(*call.args)
+    def _take(self, call: tuple[Any, ...]) -> None:
+        getattr(self._tracker, call[0])(*call[1:])
 
-    def _lost(self, call: _Call, why: object) -> None:
+    def _lost(self, call: tuple[Any, ...], why: object) -> None:
         if not self._warned:
             self._warned = True
             subject = self._subject
             log.warning(
                 "%s: the tracker %s failed (%s: %s); the work goes on, and its files have every "
-                "row", subject.folder or subject.name, type(self._tracker).__name__, call.name,
+                "row", subject.folder or subject.name, type(self._tracker).__name__, call[0],
                 printable(why) or type(why).__name__,
             )  # fmt: skip
 
