@@ -20,7 +20,6 @@ from nca_trader.data.reading.repairs import (
     rows_that_stay,
     typical,
 )
-from nca_trader.data.reading.times import runs_one_way
 from nca_trader.data.reading.unnamed import ask_adjustments, ask_symbol
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
@@ -258,7 +257,7 @@ def order_faults(
     parts = {"year": day.year, "month": day.day, "day": day.month}
     other[swap] += pd.to_datetime(pd.DataFrame(parts)).to_numpy() - day.to_numpy()
     # Sorting such rows would hide the wrong dates, so no repair fixes this fault.
-    if runs_one_way(other[rows], inside) and not runs_one_way(local[rows], inside):
+    if _runs_one_way(other[rows], inside) and not _runs_one_way(local[rows], inside):
         mask = among & (other != local)
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
         say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
@@ -289,6 +288,12 @@ def order_faults(
         places = np.arange(len(table))[rows]
         faults.append(Fault(Kind.D020, say, table.marked([places[1:][back]])))
     return faults
+
+
+def _runs_one_way(time: np.ndarray, inside: np.ndarray) -> bool:
+    """Return whether times never decrease or never increase, in the steps that are `inside`."""
+    steps = np.diff(time).astype(np.int64) * inside
+    return bool((steps >= 0).all() or (steps <= 0).all())
 
 
 def _of_several(table: Table, among: np.ndarray, again: np.ndarray) -> bool:

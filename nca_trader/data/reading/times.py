@@ -384,9 +384,3 @@ def _utc(local: np.ndarray, zone: str) -> np.ndarray:
     """Return times by the clock of a zone in UTC; NaT where it skips or repeats one."""
     index = pd.DatetimeIndex(local).tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
     return index.tz_convert(None).to_numpy("datetime64[ns]")
-
-
-def runs_one_way(time: np.ndarray, inside: np.ndarray | bool = True) -> bool:
-    """Return whether times never decrease or never increase, in the steps that are `inside`."""
-    steps = np.diff(time).astype(np.int64) * inside
-    return bool((steps >= 0).all() or (steps <= 0).all())
