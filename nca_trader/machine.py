@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.util
 import itertools
+import multiprocessing
 import os
 import pathlib
 import queue
@@ -31,6 +32,9 @@ T = TypeVar("T")
 SCRATCH = "nca-trader."
 # A file may unpack to so many bytes, or to so many times its own.
 LARGE, PACKED = 1 << 28, 64
+# For processes of Python that do not import from the current folder: one with somebody's bars may
+# hold a file that is named as a module of Python.
+SAFE = {"PYTHONSAFEPATH": "1"}
 CHOSEN = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
 WAITING = 1000  # items that may wait for a slow worker
 # Versions that the tests run with: from, and before. pyproject.toml has the same.
@@ -168,18 +172,29 @@ def refuse_link(path: pathlib.Path, *suffixes: str) -> None:
 
 
 @contextlib.contextmanager
-def safe_path() -> Iterator[None]:
-    """Start processes of Python inside the block that do not import from the current folder.
-
-    A folder with somebody's bars may hold a file that is named as a module of Python.
-    """
-    name = "PYTHONSAFEPATH"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
+def environment(**values: str) -> Iterator[None]:
+    """Set variables for the processes that are started inside the block."""
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ.update(values)
     try:
         yield
     finally:
-        os.environ.pop(name) if before is None else os.environ.update({name: before})
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def killed_after() -> Iterator[None]:
+    """Kill the processes that `multiprocessing` started inside the block: Python waits for them."""
+    before = multiprocessing.active_children()
+    try:
+        yield
+    finally:
+        for process in multiprocessing.active_children():
+            if process not in before:
+                process.kill()
+                process.join()
 
 
 def write_once(path: pathlib.Path, content: str) -> bool:

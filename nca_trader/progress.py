@@ -184,15 +184,6 @@ class Progress:
             if self._terminal or news:
                 self._news()
 
-    @property
-    def passed(self) -> str:
-        """The time since it began, as minutes."""
-        return duration(self._clock() - self._began)
-
-    def finish(self) -> None:
-        """Count what is left as done: the total was only an estimate."""
-        self.update((self._total or self._steps) - self._steps)
-
     def wipe(self) -> None:
         """Remove the line from a terminal; it is drawn again when there is news."""
         if self._bar is not None:

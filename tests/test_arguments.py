@@ -87,7 +87,10 @@ def test_a_misspelt_field_names_the_nearest_one():
         (lambda: nca.Costs(commission=5), "costs.commission = 5.0 is not a fraction in [0, 1)"),
         (lambda: nca.Costs(commission=None), "costs.commission = None is not a number"),
         (lambda: nca.Costs(slippage=[1e-4]), "costs.slippage = [0.0001] is not a number"),
-        (lambda: nca.EnvConfig(features="return_1"), "features='return_1' is a text; give a"),
+        (
+            lambda: nca.EnvConfig(features="return_1"),
+            "features='return_1' is the text 'return_1'; give a list",
+        ),
         (lambda: nca.load_env("ou_mid", "fill=close"), "overrides is the text 'fill=close'"),
         (lambda: nca.Costs(interest_lend=3.0), "3% per year is 0.03"),
         (lambda: nca.rules.sma_cross(10.5, 30), "sma_cross: fast=10.5 is not a whole number"),

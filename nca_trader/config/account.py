@@ -113,9 +113,8 @@ class Costs:
         own, scale = self.own, self.own_scale
         if own is None:
             return [] if scale is None else ["costs.own_scale has no effect without costs.own."]
-        if isinstance(own, str) or not own:
-            what = "isn't a list of names; leave it out, or give ['mine:fee']"
-            return [f"costs.own = {own!r} {what}."]
+        if not own:
+            return ["costs.own = () names no cost; leave it out, or give ['mine:fee']."]
         problems = [f"costs.{problem}" for problem in known(self, "own", "costs", ())]
         if len(set(own)) < len(own):
             problems.append(f"costs.own = {list(own)} names a cost twice; name each once.")
@@ -305,7 +304,6 @@ class AccountConfig:
         expect("capital", self.capital, Real | None, "a number, e.g. 100000.0")
         expect("risk", self.risk, Limits | None, "nca.Limits, e.g. nca.Limits(max_drawdown=0.2)")
         refuse(
-            *(one_of(self, n, x) for n, x in WORDS.items() if getattr(self, n) is not None),
             between(self, "(0, 1)", "floor"),
             limit_problems(self),
         )
@@ -362,6 +360,9 @@ class AccountConfig:
 
 def limit_problems(rules: Any) -> Iterator[str]:
     """Yield the problems of the limits of an `EnvConfig` or an `AccountConfig`."""
+    for name, words in WORDS.items():
+        if getattr(rules, name) is not None:
+            yield from one_of(rules, name, words)
     yield from between(rules, "(0, inf)", "max_gross", "max_net", "capital")
     yield from between(rules, "(0, 1]", "maintenance_margin", "max_participation")
     yield from between(rules, "[0, inf)", "lot", "tick", "min_notional", "dead_band")

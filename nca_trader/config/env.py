@@ -172,13 +172,10 @@ class EnvConfig:
 
     def __post_init__(self):
         problems = [
-            *one_of(self, "fill", ("next_open", "close")),
-            *one_of(self, "order", ("on_change", "rebalance")),
             *known(self, "sessions", "sessions", SESSIONS),
             *known(self, "actions", "actions", ACTIONS),
             *known(self, "reward", "rewards", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
-            *one_of(self, "sizing", ("fixed", "volatility")),
             *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),
             *between(self, "[0, 1)", "feature_dropout"),
             *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),
@@ -220,12 +217,9 @@ class EnvConfig:
                     "sizing='volatility' with reward='pnl', of positions of constant size; take "
                     "reward='log_return'."
                 )
-        # A text is a sequence too: "rsi" would be read as the features "r", "s" and "i".
-        if isinstance(self.features, str):
-            problems.append(f"features={self.features!r} is a text; give a tuple of names.")
         # Twice the same column would only make the network larger.
         repeated = sorted({name for name in self.features if self.features.count(name) > 1})
-        if repeated and not isinstance(self.features, str):
+        if repeated:
             problems.append(f"features={repeated} are named twice; name each feature once.")
         if not self.features and not (self.market and self.market_state):
             problems.append('features=() is empty; name at least one, e.g. "return_1".')

@@ -28,7 +28,6 @@ from nca_trader.errors import ConfigError, StateError
 T = TypeVar("T")
 RESTORE = "restore it from a copy"
 NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-EXAMPLES = {int: "1, 2", float: "0.5, 1.0", str: '"one", "two"', bool: "true, false"}
 INTEGERS = range(-(2**63), 2**63)  # those of TOML and of every array
 HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 SHOWN = 60  # characters of a wrong value that a message repeats
@@ -178,19 +177,16 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         try:
             return converted(value, inner, none, path)
         except Mismatch as wrong:
+            if wrong.path != path or wrong.value is not value:  # of something inside of it
+                raise
             word = "null" if none is None else f'"{none}"'
-            raise Mismatch(f"{wrong.expected} or {word}", wrong.value, wrong.path) from None
+            raise Mismatch(f"{wrong.expected} or {word}", value, path) from None
     if origin in (tuple, list):
         if not isinstance(value, list):
-            example = f", e.g. [{EXAMPLES[of[0]]}]," if of[0] in EXAMPLES else ""
-            raise Mismatch(f"a list{example}", value, path)
-        try:
-            return origin(converted(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
-        except Mismatch as wrong:
-            if of[0] not in NAMES:
-                raise
-            each = f"a list in which each is {wrong.expected}"
-            raise Mismatch(each, value, path) from None
+            raise Mismatch("a list", value, path)
+        if origin is tuple and ... not in of and len(value) != len(of):
+            raise Mismatch(f"a list of {len(of)}", value, path)
+        return origin(converted(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
     if kind in NAMES:
         # Many programs write 1.0 as 1.
         if kind is float and type(value) is int:
@@ -269,8 +265,7 @@ def sealed(value: Mapping[str, Any], indent: int | None = 2) -> str:
     """
     # NaN is refused: other readers of JSON do not know it, and it would not compare equal.
     text = json.dumps({**value, CHECKSUM: BLANK}, indent=indent, allow_nan=False) + "\n"
-    # Of the same length, so that the rest of the text stays where it is.
-    return text.replace(_field(BLANK), _field(hashlib.sha256(text.encode()).hexdigest()))
+    return seal(text.encode(), CHECKSUM).decode()
 
 
 def unsealed(content: bytes, source: str, remedy: str = RESTORE) -> tuple[Any, bool]:
@@ -285,13 +280,24 @@ def unsealed(content: bytes, source: str, remedy: str = RESTORE) -> tuple[Any, b
     value = read_json(content, source, remedy)
     if not isinstance(value, dict) or CHECKSUM not in value:
         return value, False  # of an older version, whose records had none
-    digest = str(value.pop(CHECKSUM))
     # The bytes of the file and not the value written again: another indent is a change as well.
-    blank = content.replace(_field(digest).encode(), _field(BLANK).encode())
-    if hashlib.sha256(blank).hexdigest() != digest:
+    if not is_whole(content, CHECKSUM, value.pop(CHECKSUM)):
         raise StateError(f"{source}: changed since it was written (SHA-256 differs); {remedy}.")
     return value, True
 
 
-def _field(digest: str) -> str:
-    return f'"{CHECKSUM}": "{digest}"'
+def seal(content: bytes, name: str) -> bytes:
+    """Write the SHA-256 of a content over its `BLANK`, a field of this name in its JSON."""
+    digest = hashlib.sha256(content).hexdigest()
+    # Of the same length, so that the rest of the content stays where it is.
+    return content.replace(_field(name, BLANK), _field(name, digest), 1)
+
+
+def is_whole(content: bytes, name: str, digest: object) -> bool:
+    """Whether a content is what `seal` gave this digest."""
+    blank = content.replace(_field(name, digest), _field(name, BLANK), 1)
+    return hashlib.sha256(blank).hexdigest() == digest
+
+
+def _field(name: str, digest: object) -> bytes:
+    return f'"{name}": "{digest}"'.encode()

@@ -155,14 +155,10 @@ def _refuse_size(name: str, value: Any, least: int, what: str = "a whole number 
 
 
 def _number(text: str, whole: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise ConfigError(f"{whole}: {text!r} is not a number; correct it.") from None
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    raise ConfigError(f"{whole}: {text!r} is not a number; correct it.")
 
 
 def _named(text: str, name: str, example: str, known: Mapping[str, Any]) -> tuple[str, str]:

@@ -7,11 +7,13 @@ import difflib
 import functools
 import types
 import typing
-from numbers import Real
 from typing import Any, TypeVar
+
+import numpy as np
 
 from nca_trader.config.extensions import name_of
 from nca_trader.config.ranges import a, defaults_of, described, refuse
+from nca_trader.config.records import Mismatch, converted
 
 T = TypeVar("T")
 
@@ -67,25 +69,20 @@ def strict(cls: type[T]) -> type[T]:
 
 def _of_type(key: str, value: Any, kind: Any) -> str:
     """Return what is wrong with the type of a text, a flag or a tuple; "" for a number."""
-    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value is None and types.NoneType in kinds:
+    if isinstance(kind, types.UnionType):  # with None
+        kind = typing.get_args(kind)[0]
+        if value is None:
+            return ""
+    if kind not in (str, bool) and typing.get_origin(kind) is not tuple:
         return ""
-    of = next((typing.get_args(one) for one in kinds if typing.get_origin(one) is tuple), None)
-    if str in kinds:
-        fits, accepted = isinstance(value, str), "a text"
-    elif bool in kinds:
-        fits, accepted = type(value).__name__ in ("bool", "bool_"), "True or False"
-    elif of is not None:
-        item = str if of[0] is str else Real
-        # A text in the place of a tuple has a message of its own.
-        items = value if isinstance(value, tuple | list) else ()
-        fits = isinstance(value, str | tuple | list) and all(isinstance(x, item) for x in items)
-        fits = fits and (... in of or len(items) == len(of))
-        size = "" if ... in of else f"{len(of)} "
-        accepted = f"a tuple of {size}{'texts' if item is str else 'numbers'}"
-    else:
-        return ""
-    return "" if fits else f"{key}={value!r} is {described(value)}; give {accepted}."
+    several = isinstance(value, tuple | list)
+    bare = [x.item() if isinstance(x, np.generic) else x for x in (value if several else [value])]
+    try:
+        converted(bare if several else bare[0], kind, path=key)
+    except Mismatch as wrong:
+        found = value if wrong.path == key else wrong.value
+        return f"{wrong.path}={found!r} is {described(found)}; give {wrong.expected}."
+    return ""
 
 
 def _by_name(values: dict[str, Any], key: str) -> dict[str, Any]:

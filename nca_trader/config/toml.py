@@ -282,12 +282,13 @@ class _Reader:
                 read = field.metadata.get("read")
                 try:
                     values[field.name] = (
-                        read(value) if read else converted(value, types_of[field.name], NONE)
+                        read(value) if read else converted(value, types_of[field.name], NONE, key)
                     )
-                except Mismatch as mismatch:
+                except Mismatch as wrong:
                     doubtful.append(key)
-                    given = "..." if field.metadata.get("secret") else shown(value)
-                    self.report(here, f"{key} = {given} where {mismatch.expected} is expected.")
+                    given = "..." if field.metadata.get("secret") else shown(wrong.value)
+                    at = wrong.path or key
+                    self.report(here, f"{at} = {given} where {wrong.expected} is expected.")
         # A table with problems has no object, and its problems are recorded already.
         if any(
             value is None and dataclasses.is_dataclass(types_of[k]) for k, value in values.items()

@@ -37,7 +37,7 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
-from nca_trader.data.reading.formats import ArrowStream, Frame
+from nca_trader.data.reading.formats import ArrowStream, Frame, refuse_header
 from nca_trader.data.reading.parse import parse
 from nca_trader.data.reading.repairs import (
     note_of,
@@ -46,7 +46,7 @@ from nca_trader.data.reading.repairs import (
     without_signs,
 )
 from nca_trader.data.reading.repairs import repair as repaired
-from nca_trader.errors import BarError, ConfigError, argument
+from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import COLUMN, EXTRAS, PRICES, Bars, split_columns
 
 MOST_MISSING = 1 / 3  # of the expected times, without a question
@@ -151,15 +151,13 @@ def read_bars(
         parse_memory(memory_gb), parse_splits(split), own, parse_header(header),
     )  # fmt: skip
     if isinstance(source, str) and source.startswith(SAMPLE):
-        if header is not None:
-            raise BarError(f"{argument('header')} is of a CSV; leave it out with {source}.")
+        refuse_header(request, source)
         bars = sample_bars(source.removeprefix(SAMPLE))
         return with_columns(bars.select(*(wanted or bars.symbols)), more, request)
     if isinstance(source, str) and is_source(source):
         given = own_source(source)
-        if header is not None and isinstance(given, Bars):
-            raise BarError(f"{argument('header')} is of a CSV; {source} gives bars; leave it out.")
         if isinstance(given, Bars):  # checked by its own constructor
+            refuse_header(request, source)
             bars = with_columns(given.select(*(wanted or given.symbols)), more, request)
         else:
             how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}

@@ -41,7 +41,7 @@ from nca_trader.errors import (
     logger,
     options_named,
 )
-from nca_trader.machine import cores, safe_path
+from nca_trader.machine import SAFE, cores, environment, killed_after
 from nca_trader.progress import quiet
 
 T = TypeVar("T")
@@ -335,42 +335,34 @@ def _perform_held(packed: bytes) -> bytes:
     return perform(_common, packed)
 
 
-class _Lane:
-    """One spawned process that does one job at a time."""
-
-    def __init__(self, common: bytes):
-        self._common = common
-        self.renew()
-
-    def renew(self) -> None:
-        # An executor of one process: where it dies, only its job is lost, and it is known which.
-        context = multiprocessing.get_context("spawn")
-        with safe_path():  # its queues start a process that keeps count of them
-            self.pool = concurrent.futures.ProcessPoolExecutor(1, context, _begin, (self._common,))
+def _pool(common: bytes) -> concurrent.futures.ProcessPoolExecutor:
+    """Return an executor of one process: where it dies, only its job is lost, and it is known."""
+    context = multiprocessing.get_context("spawn")
+    with environment(**SAFE):  # its queues start a process that keeps count of them
+        return concurrent.futures.ProcessPoolExecutor(1, context, _begin, (common,))
 
 
 def _on_processes(
     count: int, common: bytes, packed: Sequence[bytes], names: Sequence[str]
 ) -> Answers:
     """Keep `count` processes busy; yield each job's number and answer."""
-    before = {process.pid for process in multiprocessing.active_children()}
     waiting = collections.deque(range(len(packed)))
     deaths: collections.Counter[int] = collections.Counter()
-    lanes = [_Lane(common) for _ in range(count)]
-    running: dict[concurrent.futures.Future[bytes], tuple[_Lane, int]] = {}
-    try:
-        idle = list(lanes)
+    running: dict[concurrent.futures.Future[bytes], tuple[Any, int]] = {}
+    # Workers that are idle end by themselves; those at work are not waited for.
+    with killed_after():
+        idle = [_pool(common) for _ in range(count)]
         while waiting or running:
             while idle and waiting:
-                lane, number = idle.pop(0), waiting.popleft()
-                with safe_path():  # a process starts with its first job
-                    future = lane.pool.submit(_perform_held, packed[number])
-                running[future] = lane, number
+                pool, number = idle.pop(0), waiting.popleft()
+                with environment(**SAFE):  # a process starts with its first job
+                    future = pool.submit(_perform_held, packed[number])
+                running[future] = pool, number
             finished, _ = concurrent.futures.wait(
                 running, return_when=concurrent.futures.FIRST_COMPLETED
             )
             for future in finished:
-                lane, number = running.pop(future)
+                pool, number = running.pop(future)
                 try:
                     answer = future.result()
                 except concurrent.futures.process.BrokenProcessPool:
@@ -378,19 +370,11 @@ def _on_processes(
                     if deaths[number] > RETRIES:
                         raise _given_up(names[number]) from None
                     log.warning("%s: its worker died; it is done again", names[number])
-                    lane.renew()
+                    pool = _pool(common)
                     waiting.appendleft(number)
                 else:
                     yield number, answer
-                idle.append(lane)
-    finally:
-        for lane in lanes:
-            lane.pool.shutdown(wait=False, cancel_futures=True)
-        # Workers that are idle end by themselves; those at work are not waited for.
-        for process in multiprocessing.active_children():
-            if process.pid not in before:
-                process.kill()
-                process.join()
+                idle.append(pool)
 
 
 def _given_up(name: str) -> RuntimeError:

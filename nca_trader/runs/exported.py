@@ -32,7 +32,7 @@ from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.agent import MAX_AGENTS
-from nca_trader.config.records import plain, read_json, record, shown
+from nca_trader.config.records import BLANK, is_whole, plain, read_json, record, seal, shown
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
@@ -51,7 +51,6 @@ DTYPES = {
     "U8": np.dtype("u1"),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-NO_DIGEST = "0" * 64
 LARGEST, RANK = 1 << 30, 8  # bytes of a file and axes of an array, at most
 MEAN = "mean"  # in the place of an agent's number
 REFERENCE = "features"  # a text of the metadata
@@ -375,7 +374,7 @@ def write_tensors(
     Raises:
       StateError: it cannot be written.
     """
-    about = {**metadata, "kind": kind, "version": str(version), "sha256": NO_DIGEST}
+    about = {**metadata, "kind": kind, "version": str(version), "sha256": BLANK}
     header: dict[str, object] = {"__metadata__": about}
     pieces, end = [], 0
     for name, array in tensors.items():
@@ -390,9 +389,8 @@ def write_tensors(
         end += len(piece)
     text = json.dumps(header, sort_keys=True).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the arrays
-    content = struct.pack("<Q", len(text)) + text + b"".join(pieces)
-    digest = hashlib.sha256(content).hexdigest()
-    content = content.replace(_field(NO_DIGEST), _field(digest), 1)
+    # The first match is in the header, which comes before the arrays.
+    content = seal(struct.pack("<Q", len(text)) + text + b"".join(pieces), "sha256")
     write_atomically(path, content)
     return len(content)
 
@@ -412,6 +410,15 @@ def refuse_other(tensors: Mapping[str, np.ndarray], layout: Layout) -> None:
             raise ValueError(f"tensor {name!r} is {there} where its agent has {here}")
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             raise ValueError(f"tensor {name!r} holds a number that is not finite")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A tensor in the header. dtype: of `DTYPES`; data_offsets: where its bytes begin and end."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
 
 
 def read_tensors(
@@ -440,9 +447,7 @@ def read_tensors(
         there, number, digest = about["kind"], int(about["version"]), about["sha256"]
     except (StateError, ValueError, KeyError, TypeError, AttributeError, struct.error):
         raise _damaged(path, "its header cannot be read") from None
-    # The first match is in the header, which comes before the arrays.
-    blank = content.replace(_field(digest), _field(NO_DIGEST), 1)
-    if hashlib.sha256(blank).hexdigest() != digest:
+    if not is_whole(content, "sha256", digest):
         raise _damaged(path, "its SHA-256 differs from the one it was written with")
     # After the digest, so a damaged name is called damage and not another kind.
     if there != kind:
@@ -452,39 +457,20 @@ def read_tensors(
             f"{path}: format {number}, this version reads {version}; write it again from its run."
         )
     # A forged file has a valid digest too, so every entry is validated before it is read.
-    arrays, end = {}, 8 + length
-    try:
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            shape, place, dtype = entry.pop("shape"), entry.pop("data_offsets"), entry.pop("dtype")
-            if entry or dtype not in DTYPES or not _counts(shape, RANK) or not _counts(place, 2):
-                raise _damaged(path, f"tensor {name!r} has a malformed entry")
-            size = math.prod(shape)  # of Python's integers: it cannot overflow
-            begin, stop = (8 + length + offset for offset in place)
-            if begin != end or stop > len(content) or max(shape, default=0) > LARGEST:
-                raise _damaged(path, f"tensor {name!r} overlaps others or leaves a gap")
-            if size * DTYPES[dtype].itemsize != stop - begin:
-                raise _damaged(path, f"tensor {name!r} is not as large as its bytes")
-            arrays[name] = np.frombuffer(content, DTYPES[dtype], size, begin).reshape(shape)
-            end = stop
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise _damaged(path, "an entry of its header is malformed") from None
-    if end != len(content):
-        raise _damaged(path, f"{len(content) - end:,} bytes belong to no tensor")
+    entries, arrays, end = record(dict[str, _Entry], header, str(path), AGAIN), {}, 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        dtype, begin, shape = DTYPES.get(entry.dtype), end, entry.shape
+        size = math.prod(shape)  # of Python's integers: it cannot overflow
+        end += size * (dtype.itemsize if dtype else 0)
+        known = dtype is not None and len(shape) <= RANK and all(0 <= n <= LARGEST for n in shape)
+        # One after the other, without a gap.
+        if not known or entry.data_offsets != [begin, end] or 8 + length + end > len(content):
+            raise _damaged(path, f"the entry of tensor {name!r} is not that of its bytes")
+        arrays[name] = np.frombuffer(content, dtype, size, 8 + length + begin).reshape(shape)
+    if 8 + length + end != len(content):
+        raise _damaged(path, f"{len(content) - 8 - length - end:,} bytes belong to no tensor")
     # In the order of the header, not of the bytes.
-    return {name: arrays[name] for name in header}, about
-
-
-def _field(digest: object) -> bytes:
-    return f'"sha256": "{digest}"'.encode()
-
-
-def _counts(value: Any, most: int) -> bool:
-    """Whether `value` is a list of at most `most` whole numbers, none below 0."""
-    return (
-        isinstance(value, list)
-        and all(type(n) is int and n >= 0 for n in value[: most + 1])
-        and (len(value) <= most)
-    )
+    return {name: arrays[name] for name in entries}, about
 
 
 def _damaged(path: Place, what: str) -> StateError:

@@ -96,9 +96,9 @@ def compare_runs(paths: Sequence[str | os.PathLike[str] | CloudPath]) -> pd.Data
         run = Run(path, allow_code=None)
         rows, data = run.metrics(), run.manifest.data
         last = rows[-1] if rows else {}
+        settings: Any = {"env": plain(run.env_config), "agent": plain(run.agent_config)}
         columns[str(run.path)] = {
-            **_flat("env", plain(run.env_config)),
-            **_flat("agent", plain(run.agent_config)),
+            **pd.json_normalize(settings).iloc[0],
             "seed": run.manifest.seed,
             "data": data.sha256[:12],
             "symbols": ", ".join(data.symbols),
@@ -112,16 +112,6 @@ def compare_runs(paths: Sequence[str | os.PathLike[str] | CloudPath]) -> pd.Data
     # As texts: settings are lists and dicts too, which no set holds.
     differs = [len({str(value) for value in row}) > 1 for row in table.to_numpy()]
     return table[differs]
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    """Return the leaves of nested settings by their path."""
-    if not isinstance(value, dict):
-        return {name: value}
-    found: dict[str, Any] = {}
-    for key, inner in value.items():
-        found |= _flat(f"{name}.{key}", inner)
-    return found
 
 
 def remove_run(path: str | os.PathLike[str] | CloudPath) -> None:

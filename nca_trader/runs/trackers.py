@@ -88,16 +88,13 @@ class TensorBoard:
 
     def __init__(self, options: str = ""):
         try:
-            from tensorboardX import event_file_writer, summary  # pyright: ignore
-            from tensorboardX.proto import event_pb2  # pyright: ignore
+            from tensorboardX import SummaryWriter  # pyright: ignore
         except ImportError:
             raise ConfigError(
                 f"{argument('track')} tensorboard needs tensorboardX, which is not installed; "
                 "pip install tensorboardX."
             ) from None
-        self._files: Any = event_file_writer
-        self._events: Any = event_pb2
-        self._summaries: Any = summary
+        self._make: Any = SummaryWriter
         self._root = local(options, "what TensorBoard reads") if options else None
         if self._root is not None:
             try:
@@ -122,40 +119,31 @@ class TensorBoard:
         # TensorBoard shows Markdown, in which indented lines are code.
         text = json.dumps(finite(plain(subject.config)), indent=1, default=str)
         shown = "".join(f"    {line}\n" for line in text.splitlines())
-        self._write(step, self._summaries.text("config", shown))
+        self._writer.add_text("config", shown, step)
+        self._writer.flush()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one event with every metric."""
+        """Write every metric."""
         if step <= self._last:
             self._writer.close()
             self._open(step)
-        self._numbers(step, metrics)
+        for name, number in metrics.items():
+            self._writer.add_scalar(name, number, step)
+        self._writer.flush()
         self._last = step
 
     def finish(self, results: Mapping[str, float]) -> None:
         """Write the results at the last step, and close the file."""
-        if results:
-            self._numbers(self._last, results)
+        for name, number in results.items():
+            self._writer.add_scalar(name, number, self._last)
         self._writer.close()
-
-    def _numbers(self, step: int, metrics: Mapping[str, float]) -> None:
-        value = self._summaries.Summary.Value
-        values = [value(tag=name, simple_value=number) for name, number in metrics.items()]
-        self._write(step, self._summaries.Summary(value=values))
 
     def _open(self, step: int) -> None:
         """Begin a file, which takes back what files before it have of `step` and later."""
         # The library names a file by the second, and two of one second would be one. TensorBoard
         # reads files by the order of their names.
         suffix = f".{time.time_ns()}"
-        self._writer = self._files.EventsWriter(str(self._folder / "events"), suffix)
-        begins = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._write(step, session_log=begins)
-
-    def _write(self, step: int, summary: Any = None, **fields: Any) -> None:
-        event = self._events.Event(wall_time=time.time(), step=step, summary=summary, **fields)
-        self._writer.write_event(event)
-        self._writer.flush()
+        self._writer = self._make(str(self._folder), purge_step=step, filename_suffix=suffix)
 
 
 class WeightsAndBiases:
@@ -256,11 +244,6 @@ def tracker_of(named: str | Tracker | None) -> Tracker | None:
         return tracker_of(others[kind].load()(options))
 
 
-class _Call(NamedTuple):
-    name: str
-    args: tuple[Any, ...] = ()
-
-
 class Tracking:
     """Calls a tracker in a thread of its own; the first failure is a warning, the rest are quiet.
 
@@ -276,35 +259,35 @@ class Tracking:
     def __init__(self, tracker: Tracker | None, subject: Tracked, step: int):
         self._tracker, self._subject, self._warned = tracker, subject, False
         self.results: dict[str, Any] = {}
-        self._worker: Worker[_Call] | None = None
+        self._worker: Worker[tuple[Any, ...]] | None = None
         if tracker is not None:
             refuse_links_in(subject.folder)
             self._worker = Worker("tracker", self._take, self._lost)
-            self._worker.put(_Call("start", (subject, step)))
+            self._worker.put(("start", subject, step))
 
     def log(self, step: int, row: Mapping[str, Any]) -> None:
         """Hand over a row of metrics, e.g. of metrics.jsonl."""
         if self._worker is not None:
-            self._worker.put(_Call("log", (step, numbers_of(row))))
+            self._worker.put(("log", step, numbers_of(row)))
 
     def close(self) -> None:
         """End the tracker; waits a while for what was handed over."""
         if self._worker is None:
             return
-        self._worker.put(_Call("finish", (numbers_of(self.results),)))
+        self._worker.put(("finish", numbers_of(self.results)))
         if not self._worker.close(CLOSING):
-            self._lost(_Call("finish"), f"not done in {CLOSING:g} s")
+            self._lost(("finish",), f"not done in {CLOSING:g} s")
 
-    def _take(self, call: _Call) -> None:
-        getattr(self._tracker, call.name)(*call.args)
+    def _take(self, call: tuple[Any, ...]) -> None:
+        getattr(self._tracker, call[0])(*call[1:])
 
-    def _lost(self, call: _Call, why: object) -> None:
+    def _lost(self, call: tuple[Any, ...], why: object) -> None:
         if not self._warned:
             self._warned = True
             subject = self._subject
             log.warning(
                 "%s: the tracker %s failed (%s: %s); the work goes on, and its files have every "
-                "row", subject.folder or subject.name, type(self._tracker).__name__, call.name,
+                "row", subject.folder or subject.name, type(self._tracker).__name__, call[0],
                 printable(why) or type(why).__name__,
             )  # fmt: skip
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.errors import ConfigError, RunError, out_of_memory
-from nca_trader.machine import safe_path, scratch
+from nca_trader.machine import SAFE, environment, killed_after, scratch
 from nca_trader.scale.chips import Slice
 from nca_trader.scale.hlo import ProgramCost, cost_of, read_module, unknown_loops
 from nca_trader.types import Bars
@@ -85,33 +85,11 @@ class Needs(NamedTuple):
 
 
 Ask = Callable[[Question], Needs]
-SECOND = 1.0  # between two reports of a compilation
-# What the compiler is at, by the newest of the files that it writes.
-STAGES = {
-    "*.after_codegen.txt": "reading the program",
-    "*.after_optimizations_after_buffer_assignment.txt": "generating code",
-    "*.before_optimizations.txt": "optimising, and placing arrays",
-    "*": "compiling",
-}
-
-
-def stage_of(folder: pathlib.Path) -> str:
-    """Return what a compilation is at that writes into `folder`.
-
-    Example:
-      >>> stage_of(pathlib.Path("not-there"))
-      'tracing the update'
-    """
-    found = (stage for pattern, stage in STAGES.items() if any(folder.glob(pattern)))
-    return next(found, "tracing the update")
 
 
 @contextlib.contextmanager
-def compiler(report: Callable[[str], None] = lambda stage: None) -> Iterator[Ask]:
+def compiler() -> Iterator[Ask]:
     """Yield the function that asks the compiler, each time in a process of its own.
-
-    Args:
-      report: called about once a second while it compiles, with what it is at.
 
     Raises:
       ConfigError: the compiler is not installed.
@@ -123,57 +101,33 @@ def compiler(report: Callable[[str], None] = lambda stage: None) -> Iterator[Ask
             "plan needs the TPU compiler, which is not installed; "
             "pip install libtpu==0.0.51 (Linux on x86-64, no TPU needed)."
         )
-    with safe_path(), scratch() as folder, open(folder / "said", "w+") as log:
+    with environment(**SAFE), scratch() as folder, open(folder / "said", "w+") as log:
         # Not forked: that process would have a jax that has read its variables already.
         process, numbers = multiprocessing.get_context("spawn"), itertools.count()
 
         def ask(question: Question) -> Needs:
             # The process inherits what stands here when it starts. Later is too late: jax reads
             # its variables when it is imported.
-            before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-            os.environ.update(ENVIRONMENT)
-            try:
-                with (
-                    concurrent.futures.ProcessPoolExecutor(
-                        1, process, initializer=_send_stderr, initargs=(log.name,)
-                    ) as pool,
-                    _killed_after(),
-                ):
+            with environment(**ENVIRONMENT):
+                pool = concurrent.futures.ProcessPoolExecutor(
+                    1, process, initializer=_send_stderr, initargs=(log.name,)
+                )
+                # A compilation goes on for minutes, after an interrupt and after an answer about
+                # memory alone.
+                with pool, killed_after():
                     dumps = folder / str(next(numbers))
                     dumps.mkdir()
-                    asked = pool.submit(answer, question, dumps)
-                    while not concurrent.futures.wait([asked], SECOND).done:
-                        report(stage_of(dumps))
-                    return asked.result()
-            except concurrent.futures.process.BrokenProcessPool:
-                said = [line for line in log.read().splitlines() if line.strip()][-1:]
-                raise RunError(
-                    "the TPU compiler ended its process: "
-                    f"{' '.join(said) or 'without a message'}; try another topology, or look "
-                    "for memory that ran out."
-                ) from None
-            finally:
-                for name in ENVIRONMENT:
-                    del os.environ[name]
-                os.environ.update(before)
+                    try:
+                        return pool.submit(answer, question, dumps).result()
+                    except concurrent.futures.process.BrokenProcessPool:
+                        said = [line for line in log.read().splitlines() if line.strip()][-1:]
+                        raise RunError(
+                            "the TPU compiler ended its process: "
+                            f"{' '.join(said) or 'without a message'}; try another topology, or "
+                            "look for memory that ran out."
+                        ) from None
 
         yield ask
-
-
-@contextlib.contextmanager
-def _killed_after() -> Iterator[None]:
-    """Kill the processes that the block started.
-
-    Python waits for them otherwise, and a compilation goes on for minutes, after an interrupt and
-    after an answer about memory alone.
-    """
-    before = multiprocessing.active_children()
-    try:
-        yield
-    finally:
-        for process in multiprocessing.active_children():
-            if process not in before:
-                process.kill()
 
 
 def _send_stderr(log: str) -> None:

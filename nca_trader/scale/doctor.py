@@ -13,7 +13,6 @@ from nca_trader.scale.chips import CHIPS, KINDS, mesh_axes
 from nca_trader.scale.facts import Facts
 
 GB = 1e9
-OLDEST = {"jax": (0, 10), "python": (3, 11)}
 READERS = {
     "JAX_": "this version of JAX", "XLA_PYTHON_CLIENT_": "this version of JAX",
     "NCA_TRADER_": "nca_trader",
@@ -73,15 +72,9 @@ def mesh_words(axes: dict[str, int]) -> str:
 
 
 def version(facts: Facts) -> Findings:
-    """Find old versions, and a jaxlib or a plugin of another version than jax."""
+    """Find a jaxlib or a plugin of another version than jax."""
     given = facts.versions
     known = {name: tuple(map(int, re.findall(r"\d+", v)[:3])) for name, v in given.items()}
-    for name, least in OLDEST.items():
-        # A package that is not installed is not old.
-        if known.get(name, least) < least:
-            wanted = ".".join(map(str, least))
-            what = f"{name} {given[name]} is older than {wanted}"
-            yield ERROR, what, f"Install {name} {wanted} or newer"
     plugins = [name for name in known if name.startswith("jax-cuda")]
     if "jaxlib" in known:
         jaxlib = f"with jaxlib {given['jaxlib']}"

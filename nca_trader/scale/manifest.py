@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -79,7 +79,9 @@ def manifest(kind: str, there: Slice, command: Sequence[str], run: str, image: s
     """
     if kind == "slurm":
         return slurm(there, command, name_of(run))
-    return "\n".join(yaml_lines(jobset(there, command, name_of(run), image))) + "\n"
+    # JSON, which is YAML.
+    job = jobset(there, command, name_of(run), image)
+    return json.dumps(job, indent=2, ensure_ascii=False) + "\n"
 
 
 def jobset(there: Slice, command: Sequence[str], name: str, image: str) -> dict[str, Any]:
@@ -141,20 +143,3 @@ code=$?
 if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS} ]; then exit $code; fi
 case $code in {over}) exit $code ;; *) scontrol requeue "$SLURM_JOB_ID" ;; esac
 """
-
-
-def yaml_lines(mapping: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
-    """Yield a mapping as YAML; a text is quoted as in JSON, which YAML reads the same way."""
-    for key, value in mapping.items():
-        start = f"{'  ' * depth}{key}:"
-        if isinstance(value, dict):
-            yield start
-            yield from yaml_lines(value, depth + 1)
-        elif isinstance(value, list) and isinstance(value[0], dict):
-            yield start
-            for item in value:
-                first, *others = yaml_lines(item, depth + 2)
-                yield f"{'  ' * (depth + 1)}- {first.strip()}"
-                yield from others
-        else:
-            yield f"{start} {json.dumps(value, ensure_ascii=False)}"

@@ -75,21 +75,15 @@ def plan(
         bars = sample_bars("sp500")
     loaded, changes = on_slice(loaded, there)
     question = Question(config, loaded, bars, there)
-    number, shown, stages = 0, None, []
-
-    def at_stage(stage: str) -> None:
-        if shown is not None:
-            shown.note(f"{stage}  {shown.passed}", news=stage not in stages[-1:])
-            stages.append(stage)
-
-    with compiled.compiler(at_stage) as compiler, Progress(None, f"plan for {there.name}"):
+    number = 0
+    with compiled.compiler() as compiler, Progress(None, f"plan for {there.name}"):
 
         def ask(question: Question) -> Needs:
-            nonlocal number, shown
+            nonlocal number
             number += 1
             segments = question.agent.learner.num_segments
             what = "memory" if question.memory_only else "compilation"
-            with Progress(None, f"{what} {number}, num_segments = {segments:,}") as shown:
+            with Progress(None, f"{what} {number}, num_segments = {segments:,}"):
                 return compiler(question)
 
         found = ask(question)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from nca_trader.progress import human
 from nca_trader.scale.doctor import GB, mesh_words
 from nca_trader.scale.facts import Facts
 
@@ -91,7 +92,7 @@ def _time_lines(report: dict[str, Any]) -> Iterator[str]:
         yield f"  {label:<24}{cycles:>15,} cycles{over}"
     yield (
         f"  {duration(estimate['step_s'])} per update of {estimate['steps']:,} steps, "
-        f"{count(estimate['steps_per_s'])} steps/s; matrix units busy for "
+        f"{human(estimate['steps_per_s'])} steps/s; matrix units busy for "
         f"{100 * estimate['matrix_units_busy']:.2g}% of it"
     )
     parts = ", ".join(f"{name} {duration(each)}" for name, each in estimate["seconds"].items())
@@ -131,7 +132,7 @@ def _largest_lines(found: dict[str, Any]) -> Iterator[str]:
             continue
         needed, rate = each["hbm_bytes_per_chip"], each["steps_per_s"]
         memory = "" if needed is None else f", {binary_size(needed)} per chip"
-        speed = "" if rate is None else f", about {count(rate)} steps/s by two small batches"
+        speed = "" if rate is None else f", about {human(rate)} steps/s by two small batches"
         segments = f"learner.num_segments = {each['num_segments']:,}"
         yield f"{title}: {segments}, {each['steps']:,} steps per update{memory}{speed}"
 
@@ -159,12 +160,15 @@ def profile_lines(found: dict[str, Any]) -> Iterator[str]:
     else:
         yield f"traffic   {least}: {share:.1%} of what memory's {rate:.3g} GB/s could"
     memory = found["memory"]
-    needed = ", ".join(f"{kind} {size_of(memory[kind])}" for kind in ("arguments", "temporaries"))
-    in_use = f"peak {size_of(memory['peak'])} of {size_of(memory['limit'])} in use"
+    needed = ", ".join(
+        f"{kind} {binary_size(memory[kind])}" for kind in ("arguments", "temporaries")
+    )
+    in_use = f"peak {binary_size(memory['peak'])} of {binary_size(memory['limit'])} in use"
     # A CPU has no memory statistics.
     if memory["peak"] is None:
         in_use = "the device reports no more"
-    yield f"memory    {size_of(memory['needed'])} per device by the compiler: {needed}; {in_use}"
+    whole = f"{binary_size(memory['needed'])} per device by the compiler"
+    yield f"memory    {whole}: {needed}; {in_use}"
     yield ""
     if found["parts"] is None:
         yield "parts     unknown: the trace names no operation of the learner's program"
@@ -209,25 +213,15 @@ def doctor_lines(facts: Facts, mesh: dict[str, int]) -> Iterator[str]:
         yield f"data      {facts.data}: {facts.data_rows:,} bars"
 
 
-def count(number: float) -> str:
-    """Write a large number, e.g. "2.5 million"."""
-    return f"{number / 1e6:,.3g} million" if number >= 1e6 else f"{number:,.0f}"
-
-
-def binary_size(size: float) -> str:
+def binary_size(size: float | None) -> str:
     """Write bytes in powers of 1024, in which a chip's memory is given, e.g. "15.75 GiB"."""
+    if size is None:
+        return "?"
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.4g} GiB"
-
-
-def size_of(size: float | None) -> str:
-    """Write bytes in powers of 1000, e.g. "12 MB"."""
-    if size is None:
-        return "?"
-    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
 
 
 def duration(seconds: float) -> str:

@@ -43,7 +43,7 @@ def answers(monkeypatch):
         )._replace(**changes)  # fmt: skip
 
         @contextlib.contextmanager
-        def compiler(report):
+        def compiler():
             yield lambda question: asked.append(question) or found
 
         monkeypatch.setattr(compiled, "compiler", compiler)
@@ -179,9 +179,7 @@ LARGEST = ("plan", "--agent", "nano", "--topology", "v5e-8", "--largest", "--jso
 
 
 def test_largest_prints_both_batches(command, monkeypatch):
-    monkeypatch.setattr(
-        compiled, "compiler", lambda report: contextlib.nullcontext(up_to_a_thousand)
-    )
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(up_to_a_thousand))
     said = command(*LARGEST)
     assert said.code == 0
     largest, efficient = said.json["largest"]["largest"], said.json["largest"]["efficient"]
@@ -204,7 +202,7 @@ def test_an_interrupted_search_prints_the_best_so_far(command, monkeypatch, comp
         asked.append(question.agent.learner.num_segments)
         return up_to_a_thousand(question)
 
-    monkeypatch.setattr(compiled, "compiler", lambda report: contextlib.nullcontext(ask))
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
     said = command(*LARGEST)
     assert said.code == 130 and "the largest batch is the best so far" in said.err
     assert said.json["largest"]["largest"]["num_segments"] == asked[-1]
@@ -215,7 +213,7 @@ def test_an_interrupt_before_the_first_answer_says_no_more(command, monkeypatch)
     def ask(question):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compiled, "compiler", lambda report: contextlib.nullcontext(ask))
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
     said = command(*LARGEST)
     assert said.code == 130 and said.out == "" and said.err.startswith("interrupted; ")
 
@@ -229,7 +227,7 @@ def test_a_long_compilation_says_how_long_it_takes(command, monkeypatch):
         time.sleep(1.5)
         return up_to_a_thousand(question)
 
-    monkeypatch.setattr(compiled, "compiler", lambda report: contextlib.nullcontext(ask))
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
     said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
     lines = [line for line in said.err.splitlines() if "compilation 1, num_segments = 64" in line]
     assert len(lines) >= 2 and "0:01" in lines[-1], said.err

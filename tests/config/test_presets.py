@@ -187,7 +187,7 @@ def test_all_that_is_wrong_is_said_at_once_and_each_once():
         "my.toml: [learner] clip_epsilon=nan is outside its range; give a number in (0, 1)",
         "my.toml: [learner] discount=1.5 is outside its range; give a number in (0, 1]",
         "my.toml: [optimizer] schedule='cosin' is not known; did you mean 'cosine'?",
-        'my.toml: [policy] dilations = [1, "a"] where a list in which each is a whole number',
+        'my.toml: [policy] dilations[1] = "a" where a whole number is expected',
         "my.toml: [policy] hidden = 2.5 where a whole number is expected",
         "my.toml: [policy] kind = 7 where a string is expected",
         "my.toml: speed is not a known key",

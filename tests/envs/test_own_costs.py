@@ -314,7 +314,7 @@ def test_an_action_scheme_that_cannot_be_trusted_is_refused_in_one_line(own_code
     ("given", "message"),
     [
         ({"own": ("fee",)}, r"costs\.own='fee' is not known; It may be 'module:name' of your own"),
-        ({"own": ()}, r"costs\.own = \(\) isn't a list of names"),
+        ({"own": ()}, r"costs\.own = \(\) names no cost"),
         ({"own": ("a:b", "a:b")}, "names a cost twice"),
         ({"own_scale": 2.0}, "has no effect without costs.own"),
         ({"own": (lambda trade: 0.0,)}, "has no name that another process can find"),

@@ -468,7 +468,9 @@ def test_a_spec_with_a_wrong_key_or_type_is_refused(tmp_path, env, name):
 def test_every_field_of_a_spec_comes_back(tmp_path, env, field):
     others = {bool: True, int: 7, float: 1.25e-4, str: "orders"}
     value = {"choices": 3, "limits": (0.5, 1.5)}.get(field.name, getattr(env.spec, field.name))
-    other = others[type(value)] if type(value) in others else (*value[::-1], value[0])
+    other = others.get(type(value))
+    if other is None:  # a tuple; limits are always two
+        other = (*value[::-1], *value[: field.name != "limits"])
     assert other != value
     env = TradingEnv(env.bars, ENV)
     spec = dataclasses.replace(env.spec, **{field.name: other})

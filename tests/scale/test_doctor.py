@@ -96,7 +96,6 @@ def test_the_mesh_of_an_agent_comes_first():
 
 DEAD = {"platform": "", "kinds": (), "device_memory": ()}
 FAULTS = {
-    "old jax": (CPU, {"versions": {"jax": "0.4.30"}}, "error", "version", "jax 0.10 or newer"),
     "jaxlib of another": (
         CPU, {"versions": {"jax": "0.11.2", "jaxlib": "0.10.2"}}, "error", "version", "-U jax",
     ),

@@ -143,7 +143,7 @@ def test_remat_is_tried_where_memory_is_short_and_only_there(
     monkeypatch, limit, per_segment, advice, asked
 ):
     ask, questions = model(limit, per_segment)
-    monkeypatch.setattr(compiled, "compiler", lambda report: contextlib.nullcontext(ask))
+    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
     report = plan(AGENT, "v5e-8", env=ENV, bars=BARS)
     assert report["remat"]["advice"].startswith(advice)
     assert report["fits"] == (limit in (1e6, 8_000))

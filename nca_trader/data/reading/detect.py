@@ -20,12 +20,10 @@ from nca_trader.data.reading.repairs import (
     rows_that_stay,
     typical,
 )
-from nca_trader.data.reading.times import runs_one_way
 from nca_trader.data.reading.unnamed import ask_adjustments, ask_symbol
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
-DAYS_12 = np.timedelta64(12, "D")
 SLACK = 1e-9  # relative: vendors' adjusted prices are off by rounding
 BACK_ADJUSTED = (
     "; adjust a back-adjusted future by ratios instead of differences, or add an offset to all its "
@@ -168,15 +166,13 @@ def _price_faults(table: Table) -> list[Fault]:
 
 
 def _factor_faults(table: Table) -> list[Fault]:
-    faults = []
-    for factor, name in [(table[name], name) for name in FACTORS if name in table]:
-        missing = np.isnan(factor)
-        wrong = ~missing & ~(np.isfinite(factor) & (factor > 0))
-        for mask, repair in ((wrong, "drop-bad"), (missing, "drop-nan")):
-            if (mask := mask & table["present"]).any():
-                say = f"{name} factor = {factor[mask][0]}"
-                faults.append(Fault(Kind.D030, say, mask, repairs=(repair,)))
-    return faults
+    checks = _Checks(table)
+    for name in (name for name in FACTORS if name in table):
+        factor, say = table[name], f"{name} factor = {{{name}}}"
+        wrong = (factor <= 0.0) | np.isinf(factor)
+        checks.fail(Kind.D030, wrong, say, repairs=("drop-bad",))
+        checks.fail(Kind.D030, np.isnan(factor), say, repairs=("drop-nan",))
+    return checks.faults
 
 
 def _extra_faults(table: Table) -> list[Fault]:
@@ -255,12 +251,13 @@ def order_faults(
     rows, inside, forward = _steps(table, among)
     if (forward | ~inside).all():
         return []
-    local = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone or "UTC").tz_localize(None)
-    local, other = local.to_numpy(), local.to_numpy().copy()
-    swap = among & (local.astype("datetime64[D]") - local.astype("datetime64[M]") < DAYS_12)
-    other[swap] = _exchanged(local[swap])
+    clock = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone or "UTC").tz_localize(None)
+    swap, local, other = among & (clock.day <= 12), clock.to_numpy(), clock.to_numpy().copy()
+    day = clock[swap].normalize()
+    parts = {"year": day.year, "month": day.day, "day": day.month}
+    other[swap] += pd.to_datetime(pd.DataFrame(parts)).to_numpy() - day.to_numpy()
     # Sorting such rows would hide the wrong dates, so no repair fixes this fault.
-    if runs_one_way(other[rows], inside) and not runs_one_way(local[rows], inside):
+    if _runs_one_way(other[rows], inside) and not _runs_one_way(local[rows], inside):
         mask = among & (other != local)
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
         say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
@@ -293,6 +290,12 @@ def order_faults(
     return faults
 
 
+def _runs_one_way(time: np.ndarray, inside: np.ndarray) -> bool:
+    """Return whether times never decrease or never increase, in the steps that are `inside`."""
+    steps = np.diff(time).astype(np.int64) * inside
+    return bool((steps >= 0).all() or (steps <= 0).all())
+
+
 def _of_several(table: Table, among: np.ndarray, again: np.ndarray) -> bool:
     """Whether rows that repeat a time are as many, and as different, as those of other assets."""
     if again.sum() < SEVERAL * among.sum():
@@ -300,14 +303,6 @@ def _of_several(table: Table, among: np.ndarray, again: np.ndarray) -> bool:
     keys = [table["symbol"][among], table["time"][among]]
     first = pd.Series(table["close"][among]).groupby(keys).transform("first").to_numpy()
     return bool((first != table["close"][among])[again[among]].mean() > 0.5)
-
-
-def _exchanged(time: np.ndarray) -> np.ndarray:
-    """Return times with day and month exchanged, both at most 12."""
-    month, day = time.astype("datetime64[M]"), time.astype("datetime64[D]")
-    january = time.astype("datetime64[Y]").astype("datetime64[M]")
-    new = (january + (day - month).astype(int)).astype("datetime64[D]")
-    return new + (month - january).astype(int).astype("timedelta64[D]") + (time - day)
 
 
 def _steps(table: Table, among: np.ndarray) -> tuple[slice | np.ndarray, np.ndarray, np.ndarray]:
@@ -350,11 +345,9 @@ def series_faults(
     # Before missing bars are left out: their rows show that a gap is known.
     parted = gaps_of_half_a_year(time, code, present)
     if len(parted):
-        first, own = int(parted[0]), np.flatnonzero(code == code[parted[0]])
-        until = next((int(at) for at in parted[1:] if code[at] == code[first]), int(own[-1]) + 1)
-        days = [str(time[at])[:10] for at in (own[0], first - 1, first, until - 1)]
-        say = f"{symbols[code[first]]} has bars from {days[0]} to {days[1]} and again from "
-        add(Kind.D025, parted, f"{say}{days[2]} to {days[3]}: a ticker used again, or a gap")
+        first = parted[0]
+        say = f"{symbols[code[first]]} has no bar between {str(time[first - 1])[:10]} and "
+        add(Kind.D025, parted, f"{say}{str(time[first])[:10]}: a ticker used again, or a gap")
     checked = present & (columns["close"][rows] > 0)
     if not checked.all():  # a missing bar carries an old price that was not traded
         rows = np.flatnonzero(checked) if isinstance(rows, slice) else rows[checked]

@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -18,11 +18,10 @@ import pandas as pd
 import pyarrow as pa
 
 from nca_trader.cloud import CloudPath, fetched, place
-from nca_trader.config.reading import FIELDS, named_pair, plain, role_of
+from nca_trader.config.reading import named_pair, plain, role_of
 from nca_trader.data.reading import files
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
 from nca_trader.data.reading.files import Bytes, Chunk, EndlessRow, slices, tables, titled
-from nca_trader.data.reading.times import joined, read_times
 from nca_trader.errors import BarError, ConfigError, StoreError, argument
 from nca_trader.progress import Progress
 
@@ -32,6 +31,7 @@ MISSING = (
 )
 SAMPLE = 200  # lines that show the delimiter, the header and the decimal sign
 DELIMITERS = ",;\t|"
+BY_NUMBER = "time=1,open=2,high=3,low=4,close=5,volume=6"  # as most files without names are
 CODE = re.compile(r"0\d+")
 VALUE = re.compile(r"[+-]?[.,]?\d[\d.,:/ TZ+-]*(?:[eE][+-]?\d+)?")
 NUMBER = re.compile(r"[+-]?[$€£¥]? ?([\d.,]*\d) ?[KMBkmb%]?")
@@ -91,8 +91,8 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
     Raises:
       BarError: there is no table, or it unpacks to more than is allowed.
     """
-    if request.header is not None and isinstance(source, Frame):
-        raise BarError(f"{argument('header')} is of a CSV, and a frame has names; leave it out.")
+    if isinstance(source, Frame):
+        refuse_header(request, "a frame")
     if isinstance(source, pd.DataFrame):
         yield from titled(slices(source), "DataFrame", len(source))
         return
@@ -104,9 +104,8 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
         copy = fetched(path) if isinstance(path, CloudPath) else path
         size, done = _size(copy), 0
         binary = copy.is_dir() or copy.suffix in (*files.PARQUET, ".feather", ".arrow")
-        if binary and request.header is not None:
-            say = f"{argument('header')} is of a CSV, and this file has names; leave it out"
-            raise BarError(f"{path}: {say}.")
+        if binary:
+            refuse_header(request, path)
         chunks = titled(*tables(copy, request)) if binary else load_csv(copy, request)
         with Progress(size, f"read {copy.name}", "bytes") as shown:
             for chunk in chunks:
@@ -133,6 +132,12 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
         what = what.replace(str(copy), str(path)).rstrip(".")
         raise refusal(path, Kind.D001, f"can't be read ({what})") from error
+
+
+def refuse_header(request: Request, source: object) -> None:
+    """Refuse the line of a header for what names its columns itself."""
+    if request.header is not None:
+        raise BarError(f"{argument('header')} is of a CSV; leave it out with {source}.")
 
 
 def _size(path: Path) -> int:
@@ -167,7 +172,7 @@ def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
     except pd.errors.ParserError as error:
         if form is None or "fields in line" not in str(error):
             raise
-        raise _too_wide(path, request, form, []) from error
+        raise _too_wide(path, request, form) from error
     except UnicodeDecodeError as error:
         raise _not_utf8(path, request) from error
     except EndlessRow:
@@ -177,17 +182,14 @@ def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
 
 
 def _not_utf8(path: Path, request: Request) -> BarError:
-    """Return the error that names the first line that is not UTF-8, and its byte."""
+    """Return the error that names the first line that is not UTF-8."""
     say = "is not UTF-8"
     with io.BufferedReader(Bytes(path, request.memory_gb)) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode()
-            except UnicodeDecodeError as at:
-                byte = line[at.start]
-                char = bytes([byte]).decode("cp1252" if byte < 0xA0 else "latin-1", "replace")
-                say = f"line {number} is not UTF-8: byte 0x{byte:02x} is {char!r} in Latin-1 or "
-                say += "Windows-1252"
+            except UnicodeDecodeError:
+                say = f"line {number} is not UTF-8"
                 break
     return refusal(path, Kind.D001, say, "Save it as UTF-8")
 
@@ -257,7 +259,7 @@ def _format(path: Path, request: Request) -> TextFormat:
     if request.numbered:
         names = [*names, *(str(i + 1) for i in range(len(names), width))]
     elif not depth:
-        remedy = f"Name the columns by number, e.g. {_by_number(sample)}"
+        remedy = f"Name the columns by number, e.g. {argument('columns', BY_NUMBER)}"
         raise refusal(path, Kind.D023, "line 1 holds values, not the columns' names", remedy)
     most = max(len(names), width)
     refuse_large(path, f"{most:,} columns", most * files.COLUMN_BYTES, request.memory_gb)
@@ -269,7 +271,7 @@ def _format(path: Path, request: Request) -> TextFormat:
     texts = _texts(names, request, sample[depth:])
     form = TextFormat(delimiter, above, depth, names, texts, decimal, proved, chunk_rows)
     if len(names) < width:
-        raise _too_wide(path, request, form, sample[depth:])
+        raise _too_wide(path, request, form)
     return form
 
 
@@ -434,9 +436,7 @@ def _field_counts(path: Path, request: Request, form: TextFormat) -> np.ndarray:
     return np.append(np.zeros(form.above, np.int32), counts)
 
 
-def _too_wide(
-    path: Path, request: Request, form: TextFormat, sample: Sequence[list[str]]
-) -> BarError:
+def _too_wide(path: Path, request: Request, form: TextFormat) -> BarError:
     """Return the error that names the first line with more fields than names."""
     counts, width = _field_counts(path, request, form), len(form.names)
     wide = [(line, count) for line, count in enumerate(counts, 1) if count > width]
@@ -445,37 +445,9 @@ def _too_wide(
     what, remedy = "so the columns are not certain", "Correct the line"
     if len(wide) > 1 and len(wide) > (len(counts) - form.depth) / 2:
         what = "so every column would shift"
-        remedy = f"Name every field, or the columns by number, e.g. {_by_number(sample)}"
+        remedy = (
+            f"Name every field, or the columns by number, e.g. {argument('columns', BY_NUMBER)}"
+        )
     names = f"the header's {width} names" if form.depth else f"line 1's {width} fields"
     say = f"line {line}{more}: {count} fields, more than {names}, {what}"
     return refusal(path, Kind.D022, say, remedy)
-
-
-def _by_number(rows: Sequence[list[str]]) -> str:
-    """Return columns by number that the first rows bear out: a time, and prices or a close."""
-    frame = pd.DataFrame(rows, dtype="str")
-
-    def is_time(column: pd.Series) -> bool:
-        return any(_readable(column, order) for order in ("dmy", "mdy"))
-
-    first = next((i for i in range(frame.shape[1]) if is_time(frame[i])), 0)
-    said, rest = f"time={first + 1}", first + 1
-    clock = frame[rest] if rest < frame.shape[1] else pd.Series([], dtype="str")
-    if clock.str.contains(":").any() and is_time(joined(frame[first], clock)):
-        said, rest = f"{said}+{rest + 1}", rest + 1
-    values = frame.apply(pd.to_numeric, errors="coerce").to_numpy(float)
-    numbers = [i for i in range(rest, frame.shape[1]) if np.isfinite(values[:, i]).mean() > 0.9]
-    for i, four in zip(numbers, zip(*(numbers[k:] for k in range(4)), strict=False), strict=False):
-        o, h, low, c = values[:, four].T
-        known = np.isfinite(o + h + low + c)
-        if known.any() and ((np.maximum(o, c) <= h) & (np.minimum(o, c) >= low))[known].all():
-            places = numbers[numbers.index(i) :]
-            named = [f"{name}={j + 1}" for name, j in zip(FIELDS, places, strict=False)]
-            return argument("columns", ",".join([said, *named]))
-    close = numbers[0] if numbers else rest
-    return argument("columns", f"{said},close={close + 1}")
-
-
-def _readable(column: pd.Series, order: str) -> bool:
-    """Return whether most of a column's texts are times."""
-    return not np.isnat(read_times(column, None, order).utc).mean() > 0.5

@@ -279,12 +279,6 @@ def _wide(chunk: Chunk, given: Mapping[str, str], two: list[int]) -> Arranged | 
     return Arranged(frame, pd.DataFrame(index=frame.index), unused, faults, tuple(positions))
 
 
-def _is_vendors(column: object) -> bool:
-    """Return whether dividends have a name that vendors use, also for adjusted prices."""
-    levels = column if isinstance(column, tuple) else (column,)
-    return any(plain(level) in VENDOR_DIVIDENDS for level in levels)
-
-
 def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -> Table:
     """Read all rows of a file, a chunk at a time.
 
@@ -367,6 +361,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     unused = [each for each in arranged.unused if not (each == name or _is_own(each, request))]
     notes += name_unused(unused)
     header = chunk.frame.columns
+    levels = [plain(level) for c in header for level in (c if isinstance(c, tuple) else (c,))]
     closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
     return Table(
         name=chunk.name,
@@ -384,7 +379,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         faults=list(faults.values()),
         notes=notes,
         close_name=str(given.get("close") or next(closes, "close")),
-        vendor="cash_dividend" not in given and any(map(_is_vendors, header)),
+        vendor="cash_dividend" not in given and bool({*levels} & {*VENDOR_DIVIDENDS}),
     )
 
 

@@ -22,7 +22,6 @@ from nca_trader.errors import argument
 # The unit of an epoch follows from its size.
 EPOCHS = ((1e17, 1), (1e14, 10**3), (1e11, 10**6), (1e8, 10**9))  # smallest, nanoseconds per unit
 MICROSECONDS = 1e14
-SERIALS = (2e4, 8e4)  # days since 1900 or 1904, as spreadsheets count; which, no number shows
 # A time outside these counts as not readable.
 EARLIEST, LATEST = np.datetime64("1800-01-01", "ns"), np.datetime64("2200-01-01", "ns")
 EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the latter: all EPOCHS
@@ -61,10 +60,8 @@ def joined(date: pd.Series, clock: pd.Series) -> pd.Series:
     text = _texts(clock)
     digits = text.str.fullmatch(r"\d{1,6}").to_numpy(bool, na_value=False)
     if digits.any():
-        long = text[digits].str.len().max() not in (3, 4)
-        form, width = (r"^(\d\d)(\d\d)(\d\d)$", 6) if long else (r"^(\d\d)(\d\d)$", 4)
-        with_colons = text.str.zfill(width).str.replace(form, r"\1:\2" + r":\3" * long, regex=True)
-        text = text.mask(digits, with_colons)
+        width = 4 if text[digits].str.len().max() in (3, 4) else 6
+        text = text.mask(digits, text.str.zfill(width))
     return (_texts(date) + " " + text).str.strip()
 
 
@@ -89,14 +86,12 @@ class _Written(NamedTuple):
       time: `[rows]` datetime64[ns], NaT where a time cannot be read.
       zone: `[rows]` place of its zone in `zones`, which begin with UTC; -1 without one.
       order: the fault of dates whose order cannot be known.
-      remedy: for times that cannot be read; or "".
     """
 
     time: np.ndarray
     zone: np.ndarray
     zones: list[str]
     order: Fault | None = None
-    remedy: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -135,7 +130,7 @@ def read_times(column: pd.Series, timezone: str | None, dates: str | None) -> Ti
     faults, unread = [], np.isnat(time)
     if unread.any():
         say = f"time {_shown(column, unread)!r} can't be read"
-        faults.append(Fault(Kind.D013, say, unread, written.remedy))
+        faults.append(Fault(Kind.D013, say, unread))
     skipped, clock = np.zeros(len(time), dtype=bool), timezone
     for place, zone in [*enumerate(written.zones[1:], 1), (-1, timezone)]:
         rows = ~unread & (written.zone == place)
@@ -199,10 +194,8 @@ def _written(column: pd.Series, dates: str | None) -> _Written:
     orders = rows.groupby([_split_date(day)[0] for day in rows.index]).sum()
     if len(orders):
         return _dated(column, str(orders.idxmax()), dates)
-    serial = SERIALS[0] < size < SERIALS[1]
-    remedy = "A spreadsheet's count of days: give the column the format of a date, and save"
     none = np.full(len(column), NAT)
-    return _Written(none, np.zeros(len(none)), [], None, remedy * serial)
+    return _Written(none, np.zeros(len(none)), [])
 
 
 def _epochs(column: pd.Series, size: float) -> _Written:
@@ -293,15 +286,8 @@ def _order(
         return bool(month_first.any()), None
     rows = np.array([kind == "day" for kind, *_ in split])[code]
     say = f"time {_shown(column, rows)!r}: no date shows which is the day, which the month"
-    ways = [argument("dates", name) for name in ("dmy", "mdy")]
-    ordered = [
-        runs_one_way(np.array([_date(*day, months_first) for day in split])[code[rows]])
-        for months_first in (False, True)
-    ]
-    if ordered[0] != ordered[1]:
-        best = ordered.index(True)
-        ways = [f"{ways[best]}, by which the times are in order,", ways[1 - best]]
-    return False, Fault(Kind.D017, say, rows, f"Pass {' or '.join(ways)}")
+    ways = " or ".join(argument("dates", name) for name in ("dmy", "mdy"))
+    return False, Fault(Kind.D017, say, rows, f"Pass {ways}")
 
 
 def _split_date(text: str) -> tuple[str, str, str, str]:
@@ -398,9 +384,3 @@ def _utc(local: np.ndarray, zone: str) -> np.ndarray:
     """Return times by the clock of a zone in UTC; NaT where it skips or repeats one."""
     index = pd.DatetimeIndex(local).tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
     return index.tz_convert(None).to_numpy("datetime64[ns]")
-
-
-def runs_one_way(time: np.ndarray, inside: np.ndarray | bool = True) -> bool:
-    """Return whether times never decrease or never increase, in the steps that are `inside`."""
-    steps = np.diff(time).astype(np.int64) * inside
-    return bool((steps >= 0).all() or (steps <= 0).all())
