@@ -63,7 +63,7 @@ out = {}
 for path in sys.argv[1:]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
-        read_bars(path)
+        read_bars(path, memory_gb=100)
         said = "read"
     except BarError as error:
         said = str(error)
