@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import pathlib
@@ -89,7 +90,7 @@ def mutations(file: str, text: str) -> list[Mutation]:
             old = ast.get_source_segment(text, node) or ""
             new = str(node.value + 1) if isinstance(node.value, int) else repr(2 * node.value + 1)
             add(node.lineno, node.col_offset, old, new)
-    return [each for each in found if valid(each, text)]
+    return found
 
 
 def code(node: ast.AST) -> Iterator[ast.AST]:
@@ -135,18 +136,17 @@ def valid(one: Mutation, text: str) -> bool:
 
 def drawn(root: pathlib.Path, seed: int, number: int, rooms: tuple[str, ...]) -> list[Mutation]:
     """Draw mutations, in turn of each room; the same seed draws the same of the same sources."""
-    each = []
+    each, texts = [], {}
+    share = -(-number // len(rooms))
     for room in rooms:
-        files = sorted((root / "nca_trader" / room).rglob("*.py"))
-        every = [
-            one
-            for path in files
-            for one in mutations(path.relative_to(root).as_posix(), path.read_text())
-        ]
+        every = []
+        for path in sorted((root / "nca_trader" / room).rglob("*.py")):
+            file = path.relative_to(root).as_posix()
+            texts[file] = path.read_text()
+            every += mutations(file, texts[file])
         random.Random(f"{seed} {room}").shuffle(every)
-        each.append(every)
-    turns = max(map(len, each))
-    return [every[i] for i in range(turns) for every in each if i < len(every)][:number]
+        each.append(list(itertools.islice((x for x in every if valid(x, texts[x.file])), share)))
+    return [own[i] for i in range(share) for own in each if i < len(own)][:number]
 
 
 def copy(root: pathlib.Path, to: pathlib.Path) -> None:
