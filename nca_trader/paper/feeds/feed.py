@@ -142,17 +142,17 @@ def parse_feed(
 class Pump:
     """Reads a feed one item at a time, and only when asked for one.
 
+    It waits in a thread of its own, so that the session's is never stuck.
+
     Args:
       feed: what it reads.
-      waits: whether the feed waits for its bars. It is read in a thread of its own then, so that
-        the session's is never stuck, and signals are heard between two bars.
     """
 
     END = object()
 
-    def __init__(self, feed: Feed | LiveFeed, waits: bool = True):
+    def __init__(self, feed: Feed | LiveFeed):
         self._feed, self._items = feed, None
-        self._caller = Caller("feed") if waits else None
+        self._caller = Caller("feed")
 
     def get(self, seconds: float) -> Any:
         """Return the next item, `END` after the last, or None if `seconds` pass without one.
@@ -160,8 +160,6 @@ class Pump:
         Raises:
           Exception: what the feed raised.
         """
-        if self._caller is None:
-            return self._next()
         # Only when asked: a feed that is read ahead would give bars before they are wanted.
         if not self._caller.busy:
             self._caller.start(self._next)
@@ -169,8 +167,7 @@ class Pump:
 
     def close(self) -> None:
         """End the thread, once the feed has ended or given its item."""
-        if self._caller is not None:
-            self._caller.close()
+        self._caller.close()
 
     def _next(self) -> Any:
         if self._items is None:

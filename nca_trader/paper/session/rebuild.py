@@ -23,8 +23,8 @@ from nca_trader.paper.journal.bars import INCOME, bar_of, completed
 from nca_trader.paper.journal.chain import Head, HeadFile, connect_reader
 from nca_trader.paper.journal.journal import Diverged, Journal, read_events, verify
 from nca_trader.paper.session.halts import lifts_of
-from nca_trader.paper.session.loop import Session
 from nca_trader.paper.session.subjects import Subject, refuse_subject, subject_on
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import PRICES, Bars, Costs
 
@@ -87,9 +87,6 @@ class _Past:
     def __init__(self, started: Mapping[str, Any]):
         self.symbols, self.period = tuple(started["symbols"]), started["period"]
         self.name, self._now = started["venue"], started["opened"]
-
-    def history(self, count: int) -> None:
-        """Never called: a proof ends with the journal."""
 
     def now(self) -> int:
         """Return when the session first opened."""
@@ -174,7 +171,7 @@ def _traded_again(
     venue: Any = past
     if not live:
         venue = Exchange(None, capital, agent.symbols, agent.rules)
-    session = Session(agent, past, venue, journal, capital, start, lifts=lifts)
+    session = open_session(agent, past, venue, journal, capital, start, lifts=lifts)
     difference = ""
     try:
         if live:

@@ -24,7 +24,6 @@ from nca_trader.paper.journal.journal import Journal, canonical
 from nca_trader.paper.journal.ledger import UNITS, Ledger, Sent
 from nca_trader.paper.session.halts import Halt
 from nca_trader.paper.venue import (
-    BY_VENUE,
     LARGEST,
     Answer,
     Books,
@@ -134,6 +133,7 @@ class OrderRouter:
       patience: how long they are.
       refuse: called before every order; raises `Halt` where nothing may be sent any more.
       ledger: of the journal, where its events have been read already.
+      by_venue: how the ids of fills begin by which the venue itself closes positions.
     """
 
     def __init__(
@@ -147,12 +147,14 @@ class OrderRouter:
         patience: Patience = PATIENCE,
         refuse: Callable[[], None] = lambda: None,
         ledger: Ledger | None = None,
+        by_venue: tuple[str, ...] = (),
     ):
         self.venue, self._journal, self._run = venue, journal, run
         self._symbols, self._newest_for = tuple(symbols), newest_for
         self._clock, self._patience, self._refuse = clock or Clock(), patience, refuse
         self.ledger = Ledger(journal.events()) if ledger is None else ledger
         self.prefix = f"nca-{run[:8]}-"
+        self._ours = (self.prefix, *by_venue)
         self.held: dict[str, str] = {}  # symbols with an order whose fate is not known
         self._again: set[str] = set()  # orders that the venue has not got, to be sent again
         self._withdrawn: set[str] = set()  # orders that work although they were cancelled
@@ -521,9 +523,7 @@ class OrderRouter:
         for fill in fills:
             order = self.ledger.order(fill.client_id)
             if order is None:
-                # A simulated exchange, which gets the bars, closes positions as training does.
-                ours = (self.prefix, *(BY_VENUE if hasattr(self.venue, "quote") else ()))
-                if fill.symbol in self._symbols and not fill.client_id.startswith(ours):
+                if fill.symbol in self._symbols and not fill.client_id.startswith(self._ours):
                     raise Halt("foreign-fill", symbol=fill.symbol, units=fill.units)
                 continue
             wanted = order.ticket.units
