@@ -25,7 +25,7 @@ from nca_trader.paper.journal.ledger import Ledger
 from nca_trader.paper.session.core import Core, Observed, Response, Seen, State, View
 from nca_trader.paper.session.gate import Gate
 from nca_trader.paper.session.halts import Halt, KillSwitch
-from nca_trader.paper.session.router import OrderRouter
+from nca_trader.paper.session.router import OrderRouter, tickets
 from nca_trader.paper.venue import BY_VENUE, Awaited, Books, Fill, Unreachable, Venue, valued
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.progress import Progress, duration
@@ -522,19 +522,19 @@ class Live:
         if outcome.closed:
             self.router.withdraw([name for name, _ in outcome.closed], ts)
         if any(self.router.ledger.order(order.client_id) is None for order in outcome.sent):
-            with self.router.transaction():
+            with self._journal.transaction():
                 self._size(outcome, state.close, ts)
 
     def _size(self, outcome: Response, close: np.ndarray, ts: int) -> None:
         """Journal target weights as orders in units, and those that cannot be sent."""
-        agent, known = self._core.agent, self.router.ledger.order
+        rules, known = self._core.agent.rules, self.router.ledger.order
         orders = {o.client_id: o for o in outcome.sent if known(o.client_id) is None}
-        sizes = (self.books, close, agent.rules.costs, agent.rules.borrow)
-        tickets, refused = self.router.size(list(orders.values()), *sizes)
+        given = (self.books, close, self._symbols, self.router.instruments)
+        made, refused = tickets([*orders.values()], *given, rules.costs, rules.borrow)
         for name, code in refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
             self.router.write("risk", f"{ts // NANOSECONDS}:{name}:{code}", body, ts)
-        for ticket in tickets:
+        for ticket in made:
             order = orders[ticket.client_id]
             more = {"weight": order.weight, "buy_only": order.buy_only}
             self.router.intend(ticket, ts // NANOSECONDS, more, ts, self._given)

@@ -54,14 +54,6 @@ class Rebuilt(NamedTuple):
         return agree + (f"; then {self.difference}" if self.difference else ", bit for bit")
 
 
-class _Ends(Exception):
-    """The session has an event that its journal does not have. difference: "" after its last."""
-
-    def __init__(self, difference: str):
-        super().__init__(difference)
-        self.difference = difference
-
-
 class _Proof(Journal):
     """The copy of a journal on which its session is traded again, up to the end of `there`."""
 
@@ -76,7 +68,8 @@ class _Proof(Journal):
         if self._in_block:  # outside, it calls itself in a transaction
             if added:
                 ended = self.agreed == self.there
-                raise _Ends("" if ended else f"the session has {kind} {key}, the journal has not")
+                more = f"the session has {kind} {key}, the journal has not"
+                raise Diverged(self.path, "" if ended else more)
             self.agreed[kind] += 1
         return added
 
@@ -98,11 +91,8 @@ def rebuild(
     run: Any,
     seed: int | None = None,
     force_agent: bool = False,
-    costs: Costs | None = None,
-    fill: str | None = None,
-    order: str | None = None,
     *,
-    account: AccountConfig | None = None,
+    account: AccountConfig | Costs | None = None,
     **settings: Any,
 ) -> Rebuilt:
     """Trade a journal's own bars again, and compare every event that follows from them.
@@ -117,9 +107,6 @@ def rebuild(
       run: what traded, as in `paper_trade`.
       seed: as it was given to `paper_trade`.
       force_agent: likewise.
-      costs: likewise.
-      fill: likewise.
-      order: likewise.
       account: likewise.
       **settings: likewise.
 
@@ -136,7 +123,7 @@ def rebuild(
     body = started.body
     # They were accepted once, so they are not judged again.
     bars = _bars_of(path, tuple(body["symbols"]))
-    given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
+    given = gather_account(account, settings)
 
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
         return ReplayFeed(bars if tied is None else bars.select(*tied))
@@ -179,8 +166,6 @@ def _traded_again(
         else:
             with contextlib.suppress(HaltError):  # where the journal's session halted too
                 session.trade()
-    except _Ends as ends:
-        difference = ends.difference
     except Diverged as diverged:
         difference = diverged.difference
     return difference, session.counts["bars"]

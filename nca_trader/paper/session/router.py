@@ -260,23 +260,6 @@ class OrderRouter:
         fills = sorted(_id_of(fill) for fill in found.fills if not _is_before(fill, now))
         return {"payments": sorted(map(_id_of, found.flows)), "fills": fills}
 
-    def size(
-        self,
-        orders: Sequence[TargetOrder],
-        books: Books,
-        close: np.ndarray,
-        costs: Costs,
-        borrow: bool,
-    ) -> tuple[list[Ticket], list[tuple[str, str]]]:
-        """Turn target weights into units, by the books and the last close `[A]`.
-
-        Where cash does not pay for the buys, every buy is cut by one factor. Sales come first.
-
-        Returns:
-          Tickets, and `(client_id, code)` of orders that are too small or not possible.
-        """
-        return tickets(orders, books, close, self._symbols, self.instruments, costs, borrow)
-
     def withdraw(self, names: Iterable[str], ts: int) -> None:
         """Cancel orders of ours, then wait until the venue says that none of them works.
 
@@ -330,10 +313,6 @@ class OrderRouter:
         body = {**more, "client_id": ticket.client_id, "symbol": ticket.symbol}
         body |= {"units": ticket.units, "bar": bar}
         self.write("order_intent", ticket.client_id, body, ts)
-
-    def transaction(self) -> contextlib.AbstractContextManager[None]:
-        """Journal all that is intended inside at once, or none of it."""
-        return self._journal.transaction()
 
     def deliver(self, ts: int) -> None:
         """Send every order that is in the journal and has not reached the venue."""
