@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from nca_trader.config.reading import replayed
-from nca_trader.data.bars import read_bars
-from nca_trader.errors import ConfigError, argument
 from nca_trader.paper.clock import NANOSECONDS, Caller
 from nca_trader.types import Bar, Bars
 
@@ -90,11 +87,15 @@ class ReplayFeed:
     """Replays the bars of a file.
 
     Its clock is the open of the bar last given, so that two replays write the same journal.
+
+    Args:
+      bars: of the file.
+      symbols: that are replayed, in this order; None are all.
     """
 
-    def __init__(self, bars: Bars):
+    def __init__(self, bars: Bars, symbols: tuple[str, ...] | None = None):
+        self.bars = bars = bars if symbols is None else bars.select(*symbols)
         self.symbols, self.source = bars.symbols, bars.source
-        self.bars = bars
         self._now = int(bars.seconds[0]) * NANOSECONDS if len(bars) else 0
 
     def __len__(self) -> int:
@@ -116,27 +117,6 @@ class ReplayFeed:
             # Before the bar is given: the session stamps its events with this time.
             self._now = int(bar.time[0]) * NANOSECONDS
             yield bar
-
-
-def parse_feed(
-    text: str,
-    symbols: tuple[str, ...] | None = None,
-    reading: Mapping[str, Any] | None = None,
-) -> ReplayFeed:
-    """Return the feed that `text` names, with `symbols` in that order (None: all of them).
-
-    `reading` are options of `read_bars`, e.g. {"timezone": "UTC", "repair": "sort"}.
-
-    Raises:
-      ConfigError: this version does not have the feed. BarError: the file cannot be used.
-    """
-    file = replayed(text)
-    if file is None:
-        raise ConfigError(f"{argument('feed', text)}: is a live feed; give replay:FILE.")
-    bars = read_bars(file, **(reading or {}))
-    if symbols is not None and bars.symbols != symbols:
-        bars = bars.select(*symbols)
-    return ReplayFeed(bars)
 
 
 class Pump:

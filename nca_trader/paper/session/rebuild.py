@@ -126,7 +126,7 @@ def rebuild(
     given = gather_account(account, settings)
 
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
-        return ReplayFeed(bars if tied is None else bars.select(*tied))
+        return ReplayFeed(bars, tied)
 
     subject, source = subject_on(run, feed_of, body["capital"], given, seed, force_agent)
     compared = DECIDED if "venue" in body else REBUILT

@@ -20,11 +20,12 @@ from nca_trader.config.account import gather_account
 from nca_trader.config.extensions import called, load
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import parse_step, replayed, source_of
+from nca_trader.data.bars import read_bars
 from nca_trader.data.features import refuse_absent
 from nca_trader.data.time_frames import refuse_other_length
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.paper.clock import PATIENCE, Clock, Patience
-from nca_trader.paper.feeds.feed import LiveFeed, ReplayFeed, parse_feed
+from nca_trader.paper.feeds.feed import LiveFeed, ReplayFeed
 from nca_trader.paper.feeds.fetch import open_vendor, symbols_of
 from nca_trader.paper.journal.journal import Journal, canonical
 from nca_trader.paper.session.account import Live, Replay
@@ -131,14 +132,16 @@ def paper_trade(
     given = dataclasses.replace(given, capital=None)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
-    live = None
-    if replayed(feed, broker) is None:
+    file, live = replayed(feed, broker), None
+    if file is None:
         live = open_feed(feed, (reading or {}).get("every"))
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
 
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
-        return _recent(live, tied) if live else parse_feed(feed, tied, reading)
+        if live is not None:
+            return _recent(live, tied)
+        return ReplayFeed(read_bars(str(file), **(reading or {})), tied)
 
     subject, source = subject_on(run, feed_of, capital, given, seed, force_agent, allow_code)
     agent, one = subject.agent, subject.run
