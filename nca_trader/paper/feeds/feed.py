@@ -22,23 +22,8 @@ class Notice(NamedTuple):
     detail: str = ""
 
 
-class Feed(Protocol):
-    """Closed bars of `A` assets in the order of time.
-
-    symbols: `A` names. now: nanoseconds since 1970 UTC, the clock of this feed.
-    """
-
-    symbols: tuple[str, ...]
-
-    def __iter__(self) -> Iterator[Bar]: ...
-
-    def now(self) -> int:
-        """Return the feed's clock."""
-        ...
-
-
 class LiveFeed(Protocol):
-    """A feed whose bars close while it is read.
+    """Closed bars of `A` assets in the order of time, which close while it is read.
 
     symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
     the last call of `history`, and gives notices between them. A feed may have `due(open)`, seconds
@@ -66,21 +51,6 @@ class LiveFeed(Protocol):
     def close(self) -> None:
         """End connections and threads."""
         ...
-
-
-class Timetable:
-    """Says when a live feed can give its bars, which open at times in seconds since 1970 UTC."""
-
-    def __init__(self, feed: LiveFeed):
-        self._feed, self._due = feed, getattr(feed, "due", None)
-
-    def due(self, opened: int) -> float:
-        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
-        return opened + 2.0 * self._feed.period if self._due is None else self._due(opened)
-
-    def newest_for(self, opened: int) -> float:
-        """Return the seconds for which no later bar than one is due; below 0 if one is."""
-        return self.due(opened) - self._feed.now() / NANOSECONDS
 
 
 class ReplayFeed:
@@ -130,7 +100,7 @@ class Pump:
 
     END = object()
 
-    def __init__(self, feed: Feed | LiveFeed):
+    def __init__(self, feed: LiveFeed):
         self._feed, self._items = feed, None
         self._caller = Caller("feed")
 

@@ -122,7 +122,6 @@ def download(
     folder: pathlib.Path,
     about: dict[str, Any],
     clock: Clock | None = None,
-    sleep: Callable[[float], None] | None = None,
 ) -> Bars:
     """Return closed bars from the cache, completed by what the venue has.
 
@@ -134,8 +133,7 @@ def download(
       stop: seconds by which the last bar has closed; None: now.
       folder: of the cache.
       about: what decides the rows of a symbol; a part of its file's name.
-      clock: of this machine.
-      sleep: waits between attempts.
+      clock: of this machine, and of the waits between attempts.
     """
     clock = clock or Clock()
     now = clock.now() // NANOSECONDS
@@ -148,7 +146,7 @@ def download(
     once = functools.cache(functools.partial(_open, opened, about["venue"]))
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:8]
     # Seeded, as a draw from the system would make tests of the waits uncertain.
-    ask = functools.partial(_patient, sleep=sleep or clock.sleep, jitter=random.Random(0))
+    ask = functools.partial(_patient, sleep=clock.sleep, jitter=random.Random(0))
     rows: list[Row] = []
     try:
         for symbol in symbols:

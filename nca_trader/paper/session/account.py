@@ -18,7 +18,7 @@ import numpy as np
 from nca_trader.envs.account.risk import bars_of_size
 from nca_trader.envs.account.state import Account, Legs
 from nca_trader.paper.clock import NANOSECONDS, TICK, Clock, Patience, Waits
-from nca_trader.paper.feeds.feed import LiveFeed, Notice, Pump, ReplayFeed, Timetable
+from nca_trader.paper.feeds.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.journal.bars import in_json
 from nca_trader.paper.journal.journal import Journal
 from nca_trader.paper.journal.ledger import Ledger
@@ -227,7 +227,7 @@ class Live:
         self._core, self._symbols, run = core, core.agent.symbols, core.run
         self._feed, self._venue, self._journal = feed, venue, journal
         self._switch, self._warmup = switch, warmup
-        self._clock, self._times = Waits(clock, switch.heard), Timetable(feed)
+        self._clock = Waits(clock, switch.heard)
         # A venue of this process has the session's own clock, and answers at once.
         self._quote: Callable[..., Any] | None = getattr(venue, "quote", None)
         self.router = OrderRouter(
@@ -235,7 +235,7 @@ class Live:
             journal,
             run,
             self._symbols,
-            self._times.newest_for,
+            self._newest_for,
             self._clock,
             patience,
             switch.refuse,
@@ -251,6 +251,15 @@ class Live:
         self._far = 0  # fills in a row at prices that the market did not have
         self._looked = 0.0
         self._base: float | None = None  # the account's worth at the first decision
+
+    def _due(self, opened: int) -> float:
+        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
+        due = getattr(self._feed, "due", None)
+        return opened + 2.0 * self._feed.period if due is None else due(opened)
+
+    def _newest_for(self, opened: int) -> float:
+        """Return the seconds for which no later bar than one is due; below 0 if one is."""
+        return self._due(opened) - self._feed.now() / NANOSECONDS
 
     @property
     def orders(self) -> int:
@@ -343,13 +352,13 @@ class Live:
 
     def _gap(self, last: int, opened: int) -> Iterator[Notice]:
         """Yield that the feed left out bars before this one, which it did not say itself."""
-        if self._times.due(last) - self._feed.period < opened:
+        if self._due(last) - self._feed.period < opened:
             between = f"{np.datetime64(last, 's')} and {np.datetime64(opened, 's')}"
             yield Notice("gap", f"the feed has no bar between {between}")
 
     def _line(self, state: State) -> str:
         """Return the line of progress: bars, equity, and the time until the next bar."""
-        left = float("nan") if state.last is None else self._times.newest_for(state.last)
+        left = float("nan") if state.last is None else self._newest_for(state.last)
         # Below 0 while a bar is overdue, NaN where it is not known.
         waits = f"next bar in {duration(left)}" if left > 0.0 else "waiting for the next bar"
         grown = 1.0 if self._base is None else self.value(state.close) / self._base
@@ -374,7 +383,7 @@ class Live:
         """
         self._given = self._clock.monotonic()
         # What was held until the next bar is learnt and not traded on, as older bars are.
-        young = not late and self._times.newest_for(int(bar.time[0])) > 0.0
+        young = not late and self._newest_for(int(bar.time[0])) > 0.0
         fresh = young and self._core.ready(state, bar)
         if not fresh and state.account is None:
             return None
