@@ -10,7 +10,6 @@ import json
 import math
 import os
 import pathlib
-import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -145,8 +144,7 @@ def download(
         raise ConfigError("{} is not before {} or now; give an earlier one.".format(*names))
     once = functools.cache(functools.partial(_open, opened, about["venue"]))
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    # Seeded, as a draw from the system would make tests of the waits uncertain.
-    ask = functools.partial(_patient, sleep=clock.sleep, jitter=random.Random(0))
+    ask = functools.partial(_patient, clock.sleep)
     rows: list[Row] = []
     try:
         for symbol in symbols:
@@ -304,9 +302,7 @@ def _open(opened: Callable[[], Source], venue: str) -> Source:
         raise error.with_remedy(more) from None
 
 
-def _patient(
-    source: Source, low: int, high: int, sleep: Callable[[float], None], jitter: random.Random
-) -> list[Row]:
+def _patient(sleep: Callable[[float], None], source: Source, low: int, high: int) -> list[Row]:
     """Ask for a span again while the venue does not answer."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -314,7 +310,7 @@ def _patient(
         except Unreachable as error:
             if attempt == ATTEMPTS:
                 raise error.with_remedy("the same command resumes where this one stopped") from None
-            sleep(pause_after(attempt, jitter))
+            sleep(pause_after(attempt, source.symbols))
     return []
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +17,7 @@ import numpy as np
 from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import EVERY_DAY, Sessions
 from nca_trader.data.resampling import aggregate, bin_spans
-from nca_trader.paper.clock import NANOSECONDS, Clock
+from nca_trader.paper.clock import NANOSECONDS, Clock, jittered
 from nca_trader.paper.feeds.feed import Notice
 from nca_trader.paper.venue import Unreachable
 from nca_trader.types import PRICES, Bar, Bars
@@ -39,7 +38,6 @@ class VenueFeed:
       source: of the bars.
       grid: the run's bars.
       clock: of this machine.
-      seed: of the jitter between attempts.
       get: waits for a message for some seconds and returns it, or None; for tests.
     """
 
@@ -48,12 +46,10 @@ class VenueFeed:
         source: Source,
         grid: Grid,
         clock: Clock | None = None,
-        seed: int = 0,
         get: Callable[[float], Row | None] | None = None,
     ):
         self.symbols, self.period = source.symbols, grid.period
         self.source, self.grid, self._clock = source, grid, clock or Clock()
-        self._jitter = random.Random(seed)
         self._messages: queue.Queue[Row | None] = queue.Queue()
         self._get = get or self._wait
         self._closed = self._stale = False
@@ -145,7 +141,7 @@ class VenueFeed:
 
     def _pause(self) -> float:
         """Return the seconds until the next attempt."""
-        return pause_after(self._failures, self._jitter) if self._failures else self.source.delay
+        return pause_after(self._failures, self.symbols) if self._failures else self.source.delay
 
     def _ask(self) -> Iterator[Notice]:
         """Ask for every bar since the last one that was given."""
@@ -240,10 +236,10 @@ class VenueFeed:
         return bars[int(first) : int(last)]
 
 
-def pause_after(failures: int, jitter: random.Random) -> float:
-    """Return the seconds until the next attempt: longer after each failure, and never in step."""
+def pause_after(failures: int, symbols: Sequence[str]) -> float:
+    """Return the seconds until the next attempt: longer after each failure, and of each feed."""
     # The exponent is capped too, as a venue may be down for days.
-    return max(1.0, min(LONGEST, 2.0 ** min(failures, 10)) * (0.5 + 0.5 * jitter.random()))
+    return max(1.0, jittered(min(LONGEST, 2.0 ** min(failures, 10)), f"{symbols}{failures}"))
 
 
 def seconds_of(every: str) -> int:

@@ -26,7 +26,7 @@ from nca_trader.paper.session.core import Core, Observed, Response, Seen, State,
 from nca_trader.paper.session.gate import Gate
 from nca_trader.paper.session.halts import Halt, KillSwitch
 from nca_trader.paper.session.router import OrderRouter, tickets
-from nca_trader.paper.venue import BY_VENUE, Awaited, Books, Fill, Unreachable, Venue, valued
+from nca_trader.paper.venue import BY_VENUE, Awaited, Fill, Unreachable, Venue, valued
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.progress import Progress, duration
 from nca_trader.types import Bar, Bars
@@ -413,7 +413,7 @@ class Live:
         close = np.where(bar.present, bar.close, state.close)
         ids = [working[s].client_id if s in working else None for s in self._symbols]
         orders = [None if name is None else ledger.order(name) for name in ids]
-        books, (units, price, closed) = self.books, ledger.flush(self._symbols)
+        books, (units, price, closed) = self.router.books(), ledger.flush(self._symbols)
         worth = valued(books.units, close)
         value = books.cash + float(worth.sum())
         if self._base is None and not value > 0.0:
@@ -466,7 +466,7 @@ class Live:
 
     def snapshot(self, state: State, seen: Seen) -> dict[str, Any]:
         """Return the body of the snapshot of a close."""
-        books, equity = self.books, seen.equity
+        books, equity = self.router.books(), seen.equity
         assert equity is not None
         return {
             "equity": equity,
@@ -487,18 +487,14 @@ class Live:
         if after == np.inf:
             return None
         # Equal and not above: it halts once, and a person who resumes has seen it.
-        gone = (state.missing == after) & (self.books.units != 0.0)
+        gone = (state.missing == after) & (self.router.books().units != 0.0)
         names = [self._symbols[i] for i in np.flatnonzero(gone).tolist()]
         return Halt("bars-missing", symbols=names, in_a_row=after) if names else None
 
-    @property
-    def books(self) -> Books:
-        """Cash and units as the journal has them."""
-        return self.router.books()
-
     def value(self, close: np.ndarray) -> float:
         """Return cash and positions in money at prices `close` `[A]`."""
-        return float(self.books.cash + valued(self.books.units, close).sum())
+        books = self.router.books()
+        return float(books.cash + valued(books.units, close).sum())
 
     def withdraw_all(self) -> None:
         """Cancel what waits at the venue, after a halt; `resume` finds out what came of it.
@@ -538,7 +534,7 @@ class Live:
         """Journal target weights as orders in units, and those that cannot be sent."""
         rules, known = self._core.agent.rules, self.router.ledger.order
         orders = {o.client_id: o for o in outcome.sent if known(o.client_id) is None}
-        given = (self.books, close, self._symbols, self.router.instruments)
+        given = (self.router.books(), close, self._symbols, self.router.instruments)
         made, refused = tickets([*orders.values()], *given, rules.costs, rules.borrow)
         for name, code in refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
