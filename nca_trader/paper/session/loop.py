@@ -127,7 +127,7 @@ class Session:
         return {
             **self.counts,
             "equity": 1.0 if account is None else equity_of(account),
-            "value": self._capital if account is None else self._value(),
+            "value": self._capital if account is None else self._account.value(self._state.close),
             "events": head.seq,
             "head": head.hash,
             "run": self.run,
@@ -178,8 +178,7 @@ class Session:
                 self._record.decision(outcome.decision, ts)
                 self._account.intend(outcome, self._state.close, ts)
             drifts = self._drifts(before, bar, legs, seen, outcome)
-            gated = passed.said(self._agent.symbols)
-            self._record.risks(gated + drifts + self._limited(outcome), ts)
+            self._record.risks([*passed.risks, *drifts, *self._limited(outcome)], ts)
             if not late:
                 # With its bar: after a kill in between, the next session would trade on.
                 halt = self._settle(outcome, seen, ts)
@@ -267,7 +266,8 @@ class Session:
                 self._record.event("risk", key, decision.fault, ts)
         halt = self._verdict(decision, seen)
         if halt is not None:
-            self._record_halt(halt)
+            halt.key = f"{self._account.moment(self._state.last)}:{halt.code}"
+            self._record.event("halt", halt.key, halt.body, self._now())
         return halt
 
     def _verdict(self, decision: Decision | None, seen: Seen | None) -> Halt | None:
@@ -276,7 +276,9 @@ class Session:
         if decision is None or account is None:
             return self._account.fault(self._state, seen)
         if account.ruined:  # positions at the venue go on below the floor: nothing to compare
-            return Halt("ruined", equity=equity_of(account), value=self._value())
+            return Halt(
+                "ruined", equity=equity_of(account), value=self._account.value(self._state.close)
+            )
         self._failures = 0 if decision.usable else self._failures + 1
         if (halt := self._account.fault(self._state, seen)) is not None:
             return halt
@@ -293,10 +295,6 @@ class Session:
                 halt.key = key
                 self._record.event("halt", key, halt.body, ts)
         self._stop_or_go_on(halt)
-
-    def _record_halt(self, halt: Halt) -> None:
-        halt.key = f"{self._account.moment(self._state.last)}:{halt.code}"
-        self._record.event("halt", halt.key, halt.body, self._now())
 
     def _stop_or_go_on(self, halt: Halt | None) -> None:
         """Stop at a halt, or go on where it was lifted after an earlier session stopped at it."""
@@ -324,7 +322,3 @@ class Session:
     def _now(self) -> int:
         """Return the time of what happens between two bars, in nanoseconds since 1970 UTC."""
         return self._account.now(self._state.last)
-
-    def _value(self) -> float:
-        """Return cash and positions in money at the last closes."""
-        return self._account.value(self._state.close)
