@@ -7,6 +7,7 @@ symbol. A stream that drops or falls silent therefore loses nothing: the bar is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -57,7 +58,9 @@ class VenueFeed:
         self._last: int | None = None  # the open of the last bar that was given
         self._closes: np.ndarray | None = None  # the last ones: a missing bar repeats them
         self._settled = 0.0  # bars that closed by then are complete
-        self._failures, self._following = 0, (-1, 0)
+        self._failures = 0
+        # Found once for each bar, since calendars are slow.
+        self._following = functools.lru_cache(1)(grid.following)
 
     def now(self) -> int:
         """Return nanoseconds since 1970 UTC."""
@@ -133,11 +136,7 @@ class VenueFeed:
 
     def due(self, opened: int) -> float:
         """Return when the bar after the one that opens at `opened` is asked for."""
-        last, following = self._following
-        if last != opened:  # found once for each, since calendars are slow
-            following = self.grid.following(opened)
-            self._following = (opened, following)
-        return following + self.period + self.source.delay
+        return self._following(opened) + self.period + self.source.delay
 
     def _pause(self) -> float:
         """Return the seconds until the next attempt."""

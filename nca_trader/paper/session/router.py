@@ -229,8 +229,8 @@ class OrderRouter:
         code = "cash-differs" if set(off) == {"cash"} else "position-differs"
         raise Halt(code if off else "fills-missing", **off, **unknown)
 
-    def take(self, ts: int, since: int | None = None) -> list[Fill]:
-        """Journal the fills and payments that are new; return the fills.
+    def take(self, ts: int, since: int | None = None) -> None:
+        """Journal the fills and payments that are new.
 
         Args:
           ts: nanoseconds since 1970 UTC, for orders that a fill ends.
@@ -252,7 +252,6 @@ class OrderRouter:
                 self._fill(fill, ts)
         self.news += fills
         self._refuse_fills(fills)
-        return fills
 
     def _listed_since(self, now: int) -> dict[str, list[str]]:
         """Return the ids of the venue's fills from `now` on, and of payments that may come late."""
