@@ -89,8 +89,8 @@ test-slow: .venv/.installed
 	@$(PY) -m pytest -m slow --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
 
 soak: .venv/.installed
-	@SOAK_BARS=50000 $(PY) -m pytest -m "" tests/paper/test_faults.py tests/paper/test_kill.py \
-	  tests/paper/test_soak.py $(PYTEST_ARGS)
+	@SOAK_BARS=50000 $(PY) -m pytest -m "" tests/paper/session/test_faults.py tests/paper/session/test_kill.py \
+	  tests/paper/session/test_soak.py $(PYTEST_ARGS)
 
 test-fresh: .venv/.installed
 	@$(PY) -m pytest -m "hypothesis and not slow" --hypothesis-seed=$(SEED) $(IN_PARALLEL) $(PYTEST_ARGS)

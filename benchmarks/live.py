@@ -23,10 +23,10 @@ WARM, BARS = 300, 1000
 def measured(num_seeds, agent="nano", env="index_daily"):
     """Return the row of one number of agents."""
     import nca_trader as nca
-    from nca_trader.paper.feeds.feed import parse_feed
+    from nca_trader.paper.feeds.feed import ReplayFeed
     from nca_trader.paper.journal.journal import Journal
     from nca_trader.paper.session.agents import run_agent
-    from nca_trader.paper.session.loop import Session
+    from nca_trader.paper.session.trade import open_session
     from nca_trader.paper.venues.exchange import Exchange
 
     bars = nca.sample_bars("sp500")
@@ -47,10 +47,10 @@ def measured(num_seeds, agent="nano", env="index_daily"):
             return found
 
         nca.write_bars(bars[: acting.first_decision + WARM + BARS], f"{folder}/bars.parquet")
-        source = parse_feed(f"replay:{folder}/bars.parquet", acting.symbols)
+        source = ReplayFeed(nca.read_bars(f"{folder}/bars.parquet"), acting.symbols)
         journal = Journal(pathlib.Path(folder) / "paper.db", clock=source.now)
         exchange = Exchange(None, 1e6, acting.symbols, run.account)
-        session = Session(acting._replace(act=act), source, exchange, journal, 1e6)
+        session = open_session(acting._replace(act=act), source, exchange, journal, 1e6)
         spent, clock = [], []
         for bar in source:
             began, wall = time.process_time(), time.perf_counter()

@@ -47,7 +47,7 @@ from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal import journal as journals
 from nca_trader.paper.journal.journal import Journal
 from nca_trader.paper.session.agents import run_agent
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
@@ -183,7 +183,7 @@ def session(agent, bars, path, batch, each=lambda row: None, split=None):
     venue, feed = Venue(None, 1e5, agent.symbols, agent.rules), ReplayFeed(bars)
     sent, all_bars, parts = [], [], Split()
     with Journal(path, feed.now, batch) as journal, contextlib.ExitStack() as stack:
-        trading = Session(agent, feed, venue, journal, 1e5)
+        trading = open_session(agent, feed, venue, journal, 1e5)
         if split is not None:
             stack.enter_context(parts.watching(trading, journal, venue))
             take = venue.work
@@ -264,7 +264,7 @@ def live(agent, bars, folder):
     feed, path = Closing(bars, WARM), pathlib.Path(folder) / "live.db"
     venue: Any = Timed(Exchange(f"{path}.books", 1e5, agent.symbols, agent.rules), feed)
     with contextlib.closing(venue), Journal(path, feed.now) as journal:
-        Session(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
+        open_session(agent, feed, venue, journal, 1e5, warmup=WARM).trade()
     # The first orders wait for what is compiled.
     return tuple(
         np.array(list(taken.values())[WARM_ORDERS:]) for taken in (venue.sent, venue.answered)

@@ -152,7 +152,7 @@ LONGEST = (
     "runs/test_trackers.py",
     "data/test_bounds.py",
     "cli/test_commands.py",
-    "paper/test_live.py",
+    "paper/session/test_live.py",
 )
 
 

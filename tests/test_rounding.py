@@ -10,8 +10,8 @@ import pytest
 PROMISED = {
     "tests/strategies/test_blend.py": "sum_of_its_parts",
     "tests/envs/test_sizing.py": "same_bits or orders_and_earns",
-    "tests/paper/test_parity.py": "other_rules",
-    "tests/paper/test_strategies.py": "as_it_would_be_alone",
+    "tests/paper/session/test_parity.py": "other_rules",
+    "tests/paper/session/test_strategies.py": "as_it_would_be_alone",
 }
 
 
@@ -29,7 +29,7 @@ def test_two_programs_agree_to_the_bit_as_users_compile_them(file, root):
 def test_every_test_that_compares_to_the_bit_is_named_here(root):
     found = {
         path.relative_to(root).as_posix()
-        for path in (root / "tests").glob("*/test_*.py")
+        for path in (root / "tests").glob("*/**/test_*.py")
         if "import ROUNDING" in path.read_text()
     }
     assert found == PROMISED.keys()

@@ -95,10 +95,6 @@ class _Orders:
         self.before = venue.holdings()
         self.received = units  # of the order that is sold again
 
-    def _in_lots(self, units: float) -> float:
-        """Round towards zero to what can be sold."""
-        return in_lots(units, self.venue.instrument(self.symbol).lot)
-
     def an_order_that_was_never_sent_is_not_found(self) -> None:
         name = next(self.names)
         _same("look_up of an id that was never sent", self.venue.look_up(name), None)
@@ -160,7 +156,7 @@ class _Orders:
         kept = sum(fill.commission / fill.price for fill in fills if fill.price > 0.0)
         if not _is_near(got + np.sign(self.units) * kept, self.units):
             _near("the sum of its fills", got, self.units)
-        self.received = self._in_lots(got)
+        self.received = in_lots(got, self.venue.instrument(self.symbol).lot)
         _true(
             self.received != 0.0,
             f"after the fee {got:g} is less than a lot and cannot be sold; give more units",
@@ -202,20 +198,17 @@ class _Orders:
         self.venue.submit(Ticket(self.name, self.symbol, -self.received))
         # It may fill first: then the cancellation is too late, which is allowed.
         self.venue.cancel(self.name)
-        state, fills = self.venue.look_up(self.name), self._wait()
+        got = sum(fill.units for fill in self._wait())
+        state = self.venue.look_up(self.name)
         if state is None:
             raise CheckFailed("look_up does not find an order that was cancelled")
-        _near("its filled units", sum(fill.units for fill in fills), self._filled_units())
-        rest = -self.received - self._filled_units()
+        _near("its filled units", got, state.filled)
+        rest = -self.received - state.filled
         if abs(rest) > NEAR * abs(self.units):
             # What was bought is sold again.
             self.name = next(self.names)
             self.venue.submit(Ticket(self.name, self.symbol, rest))
             self._wait()
-
-    def _filled_units(self) -> float:
-        state = self.venue.look_up(self.name)
-        return 0.0 if state is None else state.filled
 
     def a_wrong_order_is_refused_and_not_kept(self) -> None:
         name = next(self.names)

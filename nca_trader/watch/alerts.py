@@ -26,6 +26,7 @@ ABSENT = "absent"
 SINKS = ("log", "apprise", "call")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 LABEL = re.compile(r'(\w+)\{(\w+)="([^"]*)"\}')
+CONDITION = ("metric", "comparison", "threshold", "for_seconds")
 INACTIVE, PENDING, FIRING, RESOLVED = "inactive", "pending", "firing", "resolved"
 
 
@@ -176,10 +177,7 @@ class Notification:
         return {
             "status": self.status,
             "rule": self.rule.name,
-            "metric": self.rule.metric,
-            "comparison": self.rule.comparison,
-            "threshold": self.rule.threshold,
-            "for_seconds": self.rule.for_seconds,
+            **{name: getattr(self.rule, name) for name in CONDITION},
             "value": self.value,
             "since": since,
             "at": at,

@@ -26,7 +26,7 @@ from nca_trader.evaluate.sweep.sweep import run_combinations
 from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.agents import strategy_agent
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 
 SEED = int(os.environ.get("JUDGE_SEED", "0"))
@@ -438,7 +438,7 @@ def test_the_simulated_broker_is_the_judges_account(number, tmp_path, monkeypatc
             pytest.raises(HaltError, match="ruined") if ruined(outcome, rules) else nullcontext()
         )
         with halts, Journal(tmp_path / f"{k}.db", feed.now) as journal:
-            Session(agent, feed, exchange, journal, capital).trade()
+            open_session(agent, feed, exchange, journal, capital).trade()
         events = read_events(tmp_path / f"{k}.db", "snapshot")
         found = [event.body["equity"] for event in events]
         assert len(found) == (ruined(outcome, rules) or NUM_BARS)

@@ -20,7 +20,7 @@ from nca_trader.errors import BarError, RunError
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.agents import run_agent
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.portable import portable
@@ -160,7 +160,7 @@ def test_a_live_session_asks_for_enough_history_and_sees_what_the_backtest_sees(
     tape = Asked(bars, tmp_path / "place", agent.first_decision + 5, period=STEP)
     venue = Exchange(tmp_path / "books", 1e5, agent.symbols, agent.rules)
     with contextlib.closing(venue), Journal(tmp_path / "live.db", tape.now) as journal:
-        session = Session(agent._replace(act=act), tape, venue, journal, 1e5, warmup=1)
+        session = open_session(agent._replace(act=act), tape, venue, journal, 1e5, warmup=1)
         session.trade(lambda: len(seen) > 40)
     assert tape.asked == agent.first_decision + 1 > WARMUP
     # Its history begins with row 4, so the slow bars of a part of a day come first.

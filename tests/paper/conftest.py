@@ -11,7 +11,7 @@ from made_up import rules_of
 from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.agents import policy_agent
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Costs, EnvSpec
 
@@ -117,7 +117,7 @@ def replay(path, bars, agent, capital=1e5, start=None, venue=None, journal=Journ
     feed = ReplayFeed(bars)
     venue = venue or exchange(agent, capital)
     with journal(path, feed.now) as opened:
-        return Session(agent, feed, venue, opened, capital, start).trade()
+        return open_session(agent, feed, venue, opened, capital, start).trade()
 
 
 class Given(ReplayFeed):

@@ -20,8 +20,8 @@ from nca_trader.paper.clock import PATIENCE, TICK, Caller, Waits
 from nca_trader.paper.journal.halting import request_halt
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.halts import Halt
-from nca_trader.paper.session.loop import Session
 from nca_trader.paper.session.router import OrderRouter
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venue import Answer, Outcome, Ticket
 
 SYMBOLS = tuple(f"S{i:02d}" for i in range(50))
@@ -135,7 +135,7 @@ def traded(stage, folder, venue, desk, clock, asked=None, num_bars=4):
     agent = stage.agent(symbols=SYMBOLS, targets=(-0.01, 0.0, 0.01), decide=Flips())
     tape = Telling(bars, folder / "tape", BEGIN, desk=desk)
     with Journal(folder / "paper.db", tape.now) as journal:
-        session = Session(agent, tape, venue, journal, 1e5, warmup=10, clock=clock)
+        session = open_session(agent, tape, venue, journal, 1e5, warmup=10, clock=clock)
         with session.switch.listening():
             try:
                 session.trade(lambda: asked is not None and asked.stopped)
@@ -222,7 +222,7 @@ def test_a_history_that_does_not_come_keeps_no_halt_from_being_heard(stage, tmp_
     bars = stage.bars(num_bars=30)
     tape = Slow(bars, tmp_path / "tape", BEGIN, desk=desk)
     with Journal(tmp_path / "paper.db", tape.now) as journal:
-        session = Session(stage.agent(), tape, desk, journal, 1e5, warmup=10, clock=Still())
+        session = open_session(stage.agent(), tape, desk, journal, 1e5, warmup=10, clock=Still())
         with pytest.raises(HaltError, match="reason now"):
             session.trade()
     over.set()

@@ -11,7 +11,7 @@ import numpy as np
 from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.bars import bar_of, completed
 from nca_trader.paper.journal.journal import Journal, read_events
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -219,7 +219,7 @@ class Room:
             row = min(tape.place + bars, len(self.bars)) - 1
             last = self.bars.time[row].astype("datetime64[s]").astype(int)
         with Journal(self.path, tape.now) as journal:
-            session = Session(
+            session = open_session(
                 self.agent, tape, self.desk, journal, 1e5, warmup=10, clock=self.clock
             )
             return session.trade(lambda: (session._state.last or 0) >= last)

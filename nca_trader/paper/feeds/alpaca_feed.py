@@ -7,7 +7,6 @@ import contextlib
 import datetime
 import logging
 import os
-import random
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -58,7 +57,6 @@ def open_source(
     url: str | None = None,
     stream_url: str | None = None,
     timeout: float = TIMEOUT,
-    seed: int = 0,
 ) -> AlpacaSource:
     """Return Alpaca's closed bars of days, or the minutes that make those of other lengths.
 
@@ -69,7 +67,6 @@ def open_source(
       url: REST host; else APCA_API_DATA_URL, or Alpaca's.
       stream_url: WebSocket; else APCA_API_STREAM_URL, or Alpaca's.
       timeout: seconds of a call.
-      seed: of the jitter between attempts to connect.
 
     Raises:
       ConfigError: no keys, or another feed. HostError: a URL of another host.
@@ -89,8 +86,7 @@ def open_source(
     session = GuardedSession(DATA_HOSTS, read_only=True, timeout=timeout)
     # Other lengths are made of minutes, on the grid of the session.
     step = period if period == DAY_SECONDS else MINUTE
-    return AlpacaSource(tuple(symbols), step, guarded(client, session), session, keys, feed, stream,
-                        seed)  # fmt: skip
+    return AlpacaSource(tuple(symbols), step, guarded(client, session), session, keys, feed, stream)
 
 
 def grid_of(every: str, sessions: Sessions | None = None) -> Grid:
@@ -113,7 +109,7 @@ def open_feed(
       **options: those of `open_source`.
     """
     source = open_source(symbols, every, **options)
-    return VenueFeed(source, grid_of(every, sessions), seed=options.get("seed", 0))
+    return VenueFeed(source, grid_of(every, sessions))
 
 
 class AlpacaSource:
@@ -128,13 +124,12 @@ class AlpacaSource:
         keys: Keys,
         feed: str,
         stream_url: str,
-        seed: int,
     ):
         self.symbols, self.step = symbols, step
         # A day may be corrected after the close, so it settles later than a minute.
         self.delay, self.settle = (5.0, 30.0) if step == MINUTE else (60.0, 1800.0)
         self._client, self._session, self._keys, self._feed = client, session, keys, feed
-        self._stream_url, self._seed = stream_url, seed
+        self._stream_url = stream_url
         self._streaming: _Streaming | None = None
 
     def fetch(self, start: int, stop: int) -> list[Row]:
@@ -197,7 +192,7 @@ class _Streaming:
     """Runs the stream in a thread until it is closed; alpaca-py connects again by itself."""
 
     def __init__(self, source: AlpacaSource, post: Callable[[Row], None]):
-        keys, jitter = source._keys, random.Random(source._seed)
+        keys = source._keys
         self._stream = _Guarded(
             keys.key,
             keys.secret,
@@ -209,7 +204,7 @@ class _Streaming:
             data_timeout=max(QUIET, 2.0 * source.step),
         )
 
-        self._stream._reconnect_delay = lambda retries: pause_after(retries, jitter)
+        self._stream._reconnect_delay = lambda retries: pause_after(retries, source.symbols)
 
         async def take(bar: Any) -> None:
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
-from nca_trader.config.reading import replayed
-from nca_trader.data.bars import read_bars
-from nca_trader.errors import ConfigError, argument
 from nca_trader.paper.clock import NANOSECONDS, Caller
 from nca_trader.types import Bar, Bars
 
@@ -25,23 +22,8 @@ class Notice(NamedTuple):
     detail: str = ""
 
 
-class Feed(Protocol):
-    """Closed bars of `A` assets in the order of time.
-
-    symbols: `A` names. now: nanoseconds since 1970 UTC, the clock of this feed.
-    """
-
-    symbols: tuple[str, ...]
-
-    def __iter__(self) -> Iterator[Bar]: ...
-
-    def now(self) -> int:
-        """Return the feed's clock."""
-        ...
-
-
 class LiveFeed(Protocol):
-    """A feed whose bars close while it is read.
+    """Closed bars of `A` assets in the order of time, which close while it is read.
 
     symbols: `A` names. period: of a bar, in seconds. Iteration waits for the bars that close after
     the last call of `history`, and gives notices between them. A feed may have `due(open)`, seconds
@@ -71,30 +53,19 @@ class LiveFeed(Protocol):
         ...
 
 
-class Timetable:
-    """Says when a live feed can give its bars, which open at times in seconds since 1970 UTC."""
-
-    def __init__(self, feed: LiveFeed):
-        self._feed, self._due = feed, getattr(feed, "due", None)
-
-    def due(self, opened: int) -> float:
-        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
-        return opened + 2.0 * self._feed.period if self._due is None else self._due(opened)
-
-    def newest_for(self, opened: int) -> float:
-        """Return the seconds for which no later bar than one is due; below 0 if one is."""
-        return self.due(opened) - self._feed.now() / NANOSECONDS
-
-
 class ReplayFeed:
     """Replays the bars of a file.
 
     Its clock is the open of the bar last given, so that two replays write the same journal.
+
+    Args:
+      bars: of the file.
+      symbols: that are replayed, in this order; None are all.
     """
 
-    def __init__(self, bars: Bars):
+    def __init__(self, bars: Bars, symbols: tuple[str, ...] | None = None):
+        self.bars = bars = bars if symbols is None else bars.select(*symbols)
         self.symbols, self.source = bars.symbols, bars.source
-        self.bars = bars
         self._now = int(bars.seconds[0]) * NANOSECONDS if len(bars) else 0
 
     def __len__(self) -> int:
@@ -118,41 +89,20 @@ class ReplayFeed:
             yield bar
 
 
-def parse_feed(
-    text: str,
-    symbols: tuple[str, ...] | None = None,
-    reading: Mapping[str, Any] | None = None,
-) -> ReplayFeed:
-    """Return the feed that `text` names, with `symbols` in that order (None: all of them).
-
-    `reading` are options of `read_bars`, e.g. {"timezone": "UTC", "repair": "sort"}.
-
-    Raises:
-      ConfigError: this version does not have the feed. BarError: the file cannot be used.
-    """
-    file = replayed(text)
-    if file is None:
-        raise ConfigError(f"{argument('feed', text)}: is a live feed; give replay:FILE.")
-    bars = read_bars(file, **(reading or {}))
-    if symbols is not None and bars.symbols != symbols:
-        bars = bars.select(*symbols)
-    return ReplayFeed(bars)
-
-
 class Pump:
     """Reads a feed one item at a time, and only when asked for one.
 
+    It waits in a thread of its own, so that the session's is never stuck.
+
     Args:
       feed: what it reads.
-      waits: whether the feed waits for its bars. It is read in a thread of its own then, so that
-        the session's is never stuck, and signals are heard between two bars.
     """
 
     END = object()
 
-    def __init__(self, feed: Feed | LiveFeed, waits: bool = True):
+    def __init__(self, feed: LiveFeed):
         self._feed, self._items = feed, None
-        self._caller = Caller("feed") if waits else None
+        self._caller = Caller("feed")
 
     def get(self, seconds: float) -> Any:
         """Return the next item, `END` after the last, or None if `seconds` pass without one.
@@ -160,8 +110,6 @@ class Pump:
         Raises:
           Exception: what the feed raised.
         """
-        if self._caller is None:
-            return self._next()
         # Only when asked: a feed that is read ahead would give bars before they are wanted.
         if not self._caller.busy:
             self._caller.start(self._next)
@@ -169,8 +117,7 @@ class Pump:
 
     def close(self) -> None:
         """End the thread, once the feed has ended or given its item."""
-        if self._caller is not None:
-            self._caller.close()
+        self._caller.close()
 
     def _next(self) -> Any:
         if self._items is None:

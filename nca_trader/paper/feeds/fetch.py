@@ -10,7 +10,6 @@ import json
 import math
 import os
 import pathlib
-import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -122,7 +121,6 @@ def download(
     folder: pathlib.Path,
     about: dict[str, Any],
     clock: Clock | None = None,
-    sleep: Callable[[float], None] | None = None,
 ) -> Bars:
     """Return closed bars from the cache, completed by what the venue has.
 
@@ -134,8 +132,7 @@ def download(
       stop: seconds by which the last bar has closed; None: now.
       folder: of the cache.
       about: what decides the rows of a symbol; a part of its file's name.
-      clock: of this machine.
-      sleep: waits between attempts.
+      clock: of this machine, and of the waits between attempts.
     """
     clock = clock or Clock()
     now = clock.now() // NANOSECONDS
@@ -147,8 +144,7 @@ def download(
         raise ConfigError("{} is not before {} or now; give an earlier one.".format(*names))
     once = functools.cache(functools.partial(_open, opened, about["venue"]))
     key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    # Seeded, as a draw from the system would make tests of the waits uncertain.
-    ask = functools.partial(_patient, sleep=sleep or clock.sleep, jitter=random.Random(0))
+    ask = functools.partial(_patient, clock.sleep)
     rows: list[Row] = []
     try:
         for symbol in symbols:
@@ -306,9 +302,7 @@ def _open(opened: Callable[[], Source], venue: str) -> Source:
         raise error.with_remedy(more) from None
 
 
-def _patient(
-    source: Source, low: int, high: int, sleep: Callable[[float], None], jitter: random.Random
-) -> list[Row]:
+def _patient(sleep: Callable[[float], None], source: Source, low: int, high: int) -> list[Row]:
     """Ask for a span again while the venue does not answer."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -316,7 +310,7 @@ def _patient(
         except Unreachable as error:
             if attempt == ATTEMPTS:
                 raise error.with_remedy("the same command resumes where this one stopped") from None
-            sleep(pause_after(attempt, jitter))
+            sleep(pause_after(attempt, source.symbols))
     return []
 
 

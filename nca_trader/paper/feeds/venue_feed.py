@@ -7,8 +7,8 @@ symbol. A stream that drops or falls silent therefore loses nothing: the bar is 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import queue
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ import numpy as np
 from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import EVERY_DAY, Sessions
 from nca_trader.data.resampling import aggregate, bin_spans
-from nca_trader.paper.clock import NANOSECONDS, Clock
+from nca_trader.paper.clock import NANOSECONDS, Clock, jittered
 from nca_trader.paper.feeds.feed import Notice
 from nca_trader.paper.venue import Unreachable
 from nca_trader.types import PRICES, Bar, Bars
@@ -39,7 +39,6 @@ class VenueFeed:
       source: of the bars.
       grid: the run's bars.
       clock: of this machine.
-      seed: of the jitter between attempts.
       get: waits for a message for some seconds and returns it, or None; for tests.
     """
 
@@ -48,12 +47,10 @@ class VenueFeed:
         source: Source,
         grid: Grid,
         clock: Clock | None = None,
-        seed: int = 0,
         get: Callable[[float], Row | None] | None = None,
     ):
         self.symbols, self.period = source.symbols, grid.period
         self.source, self.grid, self._clock = source, grid, clock or Clock()
-        self._jitter = random.Random(seed)
         self._messages: queue.Queue[Row | None] = queue.Queue()
         self._get = get or self._wait
         self._closed = self._stale = False
@@ -61,7 +58,9 @@ class VenueFeed:
         self._last: int | None = None  # the open of the last bar that was given
         self._closes: np.ndarray | None = None  # the last ones: a missing bar repeats them
         self._settled = 0.0  # bars that closed by then are complete
-        self._failures, self._following = 0, (-1, 0)
+        self._failures = 0
+        # Found once for each bar, since calendars are slow.
+        self._following = functools.lru_cache(1)(grid.following)
 
     def now(self) -> int:
         """Return nanoseconds since 1970 UTC."""
@@ -137,15 +136,11 @@ class VenueFeed:
 
     def due(self, opened: int) -> float:
         """Return when the bar after the one that opens at `opened` is asked for."""
-        last, following = self._following
-        if last != opened:  # found once for each, since calendars are slow
-            following = self.grid.following(opened)
-            self._following = (opened, following)
-        return following + self.period + self.source.delay
+        return self._following(opened) + self.period + self.source.delay
 
     def _pause(self) -> float:
         """Return the seconds until the next attempt."""
-        return pause_after(self._failures, self._jitter) if self._failures else self.source.delay
+        return pause_after(self._failures, self.symbols) if self._failures else self.source.delay
 
     def _ask(self) -> Iterator[Notice]:
         """Ask for every bar since the last one that was given."""
@@ -240,10 +235,10 @@ class VenueFeed:
         return bars[int(first) : int(last)]
 
 
-def pause_after(failures: int, jitter: random.Random) -> float:
-    """Return the seconds until the next attempt: longer after each failure, and never in step."""
+def pause_after(failures: int, symbols: Sequence[str]) -> float:
+    """Return the seconds until the next attempt: longer after each failure, and of each feed."""
     # The exponent is capped too, as a venue may be down for days.
-    return max(1.0, min(LONGEST, 2.0 ** min(failures, 10)) * (0.5 + 0.5 * jitter.random()))
+    return max(1.0, jittered(min(LONGEST, 2.0 ** min(failures, 10)), f"{symbols}{failures}"))
 
 
 def seconds_of(every: str) -> int:

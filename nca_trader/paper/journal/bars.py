@@ -7,22 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from nca_trader.config.records import finite
 from nca_trader.types import PRICES, Bar, Tensor
 
 INCOME = {"half_spread": "half_spread", "dividend": "cash_dividend", "funding": "funding"}
 
 
-def in_json(value: Any) -> Any:
-    """Return numpy values in JSON's types; numbers that are not finite become None."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind != "f" or np.isfinite(value).all():
-            return value.tolist()
-        value = value.tolist()
-    if isinstance(value, list):
-        return [in_json(item) for item in value]
-    if isinstance(value, dict):
+def in_json(value: np.ndarray | Mapping[str, np.ndarray]) -> Any:
+    """Return arrays in JSON's types; numbers that are not finite become None."""
+    if isinstance(value, Mapping):
         return {name: in_json(item) for name, item in value.items()}
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    known = value.dtype.kind != "f" or np.isfinite(value).all()
+    return value.tolist() if known else finite(value.tolist())
 
 
 def bar_body(bar: Bar, symbols: tuple[str, ...]) -> dict[str, Any]:

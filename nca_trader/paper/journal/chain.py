@@ -6,7 +6,6 @@ What chain and head file prove is in docs/concepts/journal.md.
 from __future__ import annotations
 
 import contextlib
-import decimal
 import functools
 import hashlib
 import json
@@ -53,15 +52,9 @@ class Event(NamedTuple):
     body: dict[str, Any]
 
 
-def _as_string(value: Any) -> str:
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    raise TypeError(f"a journal body holds JSON types and Decimal, not {type(value).__name__}.")
-
-
 # Made once: `json.dumps` makes an encoder for each call, which took most of the time of a walk.
 _encode = json.JSONEncoder(
-    sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False, default=_as_string
+    sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
 ).encode
 _quote = json.encoder.encode_basestring_ascii  # as the encoder writes a string
 
@@ -71,8 +64,7 @@ def canonical(value: Any) -> str:
 
     Raises:
       ValueError: a NaN or an infinity.
-      TypeError: a type that JSON does not have. A `decimal.Decimal` is written as a string; a
-        numpy array must be a list first.
+      TypeError: a type that JSON does not have; a numpy array must be a list first.
 
     >>> canonical({"b": 0.1, "a": [1, None]})
     '{"a":[1,null],"b":0.1}'
@@ -150,8 +142,8 @@ def _examine(path: Path, db: sqlite3.Connection, mark: Mark | None) -> Head:
         # The whole check: an index that misses a row would let an event be recorded twice.
         checked = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         fault = "" if checked == "ok" else _DAMAGED.format(f" (SQLite: {checked})")
-    walk = _walked(db if made else None, mark)
-    fault = _disagreement(walk, mark, path) or fault
+    head, passed, broken = _walked(db if made else None, mark)
+    fault = _disagreement(head, passed, broken, mark, path) or fault
     if made and not fault:
         unused = db.execute(
             "SELECT count(*) FROM series WHERE id NOT IN (SELECT series FROM event)"
@@ -160,24 +152,18 @@ def _examine(path: Path, db: sqlite3.Connection, mark: Mark | None) -> Head:
             fault = f"has {spare} rows of run and kind that no event is of; {_RESTORE}"
     if fault:
         raise StateError(f"{path}: {fault}")
-    return walk.head
+    return head
 
 
-class _Walk(NamedTuple):
-    """A walk of the chain.
+def _walked(
+    db: sqlite3.Connection | None, mark: Mark | None
+) -> tuple[Head, dict[int, str], str | None]:
+    """Walk the chain; None is a journal without tables.
 
-    head: where it holds to. passed: the hashes at the ends that a head file knows, by seq. damaged:
-    whether there are rows beyond, and why: what SQLite or a parser said.
+    Returns:
+      Where it holds to; the hashes at the ends that a head file knows, by seq; and what SQLite or a
+      parser said of the rows beyond, None without any.
     """
-
-    head: Head
-    passed: dict[int, str]
-    damaged: bool = False
-    why: str = ""
-
-
-def _walked(db: sqlite3.Connection | None, mark: Mark | None) -> _Walk:
-    """Walk the chain; None is a journal without tables."""
     count, link, passed = 0, GENESIS, {0: GENESIS}
     # The only two ends that the head file knows; other hashes need not be kept.
     wanted = set() if mark is None else {mark.done.seq, mark.after.seq}
@@ -185,44 +171,41 @@ def _walked(db: sqlite3.Connection | None, mark: Mark | None) -> _Walk:
         for seq, *fields, stored in db.execute(f"{ROWS} ORDER BY seq") if db else ():
             found = link_of(link, seq, *fields)
             if seq != count + 1 or stored != found.digest():
-                return _Walk(Head(count, link), passed, True)
+                return Head(count, link), passed, ""
             count, link = seq, found.hexdigest()
             if seq in wanted:
                 passed[seq] = link
     except (sqlite3.Error, ValueError, TypeError) as error:
-        return _Walk(Head(count, link), passed, True, f" ({error})")
-    return _Walk(Head(count, link), passed)
+        return Head(count, link), passed, f" ({error})"
+    return Head(count, link), passed, None
 
 
-def _disagreement(walk: _Walk, mark: Mark | None, path: Path) -> str:
+def _disagreement(
+    head: Head, passed: dict[int, str], broken: str | None, mark: Mark | None, path: Path
+) -> str:
     """Return what is wrong with a chain and its head file; "" where both hold."""
-    seq = walk.head.seq
+    seq = head.seq
     # A chain that was written again from its start holds in itself; only this shows it.
-    if mark is not None and walk.passed.get(mark.done.seq, mark.done.hash) != mark.done.hash:
+    if mark is not None and passed.get(mark.done.seq, mark.done.hash) != mark.done.hash:
         return (
             f"damaged at seq {mark.done.seq}: the head file has another hash for it; the journal "
             "or its head file was exchanged: restore both from a copy."
         )
-    if walk.damaged:
-        return f"damaged at seq {seq + 1}: the hash chain does not hold there{walk.why}; {_RESTORE}"
+    if broken is not None:
+        return f"damaged at seq {seq + 1}: the hash chain does not hold there{broken}; {_RESTORE}"
     if mark is None:
         lost = (
             f"holds {seq} events and its head file {path.name}.head is missing or empty, so a lost "
             "end would not show; restore the head file from a copy, or name another journal."
         )
         return lost if seq else ""
-    if mark.done.seq > seq:
-        return (
-            f"ends at seq {seq} and its head file says {mark.done.seq}: seq {seq + 1} is lost; "
-            "restore the journal and its -wal file from a copy, or name another journal."
-        )
-    if walk.head in (mark.done, mark.after):
+    if head in (mark.done, mark.after):
         return ""
     # Of the commit under way all rows are there or none.
-    end = next(e for e in (mark.after, mark.done) if walk.passed.get(e.seq) == e.hash)
     return (
-        f"has {seq - end.seq} rows after seq {end.seq} that no commit wrote: its head file ends "
-        f"there; {_RESTORE}"
+        f"ends at seq {seq} and its head file says {mark.done.seq}: rows from seq "
+        f"{min(seq, mark.done.seq) + 1} on are lost, or no commit wrote them; restore the journal, "
+        "its -wal and its head file from a copy, or name another journal."
     )
 
 
@@ -252,19 +235,15 @@ def has_tables(path: Path, db: sqlite3.Connection) -> bool:
         stored = db.execute(_STORED).fetchall()
     except sqlite3.DatabaseError as error:
         raise StateError(f"{path}: {_DAMAGED.format(f' (SQLite: {error})')}") from None
-    ours = _schema_rows()
     # The hash before a row's own was a column of its own.
     if any(name == "event" and "prev_hash TEXT" in (sql or "") for _, name, _, sql in stored):
         raise StateError(
             f"{path}: is of a format that this version does not read; nca-trader 0.2.0 reads it. "
             "Name another journal."
         )
-    if stored and not set(ours) <= set(stored):
-        raise StateError(f"{path}: its tables are not a journal's; {_RESTORE}")
-    if extra := [
-        f"{kind} {name}" for kind, name, *rest in stored if (kind, name, *rest) not in ours
-    ]:
-        raise StateError(f"{path}: holds what no journal has ({', '.join(extra)}); {_RESTORE}")
+    # A trigger or a view of a stranger's as well: it would run as rows are written or read.
+    if stored and set(stored) != set(_schema_rows()):
+        raise StateError(f"{path}: its tables are not a journal's, or not alone; {_RESTORE}")
     return bool(stored)
 
 

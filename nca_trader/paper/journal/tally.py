@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import sqlite3
-from collections import ChainMap, Counter, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,10 +99,11 @@ class OrderLine:
 class Tally(Ledger):
     """A ledger, and the sums of a journal; `add` takes every event once, in order.
 
+    A body that cannot be read is left out, and its event counted in `unread`: what else the journal
+    says, such as a halt, is still shown and alerted.
+
     Args:
       events: of the journal.
-      strict: whether a body that cannot be read is an error. Else its event is counted in `unread`
-        and left out: a journal that was changed by hand still has a page.
 
     Attributes:
       counts: events by kind. unread: those left out. rejected, notices, risks: by their code.
@@ -115,7 +116,6 @@ class Tally(Ledger):
       snapshot, decision: the newest bodies. decisions: by time. lines: the newest orders,
         by client id.
       slippage: of each fill, as a fraction of the market's price; above 0 is a loss.
-      turnover: notional traded since the snapshot before, as a fraction of equity; the last bars.
       drifts: the newest warning of each kind and feature, `(ts_event, body)`.
       watched: the newest body that says what the drift watch watches.
       latencies: seconds from a bar's close to its receipt. halts: halts and resumes.
@@ -123,9 +123,9 @@ class Tally(Ledger):
         time of the newest bar, and of its receipt.
     """
 
-    def __init__(self, events: Iterable[Event] = (), strict: bool = False):
+    def __init__(self, events: Iterable[Event] = ()):
         super().__init__()
-        self._strict, self.unread = strict, 0
+        self.unread = 0
         self.counts: Counter[str] = Counter()
         self.rejected: Counter[str] = Counter()
         self.notices: Counter[str] = Counter()
@@ -143,17 +143,14 @@ class Tally(Ledger):
         self.verdicts: dict[int, list[dict[str, Any]]] = {}
         self.lines: dict[str, OrderLine] = {}
         self.slippage: list[float] = []
-        self.turnover: deque[float] = deque(maxlen=RECENT)
         self.drifts: dict[tuple[str, str], tuple[int, dict[str, Any]]] = {}
         self.watched: dict[str, Any] = {}
         self.latencies: deque[float] = deque(maxlen=LATENCIES)
         self.halts: list[Event] = []
         self.recons: list[Event] = []
         self.flows: dict[str, float] = {}
-        self.commission = self.costs = self._moved = self._amount = 0.0
-        self._fills_at: Mapping[str, float] = {}
+        self.commission = self.costs = self._amount = 0.0
         self._waiting: list[Fill] = []  # fills of a venue whose bar has not come
-        self._unpriced: list[tuple[OrderLine, Fill]] = []  # fills before their bar's open
         self.live = self.stale = self.ended = self.stopped = False
         self.seq = 0
         self.bar_ts = self.seen = 0
@@ -183,19 +180,8 @@ class Tally(Ledger):
         # Kinds of other versions are counted and no more.
         take = getattr(self, f"_on_{event.kind}", lambda _: None)
         # What the books cannot read of an event does not hide the rest of it.
-        booked = self._took(self.apply, event.kind, event.key, event.body)
-        shown = self._took(take, event)
-        self.unread += not (booked and shown)
-
-    def _took(self, take: Callable[..., object], *event: Any) -> bool:
-        """Hand an event over; return whether it could be read."""
-        try:
-            take(*event)
-        except SHAPES:
-            if self._strict:
-                raise
-            return False
-        return True
+        booked = _is_read(self.apply, event.kind, event.key, event.body)
+        self.unread += not (_is_read(take, event) and booked)
 
     @property
     def spacing(self) -> float:
@@ -226,17 +212,15 @@ class Tally(Ledger):
         return self.rules.get("fill", "next_open") != "next_open"
 
     @property
-    def turnover_sum(self) -> float:
-        """The sum of `traded`, with what was traded since the last snapshot."""
+    def totals(self) -> tuple[float, float]:
+        """The `costs` and the sum of `traded`, with those of fills whose bar has not come."""
+        left = [_cost(fill, self.closes.get(fill.symbol, math.nan)) for fill in self._waiting]
+        costs = self.costs + sum(paid for paid, _ in left)
         if not self.traded:
-            return 0.0
-        left = self._amount + sum(_cost(fill, self.closes)[1] for fill in self._waiting)
-        return math.fsum(self.traded) + left / number(self.snapshot.get("value") or None)
-
-    @property
-    def costs_sum(self) -> float:
-        """The `costs`, with those of fills whose bar has not come."""
-        return self.costs + sum(_cost(fill, self.closes)[0] for fill in self._waiting)
+            return costs, 0.0
+        amount = self._amount + sum(moved for _, moved in left)
+        worth = number(self.snapshot.get("value") or None)
+        return costs, math.fsum(self.traded) + amount / worth
 
     def _on_run_started(self, event: Event) -> None:
         self.started = event.body
@@ -250,9 +234,7 @@ class Tally(Ledger):
         # A replay's clock is the bar's own time.
         self.live = event.ts_recv != event.ts_event
         # Without this an asset that has no bar today would be filled at yesterday's open.
-        self.opens, before = {}, dict(self.closes) if self._waiting else {}
-        # The last close stands for the open of an asset without a bar.
-        self._fills_at = ChainMap(self.opens, self.closes)
+        self.opens = {}
         for symbol, fields in event.body.items():
             if not symbol:  # columns of your own
                 continue
@@ -262,14 +244,10 @@ class Tally(Ledger):
             else:
                 # An asset without a bar is null in the journal.
                 self.missing += 1
-        # What a venue filled at a close is in the journal before the next bar.
-        for fill in self._waiting:
-            self._pay(fill, before if self.at_close else self._fills_at)
-        self._waiting = []
         # Their open is known only now that the bar has come.
-        for line, fill in self._unpriced:
-            self._slip(line, fill, self.opens)
-        self._unpriced = []
+        for fill in self._waiting:
+            self._price(fill)
+        self._waiting = []
         if self._bought == {}:  # it waits for this bar's open
             self._bought = {s: self.opens.get(s, p) for s, p in self.closes.items()}
         spacing = self.spacing
@@ -321,35 +299,29 @@ class Tally(Ledger):
 
     def _on_fill(self, event: Event) -> None:
         fill = Fill(**event.body)
-        # Foreign fills are counted too: they move the account as much as its own.
-        self._moved += abs(fill.units * fill.price)
         self.commission += fill.commission
-        live = "venue" in self.started
-        if live:
+        # Orders fill at the open of the bar that reports it, or at the close that they saw. A venue
+        # reports a fill at an open before the bar.
+        if "venue" in self.started and not self.at_close:
             self._waiting.append(fill)
         else:
-            self._pay(fill, self.closes if self.at_close else self._fills_at)
+            self._price(fill)
+
+    def _price(self, fill: Fill) -> None:
+        """Note what a fill cost, and how much worse than the market's price it was."""
+        # The last close stands for the open of an asset without a bar.
+        price = self.closes.get(fill.symbol, math.nan)
+        price = price if self.at_close else self.opens.get(fill.symbol, price)
+        # Foreign fills count too: they move the account as much as its own.
+        paid, moved = _cost(fill, price)
+        self.costs, self._amount = self.costs + paid, self._amount + moved
         line = self.lines.get(fill.client_id)
         if line is None:  # of a margin call or a delisting, or somebody else's
             return
-        # Orders fill at the open of the bar that reports it, or at the close that they saw.
-        if live and not self.at_close:  # the journal has the fill before the bar
-            self._unpriced.append((line, fill))
-        else:
-            now = event.ts_event == self.bar_ts and not self.at_close
-            self._slip(line, fill, self.opens if now else self.closes)
-
-    def _slip(self, line: OrderLine, fill: Fill, market: Mapping[str, float]) -> None:
-        """Note how much worse than the market's price a fill was."""
-        price = market.get(fill.symbol) or math.nan
         # A buy above the market's price and a sale below it are both losses.
-        line.slippage = math.copysign(1.0, fill.units) * (fill.price / price - 1.0)
+        line.slippage = math.copysign(1.0, fill.units) * (fill.price / (price or math.nan) - 1.0)
         if math.isfinite(line.slippage):
             self.slippage.append(line.slippage)
-
-    def _pay(self, fill: Fill, market: Mapping[str, float]) -> None:
-        paid, moved = _cost(fill, market)
-        self.costs, self._amount = self.costs + paid, self._amount + moved
 
     def _on_cash(self, event: Event) -> None:
         kind = str(event.body.get("kind", "cash"))
@@ -363,9 +335,8 @@ class Tally(Ledger):
         self.snapshot = event.body
         # A value of 0 becomes None and so NaN: a bankrupt account has no turnover.
         worth = number(event.body.get("value") or None)
-        self.turnover.append(self._moved / worth)
         self.traded.append(self._amount / worth)
-        self._moved = self._amount = 0.0
+        self._amount = 0.0
         seconds = event.ts_event // NANOSECONDS
         if seconds // DAY != self._day:
             self._day = seconds // DAY
@@ -485,10 +456,19 @@ def reason_of(body: Mapping[str, Any]) -> str:
     return printable(", ".join(parts)) or "no reason given"
 
 
-def _cost(fill: Fill, market: Mapping[str, float]) -> tuple[float, float]:
+def _cost(fill: Fill, price: float) -> tuple[float, float]:
     """Return what a fill cost against the market's price, and the money that it moved."""
-    price = market.get(fill.symbol, fill.price)
+    price = fill.price if math.isnan(price) else price
     return fill.commission + fill.units * (fill.price - price), abs(fill.units) * price
+
+
+def _is_read(take: Callable[..., object], *event: Any) -> bool:
+    """Hand an event over; return whether it could be read."""
+    try:
+        take(*event)
+    except SHAPES:
+        return False
+    return True
 
 
 def _keep_newest(found: dict[Any, Any]) -> None:

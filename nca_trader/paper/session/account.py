@@ -1,29 +1,35 @@
-"""The two views of a session's account: modelled as in a backtest, or reported by a venue.
+"""The two kinds of session: a replay of a file, and a live one; the loop is the same for both.
 
-A replay's account is modelled. The simulated exchange is sent its target weights, and its cash and
-units are compared with the model at every bar. A live session's account is what its venue reports:
-the loop orders units by it, and the agent decides on it.
+A replay's account is modelled as in a backtest. The simulated exchange is sent its target weights,
+and its cash and units are compared with the model at every bar. A live session's account is what
+its venue reports: the loop orders units by it, and the agent decides on it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from nca_trader.envs.account.risk import bars_of_size
 from nca_trader.envs.account.state import Account, Legs
-from nca_trader.paper.clock import NANOSECONDS
+from nca_trader.paper.clock import NANOSECONDS, TICK, Clock, Patience, Waits
+from nca_trader.paper.feeds.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.journal.bars import in_json
 from nca_trader.paper.journal.journal import Journal
+from nca_trader.paper.journal.ledger import Ledger
 from nca_trader.paper.session.core import Core, Observed, Response, Seen, State, View
 from nca_trader.paper.session.gate import Gate
-from nca_trader.paper.session.halts import Halt
-from nca_trader.paper.session.router import OrderRouter
-from nca_trader.paper.venue import Books, Fill, Unreachable, valued
+from nca_trader.paper.session.halts import Halt, KillSwitch
+from nca_trader.paper.session.router import OrderRouter, tickets
+from nca_trader.paper.venue import BY_VENUE, Awaited, Fill, Unreachable, Venue, valued
 from nca_trader.paper.venues.exchange import Exchange
-from nca_trader.types import Bar
+from nca_trader.progress import Progress, duration
+from nca_trader.types import Bar, Bars
 
 TOLERANCE = 1e-9  # relative, between the account and the exchange
 MAX_IN_A_ROW = 3  # bad bars, or failures of the policy, before trading halts
@@ -37,25 +43,59 @@ def equity_of(account: Account) -> float:
     return float(np.exp(account.log_equity + account.log_equity_low))
 
 
-class Modelled:
-    """The account of a replay: the arithmetic of a backtest, next to a simulated exchange.
+class Replay:
+    """The bars of a file, and an account by the arithmetic of a backtest, next to an exchange.
 
     Args:
       core: of the session.
+      feed: of the file.
       exchange: in memory; it starts with `capital` in cash and no positions.
       journal: of the session.
-      run: the session's hash.
       capital: money at the start.
+
+    Attributes:
+      gate: that its bars pass.
     """
 
-    def __init__(self, core: Core, exchange: Exchange, journal: Journal, run: str, capital: float):
-        self._core, self._exchange, self._capital = core, exchange, capital
-        self._journal, self._run = journal, run
+    faults = ()  # errors of the agent that halt; of a replay its user sees them
+
+    def __init__(
+        self, core: Core, feed: ReplayFeed, exchange: Exchange, journal: Journal, capital: float
+    ):
+        self._core, self._feed, self._exchange, self._capital = core, feed, exchange, capital
+        self._journal, self._run = journal, core.run
         self._symbols = core.agent.symbols
+        self.gate = Gate(self._symbols)
         # Orders that fill at a close do so after the decision there, and change its equity.
         self.settles_late = core.agent.rules.fill == "close"
         self.orders = self.fills = 0
         self._moved = 0.0  # money traded since the last decision
+
+    def begin(self, repeat: Callable[[], tuple[State, Response]]) -> tuple[()]:
+        """Do nothing: the feed gives the bars of the journal again."""
+        return ()
+
+    def progress(self) -> Progress:
+        """Return the line that counts bars."""
+        return Progress(len(self._feed), "paper", "bars", compiles=True)
+
+    def items(self, shown: Progress, state: Callable[[], State]) -> Iterator[Bar]:
+        """Yield the bars of the file."""
+        for bar in self._feed:
+            yield bar
+            shown.update()
+
+    def now(self, last: int | None) -> int:
+        """Return the time of what happens after the bar at `last`; its own, in nanoseconds."""
+        if last is not None:
+            return last * NANOSECONDS
+        # Before the first bar of a start: where the journal ends, or where the feed begins.
+        known = (event.ts_event for event in self._journal.events("bar"))
+        return max(known, default=self._journal.now())
+
+    def moment(self, last: int) -> str:
+        """Return the key of what ends trading: a session that resumes comes to it again."""
+        return str(last)
 
     def observe(self, state: State, bar: Bar, legs: Legs, late: bool, ts: int) -> Seen | None:
         """Move exchange and account through a bar; None before trading starts."""
@@ -84,7 +124,7 @@ class Modelled:
         if seen.cash:
             self._write("cash", str(ts // NANOSECONDS), {"amount": seen.cash}, ts)
 
-    def intend(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
+    def intend(self, outcome: Response, close: np.ndarray, ts: int) -> None:
         """Journal the orders of a decision, in its transaction."""
         self._moved = 0.0
         for name, reason in outcome.closed:
@@ -93,7 +133,7 @@ class Modelled:
             self.orders += 1
             self._write("order_intent", order.client_id, order._asdict(), ts)
 
-    def send(self, outcome: Response, state: State, ts: int, given: float) -> Seen | None:
+    def send(self, outcome: Response, state: State, ts: int) -> Seen | None:
         """Send the orders of a decision; return what they did at this close."""
         if outcome.decision is None:
             return None
@@ -142,46 +182,84 @@ class Modelled:
         cash, units = self._exchange.position()
         return float(cash + valued(units, close).sum())
 
-    def idle(self) -> None:
-        """Do nothing: nothing happens at this venue between two bars."""
+    def withdraw_all(self) -> None:
+        """Do nothing: no order leaves this process."""
+
+    def close(self) -> None:
+        """Do nothing: the exchange is the caller's."""
 
     def _write(self, kind: str, key: str, body: dict[str, Any], ts: int) -> None:
         self._journal.record(self._run, kind, key, body, ts)
 
 
-class Reported:
-    """The account of a live session, as its venue has it.
+class Live:
+    """A feed whose bars close while it is read, and the account as its venue has it.
 
     Args:
       core: of the session.
-      router: sends orders to the venue, and keeps the books.
-      gate: knows which prices the market had.
-      now: the feed's clock, nanoseconds since 1970 UTC.
-      newest_for: returns the seconds for which the bar that opens at a time is the newest.
-      monotonic: the clock of waits.
+      feed: of the agent's symbols.
+      venue: the account. One of this process, which gets the bars, has a method `quote`.
+      journal: of the session.
+      switch: ends every wait.
+      warmup: least number of bars of the feed's history to begin with.
+      patience: how long it waits for answers, and how old a decision may be.
+      clock: for waits.
+
+    Attributes:
+      gate: that its bars pass. router: of its orders.
     """
 
     settles_late = False
+    faults = (Exception,)  # of the agent: no further order, and a person looks
     LOOK = 5.0  # seconds after which an open order's fills are read again
 
     def __init__(
         self,
         core: Core,
-        router: OrderRouter,
-        gate: Gate,
-        now: Callable[[], int],
-        newest_for: Callable[[int], float],
-        monotonic: Callable[[], float],
+        feed: LiveFeed,
+        venue: Venue,
+        journal: Journal,
+        switch: KillSwitch,
+        warmup: int,
+        patience: Patience,
+        clock: Clock,
     ):
-        self._core, self._symbols = core, core.agent.symbols
-        self.router, self._gate = router, gate
-        self._now, self._newest_for, self._monotonic = now, newest_for, monotonic
-        # A venue of this process, which gets the bars and has the session's own clock.
-        self._quote = getattr(router.venue, "quote", None)
+        self._core, self._symbols, run = core, core.agent.symbols, core.run
+        self._feed, self._venue, self._journal = feed, venue, journal
+        self._switch, self._warmup = switch, warmup
+        self._clock = Waits(clock, switch.heard)
+        # A venue of this process has the session's own clock, and answers at once.
+        self._quote: Callable[..., Any] | None = getattr(venue, "quote", None)
+        self.router = OrderRouter(
+            Awaited(venue, operator.call if self._quote else self._clock.call),  # pyright: ignore
+            journal,
+            run,
+            self._symbols,
+            self._newest_for,
+            self._clock,
+            patience,
+            switch.refuse,
+            Ledger(),  # which the journal's events fill
+            # It closes positions as training does.
+            BY_VENUE if self._quote else (),
+        )
+        self.gate = Gate(
+            self._symbols, True, feed.period, feed.now, lambda s: journal.body(run, "bar", str(s))
+        )
+        self._given = 0.0  # when the bar came that is traded on, on the clock of waits
         self._unanswered = 0  # bars in a row at which the venue did not answer
         self._far = 0  # fills in a row at prices that the market did not have
         self._looked = 0.0
-        self.base: float | None = None  # the account's worth at the first decision
+        self._base: float | None = None  # the account's worth at the first decision
+
+    def _due(self, opened: int) -> float:
+        """Return when the feed can give the bar after one, in seconds since 1970 UTC."""
+        due = getattr(self._feed, "due", None)
+        return opened + 2.0 * self._feed.period if due is None else due(opened)
+
+    def _newest_for(self, opened: int) -> float:
+        """Return the seconds for which no later bar than one is due; below 0 if one is."""
+        return self._due(opened) - self._feed.now() / NANOSECONDS
 
     @property
     def orders(self) -> int:
@@ -193,21 +271,106 @@ class Reported:
         """Fills of all time."""
         return self.router.ledger.count
 
-    def start(self, ts: int, state: State, last: Response) -> None:
+    def begin(self, repeat: Callable[[], tuple[State, Response]]) -> Iterator[Bar | Notice]:
         """Take over the venue's positions and cash, or compare them with the journal's.
 
         Args:
-          ts: nanoseconds since 1970 UTC, for the journal.
-          state: after the journal's last bar.
-          last: what followed from it; the process may have ended before its orders were written.
+          repeat: processes the journal's bars again; returns the state after the last one, and what
+            followed from it: the process may have ended before its orders were written.
+
+        Returns:
+          The bars that closed since then, as many as the agent needs.
         """
+        state, outcome = repeat()
+        self._switch.refuse()
+        ts, self._given = self._feed.now(), self._clock.monotonic()
         # After a halt that a person lifted its targets are owed, and ordered at the next bar.
         goes_on = self.router.ledger.since is not None
         self.router.start(ts)
         self._refuse_skew()
         if goes_on and state.last is not None:
-            self._write_orders(last, state, state.last * NANOSECONDS, self._monotonic())
+            self._write_orders(outcome, state, state.last * NANOSECONDS)
             self.router.deliver(ts)
+        return self._missed(state.last)
+
+    def _missed(self, last: int | None) -> Iterator[Bar | Notice]:
+        agent = self._core.agent
+        needed = max(agent.first_decision + 1, agent.history, bars_of_size(agent.rules.scale))
+        count = max(needed, self._warmup)
+        if last is not None:
+            # A journal's bars are repeated, so only those since then are asked for.
+            missed = (self._feed.now() // NANOSECONDS - last) // self._feed.period
+            needed, count = 0, max(missed + 1, 2)
+        history = self._past(needed, count)
+        first = history.seconds[:1]
+        if last is not None and len(first) and first[0] > last + self._feed.period:
+            yield Notice("gap", f"no bars from {last} to {first[0]}")
+        for bar in history.each():
+            if last is None or int(bar.time[0]) > last:
+                yield bar
+        self._switch.heard()
+
+    def _past(self, needed: int, count: int) -> Bars:
+        """Return the last `count` bars, or twice as many until each asset has `needed` of them.
+
+        It asks no further once that finds no more of the assets that lack some.
+        """
+        found = -1
+        while True:
+            bars = self._clock.call(self._feed.history, count)
+            there = np.minimum(bars.present.sum(0), needed).sum()
+            if there in (found, bars.num_assets * needed):
+                return bars
+            found, count = there, 2 * count
+
+    def progress(self) -> Progress:
+        """Return the line that says what the session does."""
+        return Progress(None, "paper", ticks=False, always=True)
+
+    def items(self, shown: Progress, state: Callable[[], State]) -> Iterator[Bar | Notice]:
+        """Yield what the feed gives, and look at open orders in between."""
+        rows, told = -1, False
+        # In a thread of its own, so that the kill switch is seen between bars.
+        with contextlib.closing(Pump(self._feed)) as pump:
+            while True:
+                now = state()
+                shown.note(self._line(now), news=rows != now.rows)
+                rows, item = now.rows, pump.get(TICK)
+                if item is pump.END:
+                    return
+                if item is None:
+                    self._switch.heard()
+                    self._look()
+                    continue
+                if isinstance(item, Notice):
+                    told = told or item.code == "gap"
+                else:
+                    if not told and now.last is not None:
+                        yield from self._gap(now.last, int(item.time[0]))
+                    told = False
+                yield item
+
+    def _gap(self, last: int, opened: int) -> Iterator[Notice]:
+        """Yield that the feed left out bars before this one, which it did not say itself."""
+        if self._due(last) - self._feed.period < opened:
+            between = f"{np.datetime64(last, 's')} and {np.datetime64(opened, 's')}"
+            yield Notice("gap", f"the feed has no bar between {between}")
+
+    def _line(self, state: State) -> str:
+        """Return the line of progress: bars, equity, and the time until the next bar."""
+        left = float("nan") if state.last is None else self._newest_for(state.last)
+        # Below 0 while a bar is overdue, NaN where it is not known.
+        waits = f"next bar in {duration(left)}" if left > 0.0 else "waiting for the next bar"
+        grown = 1.0 if self._base is None else self.value(state.close) / self._base
+        return f"{state.rows:,} bars  equity {grown:.4f}  {waits}"
+
+    def now(self, last: int | None) -> int:
+        """Return the feed's clock, nanoseconds since 1970 UTC."""
+        return self._feed.now()
+
+    def moment(self, last: int) -> str:
+        """Return the key of what ends trading: it may end several times at one bar."""
+        return f"{last}:{self._journal.head.seq}"
 
     def observe(self, state: State, bar: Bar, legs: Legs, late: bool, ts: int) -> Seen | None:
         """Read what the venue has; None where nothing is to be decided.
@@ -218,6 +381,7 @@ class Reported:
         Raises:
           Halt: they differ, the venue does not answer, or fills are far from the market.
         """
+        self._given = self._clock.monotonic()
         # What was held until the next bar is learnt and not traded on, as older bars are.
         young = not late and self._newest_for(int(bar.time[0])) > 0.0
         fresh = young and self._core.ready(state, bar)
@@ -225,7 +389,7 @@ class Reported:
             return None
         try:
             if self._quote is not None:
-                self._quote(bar, self._now())
+                self._quote(bar, self._feed.now())
                 if not young:  # what it filled or paid out at this bar
                     self.router.take(ts)
             if young:
@@ -249,16 +413,16 @@ class Reported:
         close = np.where(bar.present, bar.close, state.close)
         ids = [working[s].client_id if s in working else None for s in self._symbols]
         orders = [None if name is None else ledger.order(name) for name in ids]
-        books, (units, price, closed) = self.books, ledger.flush(self._symbols)
+        books, (units, price, closed) = self.router.books(), ledger.flush(self._symbols)
         worth = valued(books.units, close)
         value = books.cash + float(worth.sum())
-        if self.base is None and not value > 0.0:
+        if self._base is None and not value > 0.0:
             raise Halt("ruined", value=value)
-        self.base = value if self.base is None else self.base
+        self._base = value if self._base is None else self._base
         price = np.where(np.isnan(price), close, price)
         observed = Observed(
             # The first decision begins at equity 1, whatever the account was worth then.
-            equity=value / self.base,
+            equity=value / self._base,
             weight=worth / (value or np.inf),  # of nothing every part is 0
             waiting=np.array([o is not None and o.state != "done" for o in orders]),
             # One that the journal does not have was not written before the process ended.
@@ -281,18 +445,18 @@ class Reported:
     def record(self, seen: Seen, ts: int) -> None:
         """Do nothing: fills and payments are in the journal before their bar."""
 
-    def intend(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
+    def intend(self, outcome: Response, close: np.ndarray, ts: int) -> None:
         """Journal the orders of a decision, in its transaction; none is sent before.
 
         A size is of what is held. So what an order replaces has to end first, and the new one is
         written after that, by `send`.
         """
         if not outcome.closed:
-            self._size(outcome, close, ts, given)
+            self._size(outcome, close, ts)
 
-    def send(self, outcome: Response, state: State, ts: int, given: float) -> None:
+    def send(self, outcome: Response, state: State, ts: int) -> None:
         """Send the orders of a decision, and read what the venue says at once."""
-        self._write_orders(outcome, state, ts, given)
+        self._write_orders(outcome, state, ts)
         self.router.deliver(ts)
         self._refuse_failures()
         known = (self.router.ledger.order(order.client_id) for order in outcome.sent)
@@ -302,7 +466,7 @@ class Reported:
 
     def snapshot(self, state: State, seen: Seen) -> dict[str, Any]:
         """Return the body of the snapshot of a close."""
-        books, equity = self.books, seen.equity
+        books, equity = self.router.books(), seen.equity
         assert equity is not None
         return {
             "equity": equity,
@@ -323,50 +487,62 @@ class Reported:
         if after == np.inf:
             return None
         # Equal and not above: it halts once, and a person who resumes has seen it.
-        gone = (state.missing == after) & (self.books.units != 0.0)
+        gone = (state.missing == after) & (self.router.books().units != 0.0)
         names = [self._symbols[i] for i in np.flatnonzero(gone).tolist()]
         return Halt("bars-missing", symbols=names, in_a_row=after) if names else None
 
-    @property
-    def books(self) -> Books:
-        """Cash and units as the journal has them."""
-        return self.router.books()
-
     def value(self, close: np.ndarray) -> float:
         """Return cash and positions in money at prices `close` `[A]`."""
-        return float(self.books.cash + valued(self.books.units, close).sum())
+        books = self.router.books()
+        return float(books.cash + valued(books.units, close).sum())
 
-    def idle(self) -> None:
+    def withdraw_all(self) -> None:
+        """Cancel what waits at the venue, after a halt; `resume` finds out what came of it.
+
+        An order that waits for the next day's open would fill after the halt.
+        """
+        cancel_all = functools.partial(self.router.cancel_all, self._venue)
+        if self._quote is not None:
+            cancel_all()
+        else:
+            self._clock.last(cancel_all)
+
+    def close(self) -> None:
+        """End the feed, and await what the venue was asked."""
+        self._feed.close()
+        self._clock.close()
+
+    def _look(self) -> None:
         """Look at open orders now and then."""
-        now = self._monotonic()
+        now = self._clock.monotonic()
         # A venue limits how often it is asked, and without open orders nothing can happen.
         if now - self._looked < self.LOOK or not self.router.ledger.open:
             return
         self._looked = now
         with contextlib.suppress(Unreachable):
-            self.router.take(self._now())
+            self.router.take(self._feed.now())
 
-    def _write_orders(self, outcome: Response, state: State, ts: int, given: float) -> None:
+    def _write_orders(self, outcome: Response, state: State, ts: int) -> None:
         """Withdraw what a decision replaces, and journal the orders that it lacks."""
         if outcome.closed:
             self.router.withdraw([name for name, _ in outcome.closed], ts)
         if any(self.router.ledger.order(order.client_id) is None for order in outcome.sent):
-            with self.router.transaction():
-                self._size(outcome, state.close, ts, given)
+            with self._journal.transaction():
+                self._size(outcome, state.close, ts)
 
-    def _size(self, outcome: Response, close: np.ndarray, ts: int, given: float) -> None:
+    def _size(self, outcome: Response, close: np.ndarray, ts: int) -> None:
         """Journal target weights as orders in units, and those that cannot be sent."""
-        agent, known = self._core.agent, self.router.ledger.order
+        rules, known = self._core.agent.rules, self.router.ledger.order
         orders = {o.client_id: o for o in outcome.sent if known(o.client_id) is None}
-        sizes = (self.books, close, agent.rules.costs, agent.rules.borrow)
-        tickets, refused = self.router.size(list(orders.values()), *sizes)
+        given = (self.router.books(), close, self._symbols, self.router.instruments)
+        made, refused = tickets([*orders.values()], *given, rules.costs, rules.borrow)
         for name, code in refused:
             body = {"code": code, "client_id": name, "symbol": orders[name].symbol}
             self.router.write("risk", f"{ts // NANOSECONDS}:{name}:{code}", body, ts)
-        for ticket in tickets:
+        for ticket in made:
             order = orders[ticket.client_id]
             more = {"weight": order.weight, "buy_only": order.buy_only}
-            self.router.intend(ticket, ts // NANOSECONDS, more, ts, given)
+            self.router.intend(ticket, ts // NANOSECONDS, more, ts, self._given)
 
     def _refuse_far_fills(self, bar: Bar, ts: int) -> None:
         """Journal fills at prices that the market did not have; a few in a row halt."""
@@ -376,7 +552,7 @@ class Reported:
             if not (ours and fill.symbol in self._symbols):
                 continue
             asset = self._symbols.index(fill.symbol)
-            self._far = self._far + 1 if self._gate.is_outside(asset, fill.price, bar) else 0
+            self._far = self._far + 1 if self.gate.is_outside(asset, fill.price, bar) else 0
             if self._far:
                 market = in_json(np.array([bar.low[asset], bar.high[asset]]))
                 body = {"code": "fill-far", "symbol": fill.symbol, "price": fill.price}
@@ -407,6 +583,6 @@ class Reported:
         """Halt where the venue's clock and the feed's are apart: ages would be wrong."""
         if self._quote is not None:
             return
-        off = (self.router.venue.now() - self._now()) / NANOSECONDS
+        off = (self.router.venue.now() - self._feed.now()) / NANOSECONDS
         if abs(off) > SKEW:
             raise Halt("clock-skew", seconds=off)

@@ -48,21 +48,14 @@ class Refusal(NamedTuple):
 class Passed(NamedTuple):
     """A bar to process.
 
-    late: it was held until the bar after it, so nothing may be decided at it. confirmed: of a late
-    bar, whether the next one continues from its price; else `far` `[A]` assets were taken out.
+    late: it was held until the bar after it, so nothing may be decided at it. risks: the bodies of
+    `risk` events, of a late bar whether the next one continues from its price; else its far assets
+    were taken out.
     """
 
     bar: Bar
     late: bool = False
-    confirmed: bool = True
-    far: np.ndarray | None = None
-
-    def said(self, symbols: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the body of the `risk` event of a bar that was held, if it was."""
-        if self.far is None:
-            return []
-        code = "bar-confirmed" if self.confirmed else "bar-not-confirmed"
-        return [{"code": code, "symbols": [symbols[i] for i in np.flatnonzero(self.far).tolist()]}]
+    risks: Sequence[dict[str, Any]] = ()
 
 
 class Gate:
@@ -235,7 +228,9 @@ class Gate:
         if not np.asarray(held.present).any():
             return []
         self._see(held)
-        return [Passed(held, late=True, confirmed=not gone.any(), far=far)]
+        code = "bar-not-confirmed" if gone.any() else "bar-confirmed"
+        symbols = [self._symbols[i] for i in np.flatnonzero(far).tolist()]
+        return [Passed(held, True, [{"code": code, "symbols": symbols}])]
 
     def _see(self, bar: Bar) -> None:
         close = np.where(bar.present, bar.close, self._close)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,16 +43,25 @@ class Halt(Exception):
         return {"code": self.code, "detail": self.detail}
 
 
+class Stopped(Exception):
+    """The session was asked to end, and may go on later."""
+
+
 class KillSwitch:
-    """Says whether somebody asked the session of a journal to stop.
+    """Says whether somebody asked the session of a journal to halt, or to end.
 
     Args:
       journal: path of the journal; the file is `JOURNAL.halt` next to it.
+
+    Attributes:
+      stop: returns whether the session is to end.
+      stopped: whether it said so.
     """
 
     def __init__(self, journal: Path):
         self._journal = journal
-        self._signalled = False
+        self.stop: Callable[[], bool] = lambda: False
+        self._signalled = self.stopped = False
 
     def asked(self) -> dict[str, Any] | None:
         """Return who asked and why; None without a request."""
@@ -60,6 +69,23 @@ class KillSwitch:
             return {"by": "signal", "reason": "SIGUSR1"}
         reason = read_halt(self._journal)
         return None if reason is None else {"by": "file", "reason": reason}
+
+    def refuse(self) -> None:
+        """Raise `Halt` where somebody asked for one."""
+        asked = self.asked()
+        if asked is not None:
+            raise Halt("asked", **asked)
+
+    def end(self) -> None:
+        """Raise `Stopped` where the session is to end."""
+        self.stopped = self.stopped or self.stop()
+        if self.stopped:
+            raise Stopped
+
+    def heard(self) -> None:
+        """Raise, during a wait, where a halt or the end was asked for."""
+        self.refuse()
+        self.end()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:

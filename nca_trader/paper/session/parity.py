@@ -145,7 +145,7 @@ def _read_table(path: Path, symbols: Sequence[str]) -> pd.DataFrame:
 def _paper_table(journal: str | Path) -> tuple[pd.DataFrame, Tally]:
     """Return the journal's decisions and equities by bar, columns named as the backtest's."""
     rows: dict[int, dict[str, Any]] = {}
-    tally = Tally(strict=True)
+    tally = Tally()
     for event in read_events(journal):
         tally.add(event)
         row = rows.setdefault(event.ts_event, {})
@@ -160,6 +160,8 @@ def _paper_table(journal: str | Path) -> tuple[pd.DataFrame, Tally]:
             held = {symbol: units for symbol, units in tally.units.items() if units}
             worth = tally.cash + sum(tally.closes[symbol] * n for symbol, n in held.items())
             row |= {"equity": event.body["equity"], "ledger": worth / tally.started["capital"]}
+    if tally.unread:
+        raise StateError(f"{journal}: {tally.unread} events cannot be read; restore a copy.")
     if not tally.decision:
         raise StateError(f"{journal}: holds no decision; replay more bars into it.")
     table = pd.DataFrame.from_dict({ts: r for ts, r in rows.items() if "equity" in r}, "index")
@@ -236,7 +238,8 @@ def summarise(journal: str | Path) -> Summary | None:
     # Minutes scaled to a year give Sharpe ratios of several hundred.
     per_year = bars_per_year(times) if times[-1] - times[0] >= DAY else math.nan
     bars = len(tally.equity)
-    session = _row(tally.equity, per_year, tally.turnover_sum / bars * per_year, tally.costs_sum)
+    costs, traded = tally.totals
+    session = _row(tally.equity, per_year, traded / bars * per_year, costs)
     # It trades once its whole worth, which is a turnover of 1 over the session.
     held = _row(tally.hold, per_year, per_year / bars, 0.0)
     kinds = ("order_intent", "fill", "bar_rejected", "risk")

@@ -23,8 +23,8 @@ from nca_trader.paper.journal.bars import INCOME, bar_of, completed
 from nca_trader.paper.journal.chain import Head, HeadFile, connect_reader
 from nca_trader.paper.journal.journal import Diverged, Journal, read_events, verify
 from nca_trader.paper.session.halts import lifts_of
-from nca_trader.paper.session.loop import Session
 from nca_trader.paper.session.subjects import Subject, refuse_subject, subject_on
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import PRICES, Bars, Costs
 
@@ -54,14 +54,6 @@ class Rebuilt(NamedTuple):
         return agree + (f"; then {self.difference}" if self.difference else ", bit for bit")
 
 
-class _Ends(Exception):
-    """The session has an event that its journal does not have. difference: "" after its last."""
-
-    def __init__(self, difference: str):
-        super().__init__(difference)
-        self.difference = difference
-
-
 class _Proof(Journal):
     """The copy of a journal on which its session is traded again, up to the end of `there`."""
 
@@ -76,7 +68,8 @@ class _Proof(Journal):
         if self._in_block:  # outside, it calls itself in a transaction
             if added:
                 ended = self.agreed == self.there
-                raise _Ends("" if ended else f"the session has {kind} {key}, the journal has not")
+                more = f"the session has {kind} {key}, the journal has not"
+                raise Diverged(self.path, "" if ended else more)
             self.agreed[kind] += 1
         return added
 
@@ -88,9 +81,6 @@ class _Past:
         self.symbols, self.period = tuple(started["symbols"]), started["period"]
         self.name, self._now = started["venue"], started["opened"]
 
-    def history(self, count: int) -> None:
-        """Never called: a proof ends with the journal."""
-
     def now(self) -> int:
         """Return when the session first opened."""
         return self._now
@@ -101,11 +91,8 @@ def rebuild(
     run: Any,
     seed: int | None = None,
     force_agent: bool = False,
-    costs: Costs | None = None,
-    fill: str | None = None,
-    order: str | None = None,
     *,
-    account: AccountConfig | None = None,
+    account: AccountConfig | Costs | None = None,
     **settings: Any,
 ) -> Rebuilt:
     """Trade a journal's own bars again, and compare every event that follows from them.
@@ -120,9 +107,6 @@ def rebuild(
       run: what traded, as in `paper_trade`.
       seed: as it was given to `paper_trade`.
       force_agent: likewise.
-      costs: likewise.
-      fill: likewise.
-      order: likewise.
       account: likewise.
       **settings: likewise.
 
@@ -139,10 +123,10 @@ def rebuild(
     body = started.body
     # They were accepted once, so they are not judged again.
     bars = _bars_of(path, tuple(body["symbols"]))
-    given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
+    given = gather_account(account, settings)
 
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
-        return ReplayFeed(bars if tied is None else bars.select(*tied))
+        return ReplayFeed(bars, tied)
 
     subject, source = subject_on(run, feed_of, body["capital"], given, seed, force_agent)
     compared = DECIDED if "venue" in body else REBUILT
@@ -174,7 +158,7 @@ def _traded_again(
     venue: Any = past
     if not live:
         venue = Exchange(None, capital, agent.symbols, agent.rules)
-    session = Session(agent, past, venue, journal, capital, start, lifts=lifts)
+    session = open_session(agent, past, venue, journal, capital, start, lifts=lifts)
     difference = ""
     try:
         if live:
@@ -182,8 +166,6 @@ def _traded_again(
         else:
             with contextlib.suppress(HaltError):  # where the journal's session halted too
                 session.trade()
-    except _Ends as ends:
-        difference = ends.difference
     except Diverged as diverged:
         difference = diverged.difference
     return difference, session.counts["bars"]

@@ -63,10 +63,6 @@ class Record:
         self.counts["bars"] += 1
         self.event("bar", str(ts // NANOSECONDS), bar_body(bar, self._symbols), ts)
 
-    def passed(self, seconds: int) -> dict[str, Any] | None:
-        """Return the body of the bar that passed at a time, None if none did."""
-        return self._journal.body(self._run, "bar", str(seconds))
-
     def rejected(self, bar: Bar, refusal: Refusal, ts: int) -> str:
         """Record a bar that the gate refused; return the key."""
         self.counts["rejected"] += 1

@@ -24,7 +24,6 @@ from nca_trader.paper.journal.journal import Journal, canonical
 from nca_trader.paper.journal.ledger import UNITS, Ledger, Sent
 from nca_trader.paper.session.halts import Halt
 from nca_trader.paper.venue import (
-    BY_VENUE,
     LARGEST,
     Answer,
     Books,
@@ -134,6 +133,7 @@ class OrderRouter:
       patience: how long they are.
       refuse: called before every order; raises `Halt` where nothing may be sent any more.
       ledger: of the journal, where its events have been read already.
+      by_venue: how the ids of fills begin by which the venue itself closes positions.
     """
 
     def __init__(
@@ -147,12 +147,14 @@ class OrderRouter:
         patience: Patience = PATIENCE,
         refuse: Callable[[], None] = lambda: None,
         ledger: Ledger | None = None,
+        by_venue: tuple[str, ...] = (),
     ):
         self.venue, self._journal, self._run = venue, journal, run
         self._symbols, self._newest_for = tuple(symbols), newest_for
         self._clock, self._patience, self._refuse = clock or Clock(), patience, refuse
         self.ledger = Ledger(journal.events()) if ledger is None else ledger
         self.prefix = f"nca-{run[:8]}-"
+        self._ours = (self.prefix, *by_venue)
         self.held: dict[str, str] = {}  # symbols with an order whose fate is not known
         self._again: set[str] = set()  # orders that the venue has not got, to be sent again
         self._withdrawn: set[str] = set()  # orders that work although they were cancelled
@@ -227,8 +229,8 @@ class OrderRouter:
         code = "cash-differs" if set(off) == {"cash"} else "position-differs"
         raise Halt(code if off else "fills-missing", **off, **unknown)
 
-    def take(self, ts: int, since: int | None = None) -> list[Fill]:
-        """Journal the fills and payments that are new; return the fills.
+    def take(self, ts: int, since: int | None = None) -> None:
+        """Journal the fills and payments that are new.
 
         Args:
           ts: nanoseconds since 1970 UTC, for orders that a fill ends.
@@ -250,30 +252,12 @@ class OrderRouter:
                 self._fill(fill, ts)
         self.news += fills
         self._refuse_fills(fills)
-        return fills
 
     def _listed_since(self, now: int) -> dict[str, list[str]]:
         """Return the ids of the venue's fills from `now` on, and of payments that may come late."""
         found = self.venue.activity(now - LATE)
         fills = sorted(_id_of(fill) for fill in found.fills if not _is_before(fill, now))
         return {"payments": sorted(map(_id_of, found.flows)), "fills": fills}
-
-    def size(
-        self,
-        orders: Sequence[TargetOrder],
-        books: Books,
-        close: np.ndarray,
-        costs: Costs,
-        borrow: bool,
-    ) -> tuple[list[Ticket], list[tuple[str, str]]]:
-        """Turn target weights into units, by the books and the last close `[A]`.
-
-        Where cash does not pay for the buys, every buy is cut by one factor. Sales come first.
-
-        Returns:
-          Tickets, and `(client_id, code)` of orders that are too small or not possible.
-        """
-        return tickets(orders, books, close, self._symbols, self.instruments, costs, borrow)
 
     def withdraw(self, names: Iterable[str], ts: int) -> None:
         """Cancel orders of ours, then wait until the venue says that none of them works.
@@ -328,10 +312,6 @@ class OrderRouter:
         body = {**more, "client_id": ticket.client_id, "symbol": ticket.symbol}
         body |= {"units": ticket.units, "bar": bar}
         self.write("order_intent", ticket.client_id, body, ts)
-
-    def transaction(self) -> contextlib.AbstractContextManager[None]:
-        """Journal all that is intended inside at once, or none of it."""
-        return self._journal.transaction()
 
     def deliver(self, ts: int) -> None:
         """Send every order that is in the journal and has not reached the venue."""
@@ -521,9 +501,7 @@ class OrderRouter:
         for fill in fills:
             order = self.ledger.order(fill.client_id)
             if order is None:
-                # A simulated exchange, which gets the bars, closes positions as training does.
-                ours = (self.prefix, *(BY_VENUE if hasattr(self.venue, "quote") else ()))
-                if fill.symbol in self._symbols and not fill.client_id.startswith(ours):
+                if fill.symbol in self._symbols and not fill.client_id.startswith(self._ours):
                     raise Halt("foreign-fill", symbol=fill.symbol, units=fill.units)
                 continue
             wanted = order.ticket.units

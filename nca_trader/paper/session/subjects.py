@@ -41,18 +41,6 @@ def refuse_subject(run: Any) -> None:
         expect("run", run, str | os.PathLike | CloudPath, accepted)
 
 
-def opened(run: Any, seed: int | None, force_agent: bool, allow_code: bool = False) -> Run | None:
-    """Return the run at a path; None for a strategy or a function of bars."""
-    if is_own(run):
-        return None
-    return read_run(run, seed=seed, force_agent=force_agent, allow_code=allow_code)
-
-
-def symbols_of(run: Run | None) -> tuple[str, ...] | None:
-    """Return the symbols that a run is tied to; None where it trades any."""
-    return None if run is None or trades_others(run) else run.spec.symbols
-
-
 def agent_of(
     run: Any, opened_run: Run | None, bars: Bars, capital: float, given: AccountConfig
 ) -> Agent:
@@ -115,9 +103,11 @@ def subject_on(
     Raises:
       ConfigError: an account that is not valid; a strategy that cannot trade.
     """
-    one = opened(run, seed, force_agent, allow_code)
+    one = None
+    if not is_own(run):
+        one = read_run(run, seed=seed, force_agent=force_agent, allow_code=allow_code)
     # As a backtest of the same file: every symbol of it, where the policy can trade others.
-    source = feed_of(symbols_of(one))
+    source = feed_of(None if one is None or trades_others(one) else one.spec.symbols)
     agent = agent_of(run, one, source.bars, capital, given)
     runs = run.runs if isinstance(run, Strategy) else [] if one is None else [one]
     return Subject(agent, runs, one), source

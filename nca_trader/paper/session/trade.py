@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from numbers import Real
@@ -19,14 +20,24 @@ from nca_trader.config.account import gather_account
 from nca_trader.config.extensions import called, load
 from nca_trader.config.ranges import expect, moment
 from nca_trader.config.reading import parse_step, replayed, source_of
+from nca_trader.data.bars import read_bars
 from nca_trader.data.features import refuse_absent
 from nca_trader.data.time_frames import refuse_other_length
 from nca_trader.errors import BarError, ConfigError, argument
-from nca_trader.paper.feeds.feed import LiveFeed, ReplayFeed, parse_feed
+from nca_trader.paper.clock import PATIENCE, Clock, Patience
+from nca_trader.paper.feeds.feed import LiveFeed, ReplayFeed
 from nca_trader.paper.feeds.fetch import open_vendor, symbols_of
-from nca_trader.paper.journal.journal import Journal
-from nca_trader.paper.session.loop import WARMUP, Session
-from nca_trader.paper.session.subjects import Subject, refuse_subject, subject_on
+from nca_trader.paper.journal.journal import Journal, canonical
+from nca_trader.paper.session.account import Live, Replay
+from nca_trader.paper.session.core import Agent, Core
+from nca_trader.paper.session.halts import KillSwitch, Lifts, lifts_of, refuse_halted
+from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.subjects import (
+    refuse_other_session,
+    refuse_subject,
+    started_body,
+    subject_on,
+)
 from nca_trader.paper.venue import Venue
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.manifest import seen_rows
@@ -34,6 +45,7 @@ from nca_trader.runs.universe import trained_symbols
 from nca_trader.types import Costs
 
 DEFAULT_CAPITAL = 100_000.0  # money
+WARMUP = 500  # bars of history for a strategy, which does not say how many it needs
 
 
 def _recent(live: LiveFeed, symbols: tuple[str, ...] | None) -> ReplayFeed:
@@ -120,14 +132,16 @@ def paper_trade(
     given = dataclasses.replace(given, capital=None)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
-    live = None
-    if replayed(feed, broker) is None:
+    file, live = replayed(feed, broker), None
+    if file is None:
         live = open_feed(feed, (reading or {}).get("every"))
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
     first = None if start is None else int(np.ceil(moment(start, "start").timestamp()))
 
     def feed_of(tied: tuple[str, ...] | None) -> ReplayFeed:
-        return _recent(live, tied) if live else parse_feed(feed, tied, reading)
+        if live is not None:
+            return _recent(live, tied)
+        return ReplayFeed(read_bars(str(file), **(reading or {})), tied)
 
     subject, source = subject_on(run, feed_of, capital, given, seed, force_agent, allow_code)
     agent, one = subject.agent, subject.run
@@ -142,85 +156,101 @@ def paper_trade(
         refuse_other_length(source.bars, each.spec.bar_seconds)
     there = {*source.bars.columns, *getattr(live, "columns", ())}
     refuse_absent(agent.features, sorted(there), f"{argument('feed', feed)} has")
-    if live:
-        result = trade_on(subject, live, broker, Path(journal), capital, first, warmup, stop)
-        named = {"in_sample": 0, "seed": None, "agent": ""}
-        if one is not None:
-            named |= {"seed": one.selected, "agent": one.described}
-        return result | named
     # Refused before a journal exists, which would be another session's by the next call.
-    if len(source) <= agent.first_decision:
+    if not live and len(source) <= agent.first_decision:
         raise BarError(
             f"{source.source}: {len(source)} bars, and the agent's first decision needs "
             f"{agent.first_decision + 1} (warm-up and receptive field); give a longer file."
         )
-    if first is not None and first > source.last:
+    if not live and first is not None and first > source.last:
         raise BarError(
             f"{source.source}: ends at {np.datetime64(source.last, 's')}, before "
             f"{argument('start', start)}; give a later file or an earlier start."
         )
-    result = trade_on(subject, source, broker, Path(journal), capital, first, stop=stop)
-    if not subject.runs:
-        return result | {"in_sample": 0, "seed": None, "agent": ""}
-    times = source.bars.time.astype("datetime64[s]").astype(np.int64)
-    begun = agent.first_decision if first is None else int(np.searchsorted(times, first))
+    traded = live or source
+    # By the feed's clock, so that two replays of one file write the same chain. In batches where no
+    # order leaves the process: what a kill takes back, the next session repeats.
+    with contextlib.closing(Journal(Path(journal), traded.now, batch=not live)) as kept:
+        if live:
+            # An exchange whose books hold orders cannot belong to an empty journal.
+            fresh = kept.head.seq == 0
+            venue = open_venue(broker, live, kept.path, fresh, capital, agent.rules)
+        else:
+            venue = Exchange(None, capital, agent.symbols, agent.rules)
+        with contextlib.closing(venue):
+            session = open_session(agent, traded, venue, kept, capital, first, warmup)
+            with session.switch.listening():
+                result = session.trade(stop)
+            result |= {"durability": kept.durability, "in_sample": 0, "seed": None, "agent": ""}
+    if one is not None:
+        result |= {"seed": one.selected, "agent": one.described}
+    if live or not subject.runs:
+        return result
+    begun = 0 if first is None else int(np.searchsorted(source.bars.seconds, first))
     begun = max(begun, agent.first_decision)
     # Of a blend's runs the one that saw most.
     seen = max(seen_rows(source.bars, each) for each in subject.runs)
-    in_sample = min(max(min(seen, result["bars"]) - begun, 0), result["decisions"])
-    result |= {"in_sample": in_sample, "seed": None, "agent": ""}
-    if one is None:
-        return result
-    named = {"seed": one.selected, "agent": one.described}
-    named |= {"symbols": list(agent.symbols), "trained_symbols": trained_symbols(one)}
-    if one.replacement is not None and one.deployment is not None:
-        named["agent"] = one.deployment.sentence
-    return result | named
+    result["in_sample"] = min(max(min(seen, result["bars"]) - begun, 0), result["decisions"])
+    if one is not None:
+        result |= {"symbols": list(agent.symbols), "trained_symbols": trained_symbols(one)}
+        if one.replacement is not None and one.deployment is not None:
+            result["agent"] = one.deployment.sentence
+    return result
 
 
-def trade_on(
-    subject: Subject,
+def open_session(
+    agent: Agent,
     feed: ReplayFeed | LiveFeed,
-    broker: str,
-    journal: Path,
+    venue: Any,
+    journal: Journal,
     capital: float,
-    start: int | None,
+    start: int | None = None,
     warmup: int | None = None,
-    stop: Callable[[], bool] = lambda: False,
-) -> dict[str, Any]:
-    """Open the journal and the venue, and trade; return `Session.result()` and the durability.
+    patience: Patience = PATIENCE,
+    clock: Clock | None = None,
+    lifts: Lifts | None = None,
+) -> Session:
+    """Return the session of one account at one venue, which keeps one journal.
 
     Args:
-      subject: what trades.
-      feed: bars of a file, or a live feed.
-      broker: as in `paper_trade`.
-      journal: its path.
-      capital: money at the start.
+      agent: what trades.
+      feed: of the agent's symbols: bars of a file, or a live feed.
+      venue: the account; of a replay the simulated exchange, in memory.
+      journal: an open one.
+      capital: money at the start, of a simulated venue; others have their own.
       start: seconds since 1970 UTC before which nothing is decided; None is as early as can be.
-      warmup: as in `paper_trade`.
-      stop: as in `paper_trade`.
+      warmup: least number of bars of a live feed's history to begin with; None is 500.
+      patience: how long it waits for answers, and how old a decision may be.
+      clock: for waits.
+      lifts: halts that people lifted; None are those in the journal, which must not end halted.
 
     Raises:
-      HaltError: see `Session.trade`.
-      StateError: the journal is damaged, or says that something else happened.
+      ConfigError: the journal is another session's; names what differs.
+      HaltError: the journal says that trading was halted.
     """
-    agent = subject.agent
-    warmup = WARMUP if warmup is None else warmup
-    # By the feed's clock, so that two replays of one file write the same chain. In batches where no
-    # order leaves the process: what a kill takes back, the next session repeats.
-    with contextlib.closing(
-        Journal(journal, clock=feed.now, batch=isinstance(feed, ReplayFeed))
-    ) as opened:
-        if isinstance(feed, ReplayFeed):
-            venue: Venue = Exchange(None, capital, agent.symbols, agent.rules)
-        else:
-            # An exchange whose books hold orders cannot belong to an empty journal.
-            fresh = opened.head.seq == 0
-            venue = open_venue(broker, feed, journal, fresh, capital, agent.rules)
-        with contextlib.closing(venue):
-            session = Session(agent, feed, venue, opened, capital, start, warmup)
-            with session.switch.listening():
-                return session.trade(stop) | {"durability": opened.durability}
+    names = {}
+    if not isinstance(feed, ReplayFeed):
+        # Two sessions of one agent must not share client ids: the time of the first start is part
+        # of the hash that they carry.
+        known = next((e.body.get("opened") for e in journal.events("run_started")), None)
+        opened = feed.now() if known is None else known
+        names = {"venue": venue.name, "period": feed.period, "opened": opened}
+    # All that makes a session this one and no other: a journal belongs to one session.
+    started = started_body(agent, capital, start, names)
+    run = hashlib.sha256(canonical(started).encode()).hexdigest()[:16]
+    refuse_other_session(journal, started)
+    if lifts is None:
+        refuse_halted(journal)
+        # A replay that resumes comes to these again, and goes on.
+        stops = [*journal.events("halt"), *journal.events("resume")]
+        lifts = lifts_of(sorted(stops, key=lambda event: event.seq))
+    core, switch = Core(agent, run, start), KillSwitch(journal.path)
+    if isinstance(feed, ReplayFeed):
+        account = Replay(core, feed, venue, journal, capital)
+    else:
+        least = WARMUP if warmup is None else warmup
+        account = Live(core, feed, venue, journal, switch, least, patience, clock or Clock())
+    return Session(core, account, journal, started, switch, lifts)
 
 
 def open_feed(text: str, every: str | None) -> LiveFeed:

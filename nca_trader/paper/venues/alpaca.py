@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -64,7 +64,6 @@ STATUS = {
 }
 FLOWS = {"DIV": "dividend", "INT": "interest", "FEE": "fee", "CFE": "fee", "MFE": "fee"}
 TRADES = ("FILL",)
-Read = TypeVar("Read", bound=Callable[..., Any])
 # What reading an answer raises that is JSON and not what it should be.
 SHAPES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -104,19 +103,15 @@ def iso(ns: int) -> str:
     return pd.Timestamp(ns, tz="UTC").isoformat().replace("+00:00", "Z")
 
 
-def shaped(read: Read) -> Read:
-    """Let a method raise `Unreachable` where an answer has another shape than Alpaca's."""
-
-    @functools.wraps(read)
-    def reading(*args: Any) -> Any:
-        try:
-            return read(*args)
-        except NcaTraderError:
-            raise
-        except SHAPES:
-            raise Unreachable("unreadable-body") from None
-
-    return cast(Read, reading)
+@contextlib.contextmanager
+def shaped() -> Iterator[None]:
+    """Raise `Unreachable` where an answer has another shape than Alpaca's."""
+    try:
+        yield
+    except NcaTraderError:
+        raise
+    except SHAPES:
+        raise Unreachable("unreadable-body") from None
 
 
 def number(text: Any) -> float:
@@ -178,7 +173,7 @@ class AlpacaVenue:
         self._fractional = fractional
         self._client_ids: dict[str, str] = {}  # by Alpaca's id
 
-    @shaped
+    @shaped()
     def instrument(self, symbol: str) -> Instrument:
         """Return how `symbol` trades: whole shares, unless the account trades parts."""
         asset = self._read(f"/assets/{symbol}")
@@ -237,7 +232,7 @@ class AlpacaVenue:
             return Answer(Outcome.AMBIGUOUS, self._session.reason())
         return Answer(Outcome.ACCEPTED)
 
-    @shaped
+    @shaped()
     def look_up(self, client_id: str) -> OrderState | None:
         """Return an order; None where Alpaca itself, and not a proxy, says that it has none."""
         path = "/orders:by_client_order_id"
@@ -249,7 +244,7 @@ class AlpacaVenue:
             raise Unreachable("unreadable-body")
         return state
 
-    @shaped
+    @shaped()
     def working(self) -> list[OrderState]:
         """Return every open order of the account."""
         found: dict[str, OrderState] = {}
@@ -270,7 +265,7 @@ class AlpacaVenue:
             # `after` leaves its own moment out, so the last moment is asked for again.
             after = nanoseconds(page[-1]["submitted_at"]) - 1
 
-    @shaped
+    @shaped()
     def activity(self, since: int) -> Activity:
         """Return fills and cash flows from the day of `since` on, each once."""
         day = pd.Timestamp(since, tz="UTC").floor("D")  # a dividend has a date without a time
@@ -288,7 +283,7 @@ class AlpacaVenue:
             [item for item in items if isinstance(item, CashFlow) and item.ts >= day.value],
         )
 
-    @shaped
+    @shaped()
     def holdings(self) -> Holdings:
         """Return cash and positions of one moment."""
         cash = self._cash()
@@ -300,7 +295,7 @@ class AlpacaVenue:
                 return Holdings(cash, units)
         raise Unreachable("moving", "cash changed between three answers")
 
-    @shaped
+    @shaped()
     def now(self) -> int:
         """Return Alpaca's clock."""
         return nanoseconds(self._read("/clock")["timestamp"])

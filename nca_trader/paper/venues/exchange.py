@@ -453,11 +453,11 @@ class Exchange:
         """Take over the books of a file, as `_books` gave them."""
         try:
             kept = loads(text)
-            cash, units = float(kept["cash"]), np.array(kept["units"], float)
-            if not (np.isfinite(cash) and np.isfinite(units).all()):
+            self._cash, self._units = float(kept["cash"]), np.array(kept["units"], float)
+            if not (np.isfinite(self._cash) and np.isfinite(self._units).all()):
                 raise ValueError("cash or units are not finite")
             close, time, rows = np.array(kept["close"], float), kept["time"], kept["rows"]
-            missing, clock = np.array(kept["missing"], int), int(kept["clock"])
+            self._missing, self._clock = np.array(kept["missing"], int), int(kept["clock"])
             about = {name: kept[name] for name in self._about}
         except (TypeError, ValueError, KeyError) as error:
             raise StateError(
@@ -469,8 +469,7 @@ class Exchange:
                 f"{self.path}: holds the books of {', '.join(kept['symbols'])} and "
                 f"{kept['capital']:,.2f} at the start; name another journal."
             )
-        self._cash, self._units, self._close = cash, units, close
-        self._missing, self._clock = missing, clock
+        self._close = close
         if rows is not None:
             self._bar = completed(bar_of(rows, self._symbols, time), close)
             # Of its returns nothing is known any more, and no order needs them.

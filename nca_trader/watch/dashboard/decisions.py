@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from nca_trader.paper.journal.tally import OrderLine, Tally, number, numbers, reason_of
 from nca_trader.watch.dashboard.parts import (
     NOTHING,
@@ -214,11 +216,10 @@ def probabilities(logits: Sequence[float], actions: str, targets: Sequence[float
         low, high = targets[0], targets[-1]
         return [low + (high - low) * 0.5 * (1.0 + math.tanh(mean)) for mean in logits[::2]]
     width = 3 if actions == "orders" else len(targets)
-    agents = [logits[i : i + width] for i in range(0, len(logits), width)]
-    found = []
-    for agent in agents:
-        if len(agent) == width and all(map(math.isfinite, agent)):
-            # Less the largest, so that no exponential overflows.
-            powers = [math.exp(x - max(agent)) for x in agent]
-            found.append([power / sum(powers) for power in powers])
-    return [round(mean(shares), 12) for shares in zip(*found, strict=True)]
+    agents = np.reshape(logits[: len(logits) // width * width], (-1, width))
+    agents = agents[np.isfinite(agents).all(1)]
+    if not len(agents):
+        return []
+    # Less the largest, so that no exponential overflows.
+    powers = np.exp(agents - agents.max(1, keepdims=True))
+    return (powers / powers.sum(1, keepdims=True)).mean(0).round(12).tolist()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.errors import printable
 from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.journal.tally import Tally, number, reason_of
+from nca_trader.paper.journal.tally import RECENT, Tally, number, reason_of
 from nca_trader.watch.dashboard import decisions
 from nca_trader.watch.dashboard.decisions import FLAT, by_symbol, modelled
 from nca_trader.watch.dashboard.parts import (
@@ -221,7 +221,7 @@ def _drift(tally: Tally) -> dict[str, Any]:
     model = points(modelled(tally, "slippage", "half_spread"))
     now = {
         "drift-slippage": f"{points(mean(tally.slippage[-DRIFT_FILLS:]))}, modelled {model}",
-        "drift-turnover": f"{percent(mean(tally.turnover), 2)} a bar",
+        "drift-turnover": f"{percent(mean(tally.traded[-RECENT:]), 2)} a bar",
     }
     rows = []
     for code, kind, label in DRIFTS:

@@ -12,7 +12,7 @@ from brokenexchange import Broken, Faults
 from livedesk import SECOND, Still
 
 from nca_trader.paper.journal.journal import Journal, verify
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.types import Costs
 
 BARS = int(os.environ.get("SOAK_BARS", "1500"))
@@ -60,7 +60,7 @@ def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path, qui
     for part in (1, 2, 3):  # each but the first resumes what the one before wrote
         last = int(bars.seconds[BARS * part // 3 - 1])
         with Journal(path, film.now) as journal:
-            session = Session(agent, film, venue, journal, 1e5, warmup=BEGIN, clock=Still())
+            session = open_session(agent, film, venue, journal, 1e5, warmup=BEGIN, clock=Still())
             result = session.trade(lambda: (session._state.last or 0) >= last)  # noqa: B023
         memory.append(peak())
     assert result["bars"] == BARS

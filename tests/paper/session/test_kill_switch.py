@@ -15,8 +15,8 @@ from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.halting import checked_reason, halt_file, read_halt, request_halt
 from nca_trader.paper.journal.journal import Journal, read_events, verify
 from nca_trader.paper.session.halts import KillSwitch, refuse_no_journal, resume
-from nca_trader.paper.session.loop import Session
 from nca_trader.paper.session.parity import summarise
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 
 
@@ -27,7 +27,7 @@ def path(tmp_path, quick_disk):
 
 def opened(journal, stage, feed, agent=None):
     agent = agent or stage.agent()
-    return Session(agent, feed, stage.exchange(agent), journal, 1e5)
+    return open_session(agent, feed, stage.exchange(agent), journal, 1e5)
 
 
 def halted_after(path, stage, bars, rows, act):
@@ -103,7 +103,7 @@ def test_a_file_that_comes_while_a_bar_is_decided_stops_its_orders(path, stage):
 
     feed = ReplayFeed(bars)
     with Late(path, feed.now) as journal, pytest.raises(HaltError):
-        Session(agent, feed, stage.exchange(agent, kind=Counting), journal, 1e5).trade()
+        open_session(agent, feed, stage.exchange(agent, kind=Counting), journal, 1e5).trade()
     intents = {e.key for e in read_events(path, "order_intent")}
     assert intents and not any(intents & names for names in sent)
     assert kinds(path)[-1] == "halt"

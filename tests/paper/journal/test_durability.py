@@ -19,7 +19,7 @@ from nca_trader.paper.feeds.fetch import _append
 from nca_trader.paper.journal.journal import Journal
 from nca_trader.paper.venues.exchange import Exchange
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -65,10 +65,10 @@ def test_the_exchanges_books_wait_for_the_disk_as_the_journal_does(tmp_path):
         assert exchange._file._db.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
-ROUTER, JOURNAL = "paper/test_router.py", "paper/test_journal.py"
-ALPACA = "paper/test_alpaca.py"
-KILL = "paper/test_kill_switch.py"
-HERE = "paper/test_durability.py"
+ROUTER, JOURNAL = "paper/session/test_router.py", "paper/journal/test_journal.py"
+ALPACA = "paper/venues/test_alpaca.py"
+KILL = "paper/session/test_kill_switch.py"
+HERE = "paper/journal/test_durability.py"
 EVENTS, LOOP = "paper/journal/journal.py", "paper/session/loop.py"
 BOOKS, THERE = "paper/venues/exchange_file.py", "paper/venues/alpaca.py"
 
@@ -98,15 +98,15 @@ REMOVED = [
      KILL, "a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it"),
     (LOOP, "halt.body, now)\n        self._journal.commit()", "halt.body, now)", KILL,
      "a_request_in_a_batch_is_on_disk_before_anybody_hears_of_it"),
-    (BOOKS, 'self._db.execute("COMMIT")', "pass", "paper/test_exchange.py",
+    (BOOKS, 'self._db.execute("COMMIT")', "pass", "paper/venues/test_exchange.py",
      "books_outlive_the_object"),
     (BOOKS, '_db.execute("PRAGMA synchronous = FULL")',
      '_db.execute("PRAGMA synchronous = NORMAL")', HERE,
      "the_exchanges_books_wait_for_the_disk_as_the_journal_does"),
     ("paper/venues/exchange.py", "if self.look_up(ticket.client_id) is not None:", "if False:",
-     "paper/test_exchange.py", "the_same_id_twice_is_one_order"),
+     "paper/venues/test_exchange.py", "the_same_id_twice_is_one_order"),
     ("paper/venues/exchange.py", "if self.look_up(client_id) is None:", "if False:",
-     "paper/test_exchange.py", "an_order_that_was_never_sent_cannot_be_withdrawn"),
+     "paper/venues/test_exchange.py", "an_order_that_was_never_sent_cannot_be_withdrawn"),
     ("paper/session/router.py", "state = self.venue.look_up(name)\n            except",
      "state = None\n            except", ROUTER, "a_duplicate_id_is_success_by_look_up"),
     ("paper/session/router.py", "state = self.venue.look_up(name) if name in sent else None",

@@ -15,10 +15,9 @@ from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.journal import Journal, read_events, verify
 from nca_trader.paper.session.halts import resume
-from nca_trader.paper.session.loop import Session
 from nca_trader.paper.session.rebuild import rebuild
 from nca_trader.paper.session.subjects import subject_on
-from nca_trader.paper.session.trade import paper_trade
+from nca_trader.paper.session.trade import open_session, paper_trade
 
 RULE = nca.rules.sma_cross(3, 9)
 
@@ -64,7 +63,7 @@ def test_a_loss_counts_anew_after_bad_bars_that_a_person_forgave(stage, path):
     def trade():
         with Journal(path, lambda: 0) as journal:
             agent, feed = subject.agent, stage.Given([*good[:25], *bad, *good[28:]])
-            return Session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
+            return open_session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
 
     with pytest.raises(HaltError, match="bad-bars"):
         trade()

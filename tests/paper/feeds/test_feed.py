@@ -10,9 +10,11 @@ import pytest
 from nca_trader.cli import main
 from nca_trader.cli.options import READING
 from nca_trader.cli.paper import why_no_order
-from nca_trader.data.bars import write_bars
+from nca_trader.config.reading import replayed
+from nca_trader.data.bars import read_bars, write_bars
 from nca_trader.errors import BarError, ConfigError
-from nca_trader.paper.feeds.feed import ReplayFeed, parse_feed
+from nca_trader.paper.feeds.feed import ReplayFeed
+from nca_trader.paper.journal.journal import read_events
 from nca_trader.paper.session.trade import paper_trade
 from nca_trader.strategies.rules import sma_cross
 
@@ -43,7 +45,7 @@ def test_later_bars_are_not_within_reach_of_a_bar(stage):
 def test_a_file_is_replayed_with_the_symbols_asked_for(stage, tmp_path):
     bars = stage.bars(symbols=("AAA", "BBB", "CCC"))
     write_bars(bars, tmp_path / "a bar file.parquet")
-    feed = parse_feed(f"replay:{tmp_path}/a bar file.parquet", ("CCC", "AAA"))
+    feed = ReplayFeed(read_bars(tmp_path / "a bar file.parquet"), ("CCC", "AAA"))
     assert feed.symbols == ("CCC", "AAA")
     closes = np.array([bar.close for bar in feed])
     np.testing.assert_array_equal(closes, bars.close[:, [2, 0]])
@@ -52,8 +54,6 @@ def test_a_file_is_replayed_with_the_symbols_asked_for(stage, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("alpaca:SPY", "is a live feed; give replay:FILE"),
-        ("ccxt:binance:BTC/USDT", "is a live feed"),
         ("replay:", "give replay:FILE"),
         ("bars.csv", "give replay:FILE"),
         ("", "give replay:FILE"),
@@ -61,7 +61,7 @@ def test_a_file_is_replayed_with_the_symbols_asked_for(stage, tmp_path):
 )
 def test_what_is_no_feed_is_said_in_one_line(text, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        parse_feed(text)
+        replayed(text)
     assert "\n" not in str(caught.value)
 
 
@@ -81,10 +81,10 @@ def test_the_simulated_exchange_takes_no_options(tmp_path):
 
 def test_a_missing_file_and_a_missing_symbol_are_bar_errors(stage, tmp_path):
     with pytest.raises(BarError, match=r"none\.csv"):
-        parse_feed(f"replay:{tmp_path}/none.csv")
+        paper_trade(sma_cross(2, 5), f"replay:{tmp_path}/none.csv", tmp_path / "paper.db")
     write_bars(stage.bars(), tmp_path / "bars.parquet")
     with pytest.raises(BarError, match="no symbol SPY"):
-        parse_feed(f"replay:{tmp_path}/bars.parquet", ("SPY",))
+        ReplayFeed(read_bars(tmp_path / "bars.parquet"), ("SPY",))
 
 
 TEXT = """time,open,high,low,close,volume
@@ -96,15 +96,14 @@ TEXT = """time,open,high,low,close,volume
 def test_a_replay_takes_the_reading_options(tmp_path):
     path = tmp_path / "bars.csv"
     path.write_text(TEXT)
+    feed, journal = f"replay:{path}", tmp_path / "paper.db"
     with pytest.raises(BarError, match="D015"):
-        parse_feed(f"replay:{path}")
-    feed = parse_feed(
-        f"replay:{path}", None, {"timezone": "America/New_York", "repair": "sort", "symbol": "X"}
-    )
-    assert feed.symbols == ("X",)
-    bars = list(feed)
-    np.testing.assert_array_equal([bar.close[0] for bar in bars], [10.25, 10.5])
-    assert bars[0].time[0] == 1614609060  # 14:31 UTC
+        paper_trade(sma_cross(1, 2), feed, journal)
+    how = {"timezone": "America/New_York", "repair": "sort", "symbol": "X"}
+    paper_trade(sma_cross(1, 2), feed, journal, reading=how)
+    events = list(read_events(journal, "bar"))
+    assert [event.body["X"][3] for event in events] == [10.25, 10.5]
+    assert events[0].ts_event == 1614609060 * 10**9  # 14:31 UTC
 
 
 def test_the_command_names_them(capsys, monkeypatch):

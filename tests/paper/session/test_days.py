@@ -13,7 +13,7 @@ from livedesk import SECOND, Still
 
 from nca_trader.paper.feeds import alpaca_feed, ccxt_feed
 from nca_trader.paper.journal.journal import Journal, read_events
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 
 DAY, MONDAY = 86_400, 1_750_032_000  # 2025-06-16 00:00 UTC
@@ -106,7 +106,7 @@ def test_the_newest_bar_is_traded_on_and_no_older_one(
         path = tmp_path / "paper.db"
         stack.callback(books.close)
         with Journal(path, feed.now) as journal:
-            session = Session(agent, feed, books, journal, 1e5, warmup=12, clock=Still())
+            session = open_session(agent, feed, books, journal, 1e5, warmup=12, clock=Still())
 
             def enough():
                 if session.counts["decisions"]:

@@ -11,7 +11,6 @@ import sqlite3
 import stat
 import subprocess
 import sys
-from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ def test_nan_and_infinity_are_refused(path, value):
 
 
 def test_canonical_json_is_one_text_for_one_value():
-    assert canonical({"b": 1, "a": [Decimal("0.10"), None]}) == '{"a":["0.10",null],"b":1}'
+    assert canonical({"b": 1, "a": [0.1, None]}) == '{"a":[0.1,null],"b":1}'
     with pytest.raises(TypeError, match="ndarray"):
         canonical({"a": np.zeros(2)})
 
@@ -217,7 +216,7 @@ def test_a_deleted_event_is_named(path):
 def test_a_lost_end_is_seen_by_the_head_file(path):
     write(path)
     edit(path, "DELETE FROM event WHERE seq > 17")
-    with pytest.raises(StateError, match="ends at seq 17 and its head file says 20: seq 18"):
+    with pytest.raises(StateError, match="head file says 20: rows from seq 18"):
         verify(path)
 
 
@@ -291,7 +290,7 @@ def test_a_part_of_the_commit_under_way_is_refused(path, monkeypatch, at):
         edit(path, "DELETE FROM event WHERE seq = 5")
     else:
         append(path, reached)
-    with pytest.raises(StateError, match=r"has [12] rows after seq 2 that no commit wrote"):
+    with pytest.raises(StateError, match=r"head file says 2: rows from seq 3 .* no commit"):
         verify(path)
 
 
@@ -317,7 +316,7 @@ def append(path, last, count=1):
 def test_rows_beyond_the_head_file_are_refused(path, count):
     write(path)
     append(path, 20, count)
-    with pytest.raises(StateError, match=f"has {count} rows after seq 20 that no commit wrote"):
+    with pytest.raises(StateError, match=f"ends at seq {20 + count} .* 20: rows from seq 21"):
         verify(path)
     with pytest.raises(StateError, match="no commit wrote"):
         Journal(path, clock)
@@ -356,7 +355,7 @@ def test_what_is_added_to_the_schema_is_refused(path, sql):
     write(path)
     edit(path, sql)
     for attempt in (verify, lambda p: Journal(p, clock)):
-        with pytest.raises(StateError, match="holds what no journal has"):
+        with pytest.raises(StateError, match="tables are not a journal's"):
             attempt(path)
 
 

@@ -11,7 +11,7 @@ from nca_trader.evaluate.backtest import backtest
 from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.journal import Journal, read_events, verify
 from nca_trader.paper.session.core import Core, programs
-from nca_trader.paper.session.loop import Session
+from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 
 
@@ -118,7 +118,7 @@ def test_a_session_goes_on_where_an_earlier_one_stopped(path, stage, cut, tmp_pa
     bars, agent = stage.bars(missing=0.2), stage.agent()
     feed = ReplayFeed(bars)
     with Journal(path, feed.now) as journal:
-        session = Session(agent, feed, stage.exchange(agent), journal, 1e5)
+        session = open_session(agent, feed, stage.exchange(agent), journal, 1e5)
         for bar in itertools.islice(feed, cut):
             session.on_bar(bar)
     result = stage.replay(path, bars, agent)
@@ -270,7 +270,7 @@ def send(path, stage, bars):
     """A session fed with bars of the test's own making."""
     agent, feed = stage.agent(), stage.Given(bars)
     with Journal(path, lambda: 0) as journal:
-        return Session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
+        return open_session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
 
 
 def test_a_rejected_bar_is_journalled_and_decides_nothing(path, stage, tmp_path):
@@ -364,7 +364,7 @@ def test_a_session_that_was_stopped_at_the_last_bar_ends_there_too(path, stage):
     bars, agent = stage.bars(), stage.agent()
     feed, last = ReplayFeed(bars), int(bars.seconds[-1])
     with Journal(path, feed.now) as journal:
-        session = Session(agent, feed, stage.exchange(agent), journal, 1e5)
+        session = open_session(agent, feed, stage.exchange(agent), journal, 1e5)
         session.trade(lambda: feed.now() == last * 10**9)
     stage.replay(path, bars, agent)
     assert [body.get("stopped") for body in bodies(path, "run_ended")] == [True, None]
@@ -377,7 +377,7 @@ def test_a_full_disk_stops_before_the_order_and_goes_on_when_there_is_space(
     feed = ReplayFeed(bars)
     with pytest.raises(StateError, match="full"), Journal(path, feed.now) as journal:
         journal._db.execute("PRAGMA max_page_count = 12")
-        Session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
+        open_session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
     verify(path)
     assert 0 < len(bodies(path, "bar")) < 120
     stage.replay(path, bars, agent)

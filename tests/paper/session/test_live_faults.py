@@ -21,8 +21,7 @@ from nca_trader.errors import HaltError, NcaTraderError
 from nca_trader.paper.feeds.venue_feed import Grid, Row, VenueFeed
 from nca_trader.paper.journal.journal import Journal, read_events, verify
 from nca_trader.paper.session.halts import resume
-from nca_trader.paper.session.loop import Session
-from nca_trader.paper.session.trade import paper_trade
+from nca_trader.paper.session.trade import open_session, paper_trade
 from nca_trader.paper.venues.exchange import Exchange
 
 NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
@@ -184,7 +183,7 @@ def test_a_halt_at_a_bar_that_was_missed_is_on_disk_before_anybody_hears_of_it(s
     place.write_text(str(int(place.read_text()) + 20))
     tape = room.tape()
     with Journal(room.path, tape.now) as journal:
-        session = Session(room.agent, tape, room.desk, journal, 1e5, clock=Still())
+        session = open_session(room.agent, tape, room.desk, journal, 1e5, clock=Still())
         with pytest.raises(HaltError, match="bars-missing"):
             session.trade()
         assert codes(room, "halt") == ["bars-missing"]  # as another process reads it

@@ -23,7 +23,7 @@ from fake_venue import CANARY
 
 from nca_trader.paper.journal.journal import KINDS
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).parents[1]
 # Written by other commands than the session's, or only where it halts, see below.
 ELSEWHERE = {"resume", "halt"}
 # On disk by one commit with `run_started`: after a kill behind that it is no new event.
@@ -269,7 +269,7 @@ def pages(journal):
 
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [("a flipped bit", "from a copy"), ("a cut log", "is lost"), ("an older copy", "is lost")],
+    [("a flipped bit", "from a copy"), ("a cut log", "are lost"), ("an older copy", "are lost")],
 )
 def test_a_journal_damaged_between_two_sessions_is_refused_and_nothing_is_sent(
     mortal, journal, damage, words

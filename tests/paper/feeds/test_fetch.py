@@ -26,7 +26,8 @@ STEPS = np.exp(0.001 * rng.standard_normal((20_000, 2)).cumsum(axis=0)).tolist()
 
 class Clock:
     def __init__(self, now):
-        self.time = now
+        self.time, self.waits = now, []
+        self.sleep = self.waits.append
 
     def now(self):
         return int(self.time * 1e9)
@@ -81,7 +82,7 @@ def download(folder, source, stop=None, now=NOW, start=START, grid=3600, **optio
     about = {"venue": "test", "every": "1h"}
     return fetching.download(
         ("A", "B"), Grid(grid), source, start, stop, folder, about, clock=Clock(now),
-        sleep=lambda _: None, **options,
+        **options,
     )  # fmt: skip
 
 
@@ -197,10 +198,10 @@ def test_no_bar_is_unfinished(tmp_path):
 
 
 def test_a_venue_that_is_busy_is_asked_again_and_then_the_rest_is_kept(tmp_path, monkeypatch):
-    waits = []
-    about = {"venue": "test", "every": "1h"}
+    about, clock = {"venue": "test", "every": "1h"}, Clock(START + 2 * DAY)
     args = (("A", "B"), Grid(3600), Source(broken=3), START, START + DAY, tmp_path, about)
-    fetching.download(*args, clock=Clock(START + 2 * DAY), sleep=waits.append)
+    fetching.download(*args, clock=clock)
+    waits = clock.waits
     assert len(waits) == 3 and waits == sorted(waits) and min(waits) >= 1.0 and max(waits) <= 60.0
     with pytest.raises(Unreachable, match="the same command resumes where this one stopped"):
         download(tmp_path / "other", Source(broken=99))

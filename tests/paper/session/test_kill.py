@@ -41,7 +41,7 @@ stage.replay(sys.argv[2], stage.make_bars(missing=0.2), stage.make_agent())
 
 
 def run(path, fatal):
-    stage = pathlib.Path(__file__).with_name("conftest.py")
+    stage = pathlib.Path(__file__).parents[1] / "conftest.py"
     command = [sys.executable, "-c", CHILD, str(stage), str(path), str(fatal)]
     environment = {**os.environ, "PYTHONPATH": f"{stage.parents[1]}/support"}
     return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)

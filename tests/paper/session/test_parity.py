@@ -164,7 +164,8 @@ def equities(path, bars):
 def test_equity_on_paper_is_the_backtests_bit_for_bit_as_users_compile_it(tmp_path):
     """In a process of its own: the suite compiles without optimisation, which rounds otherwise."""
     code = (
-        "import pathlib, sys; sys.path[:0] = ['tests/paper', 'tests', 'tests/support']\n"
+        "import pathlib, sys; sys.path[:0] = ['tests', 'tests/support']\n"
+        "sys.path[:0] = ['tests/paper/session', 'tests/paper']\n"
         "import numpy as np, conftest, test_parity\n"
         "bars = conftest.make_bars(num_bars=400, missing=0.03)\n"
         f"for found in test_parity.equities(pathlib.Path({str(tmp_path / 'x')!r}), bars):\n"
