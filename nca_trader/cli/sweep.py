@@ -117,15 +117,15 @@ def write_best(
       account: an `AccountConfig`.
     """
     from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.combinations import make_subject
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.report.tables import report_sweep
-    from nca_trader.evaluate.walkforward.refit import candidate
 
     if table["sharpe"].isna().all():  # none of them ever trades
         report_sweep(table, out, command=command)
         return
     best = table[table.attrs["parameters"]].to_dict("records")[table["sharpe"].argmax()]
-    result = backtest(bars, candidate(rule, best), account=account)
+    result = backtest(bars, make_subject(rule, best), account=account)
     report(bars, result, out, sweep=table, command=command)
 
 

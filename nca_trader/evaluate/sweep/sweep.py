@@ -20,8 +20,8 @@ from nca_trader.evaluate.backtest import backtest, digest_of_trace
 from nca_trader.evaluate.benchmark import HOLD
 from nca_trader.evaluate.combinations import (
     Combination,
-    built,
     combinations_of,
+    make_subject,
     refuse_seen,
     takes_bars,
     valid,
@@ -138,7 +138,7 @@ def sweep(
     grid_run, table = swept.run, swept.table
     if not takes_bars(rule, grid_run.combinations[0]):
         remedy = 'sweep bars.between("{date}", None)'
-        refuse_seen(bars, built(rule, grid_run.combinations[0]), 0, remedy)
+        refuse_seen(bars, make_subject(rule, grid_run.combinations[0]), 0, remedy)
     if swept.refused:
         log.warning("%s", swept.refused)
     # Buy and hold in the same account, which the best has to beat.
@@ -207,7 +207,7 @@ def run_combinations(
     left_out, why, first = 0, "", rule
     if not loop:
         combinations, left_out, why = valid(rule, combinations)
-        first = built(rule, combinations[0])
+        first = make_subject(rule, combinations[0])
         name = first.name if len(combinations) == 1 else name
     rules = complete_account(given, first)
     dtype = PRECISIONS[precision]
@@ -296,7 +296,7 @@ def _several(run: GridRun, combinations: list[Combination]) -> dict[str, np.ndar
 def _one(run: GridRun, one: Combination) -> dict[str, Any]:
     """Backtest one combination; return its metrics, block returns and digest."""
     try:
-        result = backtest(run.bars, built(run.rule, one), account=run.rules)
+        result = backtest(run.bars, make_subject(run.rule, one), account=run.rules)
     except NcaTraderError as error:
         raise type(error)(f"combination {one}: {error}") from None
     names = (*METRICS, *TAILS) if run.tails else METRICS

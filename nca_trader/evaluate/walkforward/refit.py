@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from nca_trader.config.agent import alone
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.combinations import built, combinations_of, takes_bars
+from nca_trader.evaluate.combinations import combinations_of, make_subject, takes_bars
 from nca_trader.evaluate.lookahead.futures import Future, changed
 from nca_trader.evaluate.lookahead.outputs import compare
 from nca_trader.evaluate.sweep.sweep import METRICS, run_combinations
@@ -96,14 +96,16 @@ def is_agent(subject: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _built(subject: Callable[..., Any], items: tuple[tuple[str, Any], ...]) -> Any:
-    """One object for equal parameters: jax finds what it compiled for it in an earlier fold."""
-    return built(subject, dict(items))
+def _cached(subject: Any, items: tuple[tuple[str, Any], ...]) -> Any:
+    return make_subject(subject, dict(items))
 
 
 def candidate(subject: Any, parameters: Mapping[str, Any]) -> Any:
-    """Return the strategy, or the function of bars, of these parameters."""
-    return subject if isinstance(subject, Strategy) else _built(subject, tuple(parameters.items()))
+    """Return the strategy, or the function of bars, of these parameters.
+
+    It is one object for equal ones: jax finds what it compiled for it in an earlier fold.
+    """
+    return _cached(subject, tuple(parameters.items()))
 
 
 def scores(refit: Refit, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndarray:

@@ -29,8 +29,8 @@ from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest, counted
 from nca_trader.evaluate.combinations import (
-    built,
     combinations_of,
+    make_subject,
     refuse_seen,
     takes_bars,
     valid,
@@ -180,7 +180,7 @@ def walk_forward(
     tested = refit.folds[0].test[0]
     judged = subject
     if grid and not takes_bars(subject, grid):
-        judged = built(subject, valid(subject, combinations_of(subject, grid))[0][0])
+        judged = make_subject(subject, valid(subject, combinations_of(subject, grid))[0][0])
     refuse_seen(bars, judged, tested, "begin to test at row {row} ({date}) or later")
     if agent:
         alone(subject)  # each seed trains so; refused here what needs several in one program
