@@ -15,13 +15,11 @@ from nca_trader.errors import StateError
 from nca_trader.evaluate.evidence.inference import ConfidenceInterval
 from nca_trader.evaluate.evidence.verdict import weigh
 from nca_trader.evaluate.report import plots
-from nca_trader.evaluate.report.contents import Demo, ReportPage, Seed
+from nca_trader.evaluate.report.contents import ReportPage, Section
 from nca_trader.evaluate.report.figures import Curve
 from nca_trader.evaluate.report.page import write_report
 from nca_trader.evaluate.report.plots import equity_plot, per_seed
-from nca_trader.paper.session.parity import Parity
 
-SAME = Parity(3000, 40, 40, 0, 0, "", equity_off=2e-16, ledger_off=1e-16, logits_off=3e-6)
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
 
 
@@ -64,16 +62,17 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "agent": agent,
         "baselines": baselines,
         "evidence": weigh(agent, baselines, 252.0),
-        "demo": Demo(
-            seeds=[
-                Seed(seed=0, training=1.5, selection=0.41, test=0.2),
-                Seed(seed=1, training=1.8, selection=0.93, test=0.35),
-                Seed(seed=2, training=2.5, selection=0.1, test=0.5),
-            ],
-            other_seeds=[fake(f"seed {k}", wander()) for k in (0, 2)],
-            parity=SAME,
-            wall_times={"train": 61.2, "backtest": 3.4},
-        ),
+        "other_seeds": [fake(f"seed {k}", wander()) for k in (0, 2)],
+        "sections": [
+            Section(
+                "Training and test",
+                "Mostly noise. The spread is chance.",
+                facts=[("Wall time", "61.2 s")],
+                caption="Sharpe ratios",
+                headers=["Seed", "Training", "Test"],
+                rows=[("seed 1", ["1.80", "0.35"])],
+            )
+        ],
         "seed": 1,
         "training": training,
         "spans": [
@@ -199,12 +198,9 @@ def test_every_id_is_unique_and_every_reference_finds_its_id(text):
         "entropy of the policy",
         "approximate KL",
         "explained variance",
-        "seed 1 (selected) 1.80 0.93 0.35",
-        "mean 0.35, standard deviation 0.15, least 0.20, greatest 0.50",
-        "Decisions equal 3,000 of 3,000",
-        "2.00e-16",
-        "3.00e-06",
-        "The two agree",
+        "Training and test Mostly noise. What this means The spread is chance. Wall time 61.2 s",
+        "Sharpe ratios Seed Training Test seed 1 1.80 0.35",
+        "see the other seeds above",
         "selection 2011-01-03 2012-12-31 502",
         "arch.data.sp500",
         "not tradable",
@@ -221,7 +217,6 @@ def test_every_id_is_unique_and_every_reference_finds_its_id(text):
         "Trials in the trial log 3",
         "Test years evaluated once",
         "cpu, 2 cores",
-        "train 61.2 s, backtest 3.4 s",
         "nca-trader demo --out runs/demo",
     ],
 )
@@ -349,22 +344,6 @@ def test_fills_at_the_close_are_called_idealised(report, seen_on):
     assert "next bar's open" not in seen
 
 
-@pytest.mark.parametrize(
-    ("parity", "words"),
-    [
-        (None, "Result by asset"),
-        (SAME._replace(bars=9, decisions_differ=1), "8 of 9"),
-        (SAME._replace(equity_off=1e-6), "1.00e-06"),
-        (SAME._replace(bars=0), "0 of 0"),
-    ],
-)
-def test_parity_that_was_not_shown_is_not_claimed(report, seen_on, parity, words):
-    seen = seen_on(dataclasses.replace(report, demo=report.demo._replace(parity=parity)))
-    assert words in seen
-    assert "The two agree" not in seen and "same decisions as the backtest" not in seen
-    assert ("paper replay" in seen) == (parity is not None)
-
-
 def test_spans_that_overlap_are_not_called_separate(report, seen_on):
     late = ("training", "1999-01-04", "2011-06-30", 3100)
     overlapping = dataclasses.replace(report, spans=[late, *report.spans[1:]])
@@ -374,12 +353,17 @@ def test_spans_that_overlap_are_not_called_separate(report, seen_on):
 
 
 def test_one_seed_without_training_metrics_still_makes_a_page(report, seen_on):
-    demo = Demo(seeds=report.demo.seeds[1:2], parity=SAME)
-    seen = seen_on(dataclasses.replace(report, demo=demo, training=[]))
-    assert "standard deviation n/a" in seen
-    assert "Line: " not in seen.partition("Seeds")[2].partition("Data and")[0]
-    assert "Wall time" not in seen
-    assert "other seeds" not in seen
+    seen = seen_on(dataclasses.replace(report, other_seeds=(), sections=(), training=[]))
+    assert "Line: " not in seen and "Wall time" not in seen and "other seeds" not in seen
+
+
+def test_a_section_is_text_as_well(report):
+    assert str(report.sections[0]).splitlines() == [
+        "Training and test",
+        "Mostly noise. The spread is chance.",
+        "  Wall time: 61.2 s",
+        "  seed 1  1.80  0.35",
+    ]
 
 
 def test_training_metrics_may_be_one_number_or_one_a_seed():
@@ -441,7 +425,7 @@ def judged(report, in_sample, **changes):
     """The report as of one backtest that saw `in_sample` of its bars before, None for a rule."""
     agent = dataclasses.replace(report.agent, in_sample=in_sample)
     evidence = dataclasses.replace(report.evidence, in_sample=in_sample)
-    whole = {"agent": agent, "evidence": evidence, "demo": Demo()} | changes
+    whole = {"agent": agent, "evidence": evidence, "other_seeds": (), "sections": ()} | changes
     return dataclasses.replace(report, **whole)
 
 

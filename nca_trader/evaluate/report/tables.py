@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
+from nca_trader.evaluate.report.contents import Section
 from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
@@ -71,25 +72,7 @@ DETAILS = {
 }
 
 
-class Shown(NamedTuple):
-    """A table as a page shows it.
-
-    Attributes:
-      verdict: the sentence above it, "" for none.
-      caption: of the table.
-      headers: of its columns.
-      rows: name and cells of each.
-      plots: what each shows, for readers, and the plot.
-    """
-
-    verdict: str
-    caption: str
-    headers: list[str]
-    rows: list[tuple[str, list[str]]]
-    plots: tuple[tuple[str, Markup], ...] = ()
-
-
-def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
+def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Section:
     """Prepare the section of a sweep: its verdict, a heat map, and its best rows.
 
     Args:
@@ -110,7 +93,8 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
     best = table.sort_values(metric, ascending=False)[:BEST]
     # A page is not as wide as the table; `sweep` returns every column.
     best = best.drop(columns=[x for x in UNSHOWN if x in best and x not in (metric, *parameters)])
-    return Shown(
+    return Section(
+        title="Sweep",
         verdict=str(table.attrs.get("verdict", "")),
         caption=f"The best {len(best):,} of {len(table):,} combinations by {_words(metric)}",
         headers=["", *(_words(name) for name in best.columns)],
@@ -119,7 +103,7 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
     )
 
 
-def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
+def folds_section(folds: pd.DataFrame, verdict: str = "") -> Section:
     """Prepare the section of a walk-forward: one row per fold.
 
     Args:
@@ -130,7 +114,8 @@ def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
       ConfigError: `folds` is not a DataFrame.
     """
     expect("folds", folds, pd.DataFrame, "a DataFrame, e.g. of nca.walk_forward(...).folds")
-    return Shown(
+    return Section(
+        title="Walk-forward",
         verdict=verdict or str(folds.attrs.get("verdict", "")),
         caption="Folds, one row each",
         headers=["Fold", *(_words(name) for name in folds.columns)],
@@ -138,7 +123,7 @@ def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
     )
 
 
-def stress_section(stress: Stress) -> Shown:
+def stress_section(stress: Stress) -> Section:
     """Prepare the section of a stress: its sentence, its plot and its rows."""
     tables = {
         "costs {:g}x": stress.costs,
@@ -152,7 +137,8 @@ def stress_section(stress: Stress) -> Shown:
     ]
     draw = functools.partial(draw_stress, stress=stress, colour=AGENT)
     caption = "the Sharpe ratio at higher costs, with late orders, and with more capital"
-    return Shown(
+    return Section(
+        title="Costs, delay and capital",
         verdict=stress.sentence,
         caption="The backtest run again",
         headers=["", *(_words(name) for name in stress.costs.columns)],
@@ -193,9 +179,9 @@ def report_sweep(
       'sweep.html'
     """
     path = page_path(path)
-    shown = sweep_section(table, metric)
+    section = sweep_section(table, metric)
     about = str(table.attrs.get("about", ""))
-    return write_sections(path, title, [("Sweep", shown)], about, command)
+    return write_sections(path, title, [section], about, command)
 
 
 def report_folds(
@@ -229,11 +215,11 @@ def report_folds(
       'folds.html'
     """
     path = page_path(path)
-    return write_sections(path, title, [("Folds", folds_section(folds, verdict))], "", command)
+    return write_sections(path, title, [folds_section(folds, verdict)], "", command)
 
 
 def write_sections(
-    path: Path, title: str, sections: Sequence[tuple[str, Shown]], about: str, command: str
+    path: Path, title: str, sections: Sequence[Section], about: str, command: str
 ) -> Path:
     """Write a page of sections that are a verdict, plots and a table each."""
     text = render("sections.html", title=title, about=about, sections=sections, command=command)
