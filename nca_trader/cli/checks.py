@@ -11,10 +11,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.cli.options import ACCOUNT, READING, agent_of, overrides
+from nca_trader.cli.options import ACCOUNT, READING, add_options, agent_of, overrides
 from nca_trader.cloud import CloudPath, local, place
 from nca_trader.config import EnvConfig
-from nca_trader.config.agent import RULES
 from nca_trader.config.extensions import is_source
 from nca_trader.config.ranges import moment, refuse
 from nca_trader.config.toml import read_preset
@@ -26,13 +25,7 @@ from nca_trader.parallel import processes
 def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True) -> None:
     """Add what is traded, `--run` with the help `run`, or `--strategy`."""
     what = parser.add_mutually_exclusive_group(required=required)
-    what.add_argument("--run", dest="run_dir", metavar="DIR", help=run)
-    what.add_argument(
-        "--strategy",
-        metavar="NAME|FILE.py:NAME",
-        help="your own strategy or function of bars in a file, which is run, or a rule: "
-        + ", ".join(RULES),
-    )
+    add_options(what, run={"help": run}, strategy={})
 
 
 def _outside(args: argparse.Namespace) -> Any:

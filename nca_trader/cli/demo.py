@@ -16,7 +16,7 @@ from typing import Any
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.demo_bars import DemoJob, job_of
-from nca_trader.cli.options import COUNT, add_options, again
+from nca_trader.cli.options import add_options, again
 from nca_trader.cli.train import selection_line
 from nca_trader.cloud import local
 from nca_trader.config.agent import LEAST_SEEDS
@@ -34,13 +34,14 @@ TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     """Add where the demo's files go, its panel and what it trains."""
-    parser.add_argument("--out", default="runs", help="where the run's folder goes (%(default)s)")
     parser.add_argument("--resume", metavar="RUN", help="continue the run folder of a demo")
     add_options(
         parser,
         env={"help": "environment (%(default)s)"},
         agent={"help": "agent (%(default)s)"},
         seed={"help": "of everything random (%(default)s)"},
+        steps={"help": "environment steps of each seed (the agent's)"},
+        out={"default": "runs", "help": "where the run's folder goes (%(default)s)"},
     )
     parser.add_argument(
         "--panel",
@@ -50,7 +51,6 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         help="a panel of assets: FILE, or futures that lie next to the checkout; without them, or "
         "with `simulated`, drawn ones",
     )
-    parser.add_argument("--steps", type=COUNT, help="environment steps of each seed (the agent's)")
     parser.set_defaults(env="panel_daily", agent="panel_nca", seed=0)
 
 

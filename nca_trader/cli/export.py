@@ -27,15 +27,13 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         "seed",
-        "force-agent",
-        "allow-code",
+        "force_agent",
+        "allow_code",
         "data",
+        "until",
         *READING,
+        out={"required": True, "help": "the file to write"},
         run={"required": True, "help": "run folder"},
-    )
-    parser.add_argument("--out", required=True, metavar="FILE", help="the file to write")
-    parser.add_argument(
-        "--until", "--stop", metavar="DATE", help="with --data: only bars before this date"
     )
     forms = (
         "nca (default): for this package; stablehlo: compiled, needs jax alone, not this package"
