@@ -35,10 +35,6 @@ from nca_trader.runs.manifest import Run
 from nca_trader.strategies.targets import NO_CUT, Cut
 from nca_trader.types import Bars, Costs
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
 # Of a liquid market, shown next to a result without any cost.
 PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
 

@@ -32,12 +32,13 @@ from nca_trader.evaluate.sweep.parts import (
     TAILS,
     Done,
     GridRun,
+    Part,
+    every_part,
     run_as_one_program,
     tail_metrics,
 )
 from nca_trader.machine import cores
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs, sendable
-from nca_trader.progress import Progress
 from nca_trader.runs.trials import count_rules
 from nca_trader.strategies.targets import TRACED
 from nca_trader.types import Bars, Costs
@@ -270,19 +271,16 @@ def _looped(run: GridRun, resume: str | os.PathLike[str] | None) -> Done:
     store = run.parts(resume, max(1, len(rest) // (8 * each)))
     width = int(store.settings["width"])
     parts = [rest[i : i + width] for i in range(0, len(rest), width)]
-    found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
-    missing = [k for k in range(len(parts)) if k not in found]
-    jobs = [Job(f"combinations {k * width + 2} and on", (parts[k],)) for k in missing]
-    with Progress(len(rest) + 1, "sweep", "combinations") as bar:
-        bar.skip(1 + sum(len(parts[k]) for k in found))
 
-        def advance(job: int, part: dict[str, np.ndarray]) -> None:
-            found[missing[job]] = part
-            store.write(missing[job], part)
-            bar.update(len(parts[missing[job]]))
+    def run_all(missing: list[int], keep: Callable[[int, Part], None]) -> None:
+        jobs = [Job(f"combinations {k * width + 2} and on", (parts[k],)) for k in missing]
 
-        run_jobs(_several, jobs, run, workers=workers, done=advance)
-    every = [first, *(found[k] for k in range(len(parts)))]
+        def numbered(job: int, part: Part) -> None:
+            keep(missing[job], part)
+
+        run_jobs(_several, jobs, run, workers=workers, done=numbered)
+
+    every = [first, *every_part(store, [len(part) for part in parts], run_all)]
     joined = {name: np.concatenate([part[name] for part in every], axis=-1) for name in first}
     return Done(joined, joined.pop(BLOCK_SUMS), joined.pop(DIGESTS))
 

@@ -254,24 +254,7 @@ def check_fold(refit: Refit, number: int, fitted: Fitted) -> str:
     return ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trained:
-    """One seed of an agent in one fold.
-
-    Attributes:
-      targets: `[n, A]`, as in `Fitted`.
-      leaves: its parameters, by name.
-      seconds: of training, and of the whole job.
-    """
-
-    targets: np.ndarray
-    leaves: dict[str, np.ndarray]
-    seconds: tuple[float, float]
-
-
-def train_seed(
-    refit: Refit, number: int, seed: int, begin: dict[str, np.ndarray] | None
-) -> Trained:
+def train_seed(refit: Refit, number: int, seed: int, begin: dict[str, np.ndarray] | None) -> Fitted:
     """Train one seed of an agent in one fold, and let it act: the job of agents.
 
     Args:
@@ -298,33 +281,36 @@ def train_seed(
             seed=seed,
             params=params,
         )
-        trained = time.perf_counter() - began
         # The run gets no bars before its train span, as in a new start. The account of all folds
         # is late, and not what is decided.
         account = dataclasses.replace(refit.account, delay=0)
         how = {"account": account, "start": str(bars.index[start]), "look": False}
         result = backtest(bars[first:stop], run, **how)
         leaves = leaves_of(run.params())
-    seconds = (trained, time.perf_counter() - began)
-    return Trained(targets=result.targets.to_numpy(), leaves=leaves, seconds=seconds)
+    return Fitted(
+        targets=result.targets.to_numpy(),
+        chosen={},
+        score=math.nan,
+        tried=1,
+        order=complete_account(refit.account, env).order,
+        with_account=False,
+        train_sha256=bars[first:last].digest(),
+        test_sha256=bars[start:stop].digest(),
+        seconds=time.perf_counter() - began,
+        leaves=(leaves,),
+    )
 
 
-def mean_of(refit: Refit, number: int, seeds: Sequence[Trained]) -> Fitted:
+def mean_of(seeds: Sequence[Fitted], ensemble: str) -> Fitted:
     """Return the fold's result from its seeds: what they order together, see `mean_order`.
 
     Each seed decides on an account of its own. To select one of them on a part of the train span
     would be a lottery, and would take that part from training.
     """
-    fold = refit.folds[number]
-    return Fitted(
-        targets=mean_order([seed.targets for seed in seeds], refit.subject.ensemble),
-        chosen={},
-        score=math.nan,
+    return dataclasses.replace(
+        seeds[0],
+        targets=mean_order([seed.targets for seed in seeds], ensemble),
         tried=len(seeds),
-        order=complete_account(refit.account, refit.env).order,
-        with_account=False,
-        train_sha256=refit.bars[slice(*fold.train)].digest(),
-        test_sha256=refit.bars[slice(*fold.test)].digest(),
-        seconds=sum(seed.seconds[1] for seed in seeds),
-        leaves=tuple(seed.leaves for seed in seeds),
+        seconds=sum(seed.seconds for seed in seeds),
+        leaves=tuple(seed.leaves[0] for seed in seeds),
     )

@@ -54,7 +54,6 @@ from nca_trader.evaluate.walkforward.refit import (
     Fitted,
     Grid,
     Refit,
-    Trained,
     check_fold,
     fit_fold,
     is_agent,
@@ -358,14 +357,14 @@ class _Walk:
                 begin = None if before is None else before.leaves[i]
                 what = (fold.number, self.seed + i, begin)
                 jobs.append(Job(f"{fold.name}, seed {i}", what))
-            found: dict[int, dict[int, Trained]] = {}
+            found: dict[int, dict[int, Fitted]] = {}
 
             def gather(
                 job: int,
-                trained: Trained,
+                trained: Fitted,
                 # Bound as defaults, as the loop binds both names again.
                 pairs: list[tuple[Fold, int]] = pairs,
-                found: dict[int, dict[int, Trained]] = found,
+                found: dict[int, dict[int, Fitted]] = found,
             ) -> None:
                 shown.update()
                 fold, i = pairs[job]
@@ -374,7 +373,7 @@ class _Walk:
                 # A fold is kept as soon as its last seed is there.
                 if len(of_fold) == self.seeds:
                     each = [of_fold[i] for i in range(self.seeds)]
-                    keep(fold.number, mean_of(self.refit, fold.number, each))
+                    keep(fold.number, mean_of(each, self.refit.subject.ensemble))
 
             self._run(train_seed, jobs, gather)
 
