@@ -122,12 +122,10 @@ def stress(
       participation: largest share of a bar's volume that an order takes with these capitals.
 
     Raises:
-      ConfigError: a result that `nca.backtest` did not make; a factor or capital that is not above
-        0, a delay that is not a whole number, costs that a factor makes impossible.
+      ConfigError: a factor or capital that is not above 0, a delay that is not a whole number,
+        costs that a factor makes impossible.
     """
     again = result.again
-    if again is None:
-        raise ConfigError("this result can't be run again; it was not made by nca.backtest.")
     for name, values in (("factors", factors), ("capitals", capitals or ())):
         for value in values:
             if isinstance(value, bool) or not 0.0 < value < math.inf:
@@ -170,7 +168,7 @@ def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
 def _break_even_factor(result: Result) -> float:
     """Search the factor of the costs at which final equity is 1, see `Stress`."""
     charged, again = result.charged, result.again
-    if again is None or not result.log_equity[-1] > 0.0:
+    if not result.log_equity[-1] > 0.0:
         return math.nan
 
     def gained(factor: float) -> bool:

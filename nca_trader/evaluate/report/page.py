@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike
 
 from nca_trader.config.records import plain
 from nca_trader.config.toml import to_toml
-from nca_trader.errors import ConfigError
 from nca_trader.evaluate.evidence import inference
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import weigh
@@ -104,8 +103,7 @@ def report(
       The path.
 
     Raises:
-      ConfigError: `path` does not end in .html, `nca.backtest` did not make `result`, or an
-        indicator has another shape.
+      ConfigError: `path` does not end in .html, or an indicator has another shape.
       StateError: the page cannot be written.
 
     Example:
@@ -115,15 +113,11 @@ def report(
       >>> nca.report(bars, result, "page.html").name
       'page.html'
     """
-    path, again = page_path(path), result.again
-    if again is None:
-        raise ConfigError(
-            "this result can't be compared with baselines; it was not made by nca.backtest."
-        )
+    path = page_path(path)
     with Progress(None, "page"):
         # In the result's own account: otherwise the page would compare settings.
         baselines = {
-            rule.name: again(rule)
+            rule.name: result.again(rule)
             for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
         }
         if run is None and sweep is not None:  # each combination is a trial, logged or not
@@ -268,7 +262,7 @@ def page(report: ReportPage) -> str:
     monthly = {name: monthly_returns(result.equity) for name, result in pair.items()}
     return render(
         "report.html",
-        scripts=[] if chart is None else [script(LIBRARY), script(TABLE), script(CHART)],
+        scripts=[script(LIBRARY), script(TABLE), script(CHART)],
         report=report,
         equity=plots.equity_plot(lines, evidence.standing, seen, fold_starts(report.folds)),
         rolling=plots.rolling_plot(pair, agent.bars_per_year, seen),

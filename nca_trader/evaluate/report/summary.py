@@ -69,7 +69,6 @@ def caveats(result: Result) -> list[str]:
 def summary_lines(result: Result) -> list[str]:
     """Return the summary of a result: 20 lines, caveats cut to the width of the rest."""
     m = result.metrics
-    other = result.hold and result.hold.account_metrics
     lines = [title_of(result)]
     _, found = trading_year(result.equity.index.to_numpy("datetime64[ns]"))
     fill = "next open" if result.fill == "next_open" else "close"
@@ -77,11 +76,11 @@ def summary_lines(result: Result) -> list[str]:
         f"{len(result.equity):,} bars ({result.bars_per_year:,.1f} per year: {found}), fills at "
         f"the {fill}, {result.order}"
     )
-    lines.append(f"{'':<22}{'this':>14}{'buy and hold' if other else '':>16}")
-    for name, cells in shown(result, m, *([other] if other else [])):
-        lines.append(f"{name:<22}{cells[0]:>14}{cells[1] if other else '':>16}")
+    lines.append(f"{'':<22}{'this':>14}{'buy and hold':>16}")
+    for name, (own, held) in shown(result, m, result.hold.account_metrics):
+        lines.append(f"{name:<22}{own:>14}{held:>16}")
     others = [*TRADING_COSTS, *(result.charged.own or ()), "market", "interest"]
-    held = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
+    holding = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
     lines += [
         f"alpha per year {with_error(m['alpha'], m['alpha_error'], percent)}, beta "
         f"{with_error(m['beta'], m['beta_error'])}, information ratio "
@@ -94,7 +93,7 @@ def summary_lines(result: Result) -> list[str]:
         f"capacity at 1% of volume {money(m['capacity'])}",
         result.uncharged
         or f"costs of trading {percent(result.costs_paid, 2)} of the capital, interest "
-        f"{percent(m['interest'], 2)}, other holding {percent(held, 2)}",
+        f"{percent(m['interest'], 2)}, other holding {percent(holding, 2)}",
         "details: .trades .orders .positions .costs .exposure .metrics .plot() .report('x.html')",
     ]
     warning = " ".join(caveats(result))
@@ -173,13 +172,11 @@ def comparison_html(results: Sequence[Result]) -> str:
 
 def summary_html(result: Result) -> str:
     """Return the summary of a result as an HTML table with a plot."""
-    other = result.hold and result.hold.account_metrics
-    rows = shown(result, result.metrics, *([other] if other else []))
-    names = [result.name, *(["buy and hold"] if other else [])]
+    rows = shown(result, result.metrics, result.hold.account_metrics)
     return _fragment(
         result,
         title_of(result),
-        names,
+        [result.name, "buy and hold"],
         rows,
         result.plot(),
         [*filter(None, [result.uncharged]), *caveats(result)],
