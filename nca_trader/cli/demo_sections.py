@@ -66,7 +66,8 @@ def tilt_section(agent: Any, rule: Any) -> Section:
         "Sharpe ratio less its base's": f"{differ:+.3f}, 95% interval {ends.low:+.2f} to "
         f"{ends.high:+.2f}.",
     }
-    return Section("What the tilt changed, and what it earned", facts=[*facts.items()])
+    about = f"The agent tilts its base, {rule.name}."
+    return Section("What the tilt changed, and what it earned", about, facts=[*facts.items()])
 
 
 def seeds_section(run: Any, *spans: list[Any]) -> Section:

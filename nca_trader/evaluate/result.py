@@ -21,14 +21,7 @@ from nca_trader.envs.account.risk import CODES
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.lookahead.outputs import foresights, own_features
-from nca_trader.evaluate.report.summary import (
-    comparison_html,
-    comparison_lines,
-    summary_html,
-    summary_lines,
-)
 from nca_trader.evaluate.simulate import Trace
-from nca_trader.evaluate.stress import Stress, stress
 from nca_trader.evaluate.trades import Fills
 from nca_trader.machine import make_directory, write_atomically
 from nca_trader.runs.manifest import Run
@@ -40,6 +33,8 @@ PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from nca_trader.evaluate.stress import Stress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,9 +114,13 @@ class Result:
     indicators: Callable[[Bars], Mapping[str, ArrayLike]] | None = None
 
     def __repr__(self) -> str:
+        from nca_trader.evaluate.report.summary import summary_lines  # stands on results
+
         return "\n".join(summary_lines(self))
 
     def _repr_html_(self) -> str:
+        from nca_trader.evaluate.report.summary import summary_html  # stands on results
+
         return summary_html(self)
 
     @property
@@ -355,6 +354,8 @@ class Result:
         Args:
           **options: see `nca_trader.evaluate.stress.stress`.
         """
+        from nca_trader.evaluate.stress import stress  # stands on results
+
         return stress(self, **options)
 
     def report(
@@ -474,9 +475,13 @@ class Comparison:
         self.table.index.name = "name"
 
     def __repr__(self) -> str:
+        from nca_trader.evaluate.report.summary import comparison_lines  # stands on results
+
         return "\n".join(comparison_lines(self.results))
 
     def _repr_html_(self) -> str:
+        from nca_trader.evaluate.report.summary import comparison_html  # stands on results
+
         return comparison_html(self.results)
 
     def plot(self) -> Figure:

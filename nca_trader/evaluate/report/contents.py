@@ -1,10 +1,9 @@
-"""What the HTML page of a backtest shows, and the sentences at its top."""
+"""What the HTML page of a backtest shows, and the sentence at its top."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import Evidence
-from nca_trader.evaluate.wording import count, percent
+from nca_trader.evaluate.wording import count
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -76,7 +75,6 @@ class ReportPage:
       device: that trained.
       deployment: what was decided to trade, in words.
       deployed: whether the agent is what trades.
-      base: name of the baseline that the agent tilts.
       other_seeds: backtests of the seeds that do not act.
       sections: further ones, in their order.
       sweep: the table of a sweep that chose the parameters.
@@ -107,7 +105,6 @@ class ReportPage:
     device: str = ""
     deployment: str = ""
     deployed: bool = True
-    base: str = ""
     other_seeds: Sequence[Result] = ()
     sections: Sequence[Section] = ()
     sweep: pd.DataFrame | None = None
@@ -115,55 +112,22 @@ class ReportPage:
     indicators: Mapping[str, ArrayLike] | None = None
 
     @property
-    def headline(self) -> str:
-        """The one sentence that says what happened, next to the best baseline, base and holding."""
-        evidence, best = self.evidence, self.evidence.best
-
-        def earned(name: str, m: Mapping[str, float]) -> str:
-            way = "gained" if m["total_return"] >= 0.0 else "lost"
-            return f"{name} {way} {percent(abs(m['total_return']))}"
-
-        ours, baselines = evidence.agent.metrics, evidence.baselines
-        asked = dict.fromkeys((best, self.base, "buy and hold"))
-        names = [name for name in asked if name in baselines]
-        accounts = [earned(f"the {self.label}", ours)]
-        of_base = {self.base: f"its base, {self.base},"}
-        accounts += [earned(of_base.get(name, name), baselines[name].metrics) for name in names]
-        difference = evidence.differences[best]
-        ends, better = difference.sharpe_interval, difference.sharpe >= 0.0
-        found = f"for the risk taken that is {'better' if better else 'worse'} than {best}, "
-        apart = ends.low > 0.0 or ends.high < 0.0
-        found += "by more than chance explains" if apart else "though the difference may be chance"
-        if math.isnan(ends.low):
-            found = "too little moved to compare their risk"
-        if evidence.copies:
-            found = f"it held the same weights as {evidence.nearest}"
-        of_days = (evidence.stop - evidence.start).days >= 2
-        form = "%Y-%m-%d" if of_days else "%Y-%m-%d %H:%M"
-        start, stop = (end.strftime(form) for end in (evidence.start, evidence.stop))
-        origin = evidence.standing
-        if self.sweep is not None:
-            origin = f"chosen as the best of {count(len(self.sweep), 'combination')}"
-        elif self.folds is not None:
-            origin = f"in the test spans of {count(len(self.folds), 'fold')}"
-        where = f"{origin}, from {start} to {stop}, ".removeprefix(", ")
-        listed = ", ".join(accounts[:-1]) + f" and {accounts[-1]}"
-        said = f"{where}{listed}; {found}."
-        return said[0].upper() + said[1:]
-
-    @property
     def verdict(self) -> str:
-        """The sentences at the top of the page; of a walk-forward its own: a page has one."""
+        """The verdict, whose first sentence is at the top; of a walk-forward its own."""
         if self.folds is not None and (walked := self.folds.attrs.get("verdict")):
             return " ".join(filter(None, [walked, self.note]))
         spread = self.agent.tried_variance / max(self.evidence.moments.num_bars - 1, 1)
-        return words.verdict(
+        text = words.verdict(
             self.evidence,
             num_trials=self.agent.tried if self.trials is None else self.trials,
             selected=self.selected,
             sharpe_variance=spread if self.trials is None else None,
             note=self.note,
         )
+        if self.sweep is None:
+            return text
+        chosen = f"Chosen as the best of {count(len(self.sweep), 'combination')}"
+        return f"{chosen}: {text[0].lower()}{text[1:]}"
 
     @property
     def label(self) -> str:

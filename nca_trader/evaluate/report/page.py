@@ -183,7 +183,6 @@ def report_on(
                 "Agent (TOML)": to_toml(run.agent_config),
             },
             "device": manifest.device,
-            "base": "" if run.base is None else run.base.name,
         }
         if (decided := run.deployment) is not None:
             known |= {"deployment": decided.sentence, "deployed": not decided.baseline}
