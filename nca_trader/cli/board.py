@@ -70,8 +70,6 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
 
     if args.agent is None:
         raise ConfigError("board verify: give the agent of the row with --agent.")
-    if args.out:
-        raise ConfigError(f"{argument('out', args.out)}: is of the board alone; leave it out.")
     name = args.name or str(args.agent)
     entries = board.entries_of(board.read_rows(files))
     own = [entry for entry in entries if entry.name == name and len(entry.fractions)]

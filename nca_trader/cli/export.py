@@ -74,12 +74,6 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
     compiled = args.format == "stablehlo"
-    few = {"bits": 8, "codebook": "none", "group": None, "activations": False}
-    given = [f"--{name}" for name, usual in few.items() if getattr(args, name) != usual]
-    if compiled and given:
-        raise ConfigError(
-            f"{', '.join(given)}: --format stablehlo has float32 weights; leave it out."
-        )
     # A cosine codebook codes directions, and a single weight has none.
     group = args.group or (2 if args.codebook == "cosine" else 1)
     # Its own checks refuse a pair of options that no format has.

@@ -165,8 +165,9 @@ def weigh(
       ConfigError: a baseline on other bars, costs or fills.
     """
     returns, ratios, scored = {}, {}, {}
-    joined = -(-len(agent.equity) // RESAMPLED) if len(agent.equity) > LONG else 1
-    resampled_per_year = bars_per_year / joined
+    num_bars = len(agent.equity)
+    most = RESAMPLED if num_bars > LONG else num_bars
+    resampled_per_year = bars_per_year / inference.block_length(num_bars, most)
     # The agent last and under None, so that it cannot take a baseline's name.
     for name, result in [*baselines.items(), (None, agent)]:
         # Numbers compare only on the same bars, at the same costs and fills.
@@ -177,7 +178,7 @@ def weigh(
                 "backtest both alike."
             )
         returns[name], ratios[name] = (
-            _summed(r, joined) for r in (result.returns, result.excess_returns)
+            inference.block_returns(r, most) for r in (result.returns, result.excess_returns)
         )
         scored[name] = Scored(
             metrics=result.metrics,
@@ -217,12 +218,6 @@ def weigh(
         stop=cast(pd.Timestamp, agent.equity.index[-1]),
         in_sample=agent.in_sample,
     )
-
-
-def _summed(returns: np.ndarray, joined: int) -> np.ndarray:
-    """Sum returns `[T]` over neighbouring bars, `joined` at a time; the last few are left out."""
-    whole = len(returns) // joined * joined
-    return returns[:whole].reshape(-1, joined).sum(axis=1)
 
 
 def copy_sentence(evidence: Evidence) -> str:
