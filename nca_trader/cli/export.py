@@ -98,6 +98,8 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
 
 def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dict[str, Any]:
     """Write the measured agent and its model card."""
+    import pandas as pd
+
     from nca_trader.errors import CheckFailed
     from nca_trader.evaluate.export import CALLS, card_of
     from nca_trader.machine import write_atomically
@@ -109,14 +111,7 @@ def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dic
     if compiled:
         print(f"{found.share:.2%} of {span} agree.")
     else:
-        print(
-            f"{'weights':<40} {'bytes':>9} {'agree':>8} {'equity':>9} {'stream us':>10} window us"
-        )
-        for row in measured.rows:
-            print(
-                f"{row['weights']:<40} {row['bytes']:>9,} {row['agreement']:>8.2%} "
-                f"{row['equity']:>9.4f} {row['stream_us']:>10.0f} {row['window_us']:>9.0f}"
-            )
+        print(pd.DataFrame(measured.rows).to_string(index=False, float_format="{:.4f}".format))
         print(
             f"Equity differs by {found.difference:+.3%}; {span}; latency is the median of {CALLS} "
             "calls."

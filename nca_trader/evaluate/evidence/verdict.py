@@ -130,21 +130,15 @@ def nearest_baseline(
       Its name, and the share of bars on which every asset's target is the same to 1e-6; the
       first of the baselines where two agree equally often.
     """
-    if not baselines:
-        raise ConfigError("nearest_baseline was given no baseline; pass at least one.")
     # Before its first order an account is flat.
     ours, *others = (
         targets.astype(np.float64).ffill().fillna(0.0).to_numpy()
         for targets in (agent_weights, *baselines.values())
     )
-    shares = {}
-    for name, theirs in zip(baselines, others, strict=True):
-        if theirs.shape != ours.shape:
-            raise ConfigError(
-                f"baseline {name} has targets {theirs.shape} where the agent's are {ours.shape}; "
-                "run both on the same bars."
-            )
-        shares[name] = float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
+    shares = {
+        name: float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
+        for name, theirs in zip(baselines, others, strict=True)
+    }
     # `max` returns the first of several that are equal.
     nearest = max(shares, key=lambda name: shares[name])
     return nearest, shares[nearest]
