@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,9 @@ from nca_trader.evaluate.report.contents import Section
 from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
-from nca_trader.evaluate.report.summary import annual
+from nca_trader.evaluate.report.summary import shown
 from nca_trader.evaluate.trades import OPEN
-from nca_trader.evaluate.wording import decimal, money, percent, whole, with_error
+from nca_trader.evaluate.wording import money, percent, with_error
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -40,35 +40,12 @@ SHARES = {
 }  # fmt: skip
 SIDES = {"short": -1, "flat": 0, "long": 1}
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-# Metrics of the table of details: group, then key, name and how it is written.
+# Metrics of the table of details, by group; see `summary.WRITTEN`.
 DETAILS = {
-    "Return and risk": (
-        ("sortino", "Sortino ratio", decimal),
-        ("calmar", "Calmar ratio", decimal),
-        ("omega", "Omega ratio, threshold 0", decimal),
-        ("value_at_risk", "5% value at risk per bar", lambda x: percent(x, 2)),
-        ("expected_shortfall", "expected shortfall beyond it (CVaR)", lambda x: percent(x, 2)),
-        ("tail_ratio", "tail ratio, 95% to 5%", decimal),
-        ("skewness", "skewness", decimal),
-        ("kurtosis", "kurtosis (a Gaussian has 3)", decimal),
-        ("max_drawdown_duration", "longest drawdown, in bars", whole),
-        ("ulcer_index", "ulcer index", percent),
-        ("stability", "R² of log-equity on time", decimal),
-        ("hit_rate", "winning bars, of those that moved", percent),
-        ("interest", "interest earned on cash, of the capital", lambda x: percent(x, 2)),
-    ),
-    "Trades": (
-        ("trades", "trades, with those still open", whole),
-        ("win_rate", "winning trades, of those that ended", percent),
-        ("profit_factor", "profit factor", decimal),
-        ("expectancy", "expectancy per trade, of the capital", lambda x: percent(x, 3)),
-        ("average_trade", "average trade", lambda x: percent(x, 2)),
-        ("best_trade", "best trade", percent),
-        ("worst_trade", "worst trade", percent),
-        ("trade_duration", "average duration, in bars", lambda x: decimal(x, 1)),
-        ("sqn", "system quality number", decimal),
-        ("capacity", "capital at which fills take 1% of volume", money),
-    ),
+    "Return and risk": "sortino calmar omega value_at_risk expected_shortfall tail_ratio skewness "
+    "kurtosis max_drawdown_duration ulcer_index stability hit_rate interest",
+    "Trades": "trades win_rate profit_factor expectancy average_trade best_trade worst_trade "
+    "trade_duration sqn capacity",
 }
 
 
@@ -380,15 +357,8 @@ def _words(name: Any) -> str:
 
 def details(agent: Result, best: Result) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Return the groups of `DETAILS`, with the metrics of an account and its best baseline."""
-    years = len(agent.equity) / agent.bars_per_year
-
-    def cells(key: str, write: Callable[[float], str]) -> list[str]:
-        return [annual(key, result.metrics, years, write) for result in (agent, best)]
-
-    return [
-        (group, [(name, cells(key, write)) for key, name, write in rows])
-        for group, rows in DETAILS.items()
-    ]
+    both = agent.metrics, best.metrics
+    return [(group, shown(agent, *both, keys=keys)) for group, keys in DETAILS.items()]
 
 
 def monthly_returns(equity: pd.Series) -> pd.DataFrame:
