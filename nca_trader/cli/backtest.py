@@ -33,11 +33,11 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         "param",
-        "force-agent",
-        "allow-code",
+        "force_agent",
+        "allow_code",
         "data",
+        "seed",
         *READING,
-        seed={"help": "with --run: the agent of that number, from 0"},
         env={"help": "with --strategy: an environment's costs and limits"},
         track={"help": "with --run: show the results where `train --track` showed its metrics"},
     )
@@ -56,18 +56,7 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run it again at 2 and 3 times the costs, with late orders, and with more capital",
     )
-    add_options(parser, *ACCOUNT, "delay")
-    parser.add_argument(
-        "--trials",
-        metavar="DIR",
-        help="with --strategy: folder of the trial log, which counts it (default runs)",
-    )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help="write a page that compares it with buy and hold, an SMA cross and no position "
-        "(.html), or the result by bar (.parquet, .csv)",
-    )
+    add_options(parser, *ACCOUNT, "delay", "trials", "out")
 
 
 def run_backtest(args: argparse.Namespace) -> dict[str, Any]:

@@ -34,16 +34,11 @@ def add_board_options(parser: argparse.ArgumentParser) -> None:
         agent_seconds={},
         agent={"help": "verify: the agent of the row, as `prove` takes it"},
         seed={"help": "verify: the seed of the repetition, drawn without it"},
+        allow_code={"help": "verify: load an agent that can run code"},
+        python={"help": "verify: the Python that has the agent's library"},
+        out={"help": "write the board (.md, .json), its plots (.png, .svg) or both (.html)"},
     )
     parser.add_argument("--name", help="verify: the row's name, where it is not --agent's")
-    parser.add_argument(
-        "--allow-code", action="store_true", help="verify: load an agent that can run code"
-    )
-    parser.add_argument("--python", help="verify: the Python that has the agent's library")
-    parser.add_argument(
-        "--out",
-        help="write the board (.md, .json), its plots (.png, .svg) or a page of both (.html)",
-    )
 
 
 def run_board(args: argparse.Namespace) -> dict[str, Any]:
@@ -75,8 +70,6 @@ def _verify(args: argparse.Namespace, files: list[str]) -> dict[str, Any]:
 
     if args.agent is None:
         raise ConfigError("board verify: give the agent of the row with --agent.")
-    if args.out:
-        raise ConfigError(f"{argument('out', args.out)}: is of the board alone; leave it out.")
     name = args.name or str(args.agent)
     entries = board.entries_of(board.read_rows(files))
     own = [entry for entry in entries if entry.name == name and len(entry.fractions)]

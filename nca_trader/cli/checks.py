@@ -11,10 +11,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from nca_trader.cli.options import ACCOUNT, READING, agent_of, overrides
+from nca_trader.cli.options import ACCOUNT, READING, add_options, agent_of, overrides
 from nca_trader.cloud import CloudPath, local, place
 from nca_trader.config import EnvConfig
-from nca_trader.config.agent import RULES
 from nca_trader.config.extensions import is_source
 from nca_trader.config.ranges import moment, refuse
 from nca_trader.config.toml import read_preset
@@ -26,13 +25,7 @@ from nca_trader.parallel import processes
 def add_subject(parser: argparse.ArgumentParser, run: str, required: bool = True) -> None:
     """Add what is traded, `--run` with the help `run`, or `--strategy`."""
     what = parser.add_mutually_exclusive_group(required=required)
-    what.add_argument("--run", dest="run_dir", metavar="DIR", help=run)
-    what.add_argument(
-        "--strategy",
-        metavar="NAME|FILE.py:NAME",
-        help="your own strategy or function of bars in a file, which is run, or a rule: "
-        + ", ".join(RULES),
-    )
+    add_options(what, run={"help": run}, strategy={})
 
 
 def _outside(args: argparse.Namespace) -> Any:
@@ -51,16 +44,26 @@ REPLAYED = "seed force_agent allow_code param env " + " ".join(ACCOUNT)
 VERIFIED = "agent agent_seconds seed name allow_code python"
 NEEDS: dict[str, tuple[Needs, ...]] = {
     "backtest": TRADED,
-    "board": (("the word verify", lambda args: args.words[:1] == ["verify"], VERIFIED),),
+    "board": (
+        ("the word verify", lambda args: args.words[:1] == ["verify"], VERIFIED),
+        ("another word than verify", lambda args: args.words[:1] != ["verify"], "out"),
+    ),
     "demo": (("a run that begins", lambda args: not args.resume, "out"),),
-    "export": (("--codebook", lambda args: args.codebook != "none", "codebook_seed"),),
+    "export": (
+        ("--codebook", lambda args: args.codebook != "none", "codebook_seed"),
+        ("--format nca", lambda args: args.format == "nca", "bits codebook group activations"),
+    ),
     "journal": (*TRADED, ("the word replay", lambda args: args.action == "replay", REPLAYED)),
     "paper": (
         *TRADED,
         ("a replay", lambda args: args.feed.startswith("replay:"), "speed"),
         ("a live feed", lambda args: not args.feed.startswith("replay:"), "warmup"),
     ),
-    "prove": (("an agent from outside", _outside, "agent_seconds allow_code python"),),
+    "plan": (("--manifest", lambda args: args.manifest, "run image out"),),
+    "prove": (
+        ("an agent from outside", _outside, "agent_seconds allow_code python"),
+        ("an agent that is trained here", lambda args: not _outside(args), "steps set workers"),
+    ),
     "runs": (("the word rm", lambda args: args.action == "rm", "yes"),),
     "sweep": (("--sample", lambda args: args.sample, "seed method"),),
     "train": (("--distributed", processes.options, "heartbeat initialization_timeout"),),
@@ -91,13 +94,7 @@ def check(args: argparse.Namespace) -> None:
     _refuse_idle(args)
     given = {name: value for name, value in vars(args).items() if value is not None}
     judged = args.command in ("prove", "board") and "agent" in given
-    if judged and _outside(args):
-        for name in ("steps", "set", "workers"):
-            if given.get(name):
-                raise ConfigError(
-                    f"{argument(name)}: {args.agent} is not trained here; leave it out."
-                )
-    elif given.get("agent"):
+    if given.get("agent") and not (judged and _outside(args)):
         agent_of(args)
     # `markets` are the environments of `prove`.
     drawn = False

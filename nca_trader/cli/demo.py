@@ -16,38 +16,32 @@ from typing import Any
 
 from nca_trader.cli import stop_on_signal, stopped
 from nca_trader.cli.demo_bars import DemoJob, job_of
-from nca_trader.cli.options import COUNT, add_options, again, typed
+from nca_trader.cli.options import add_options, again
 from nca_trader.cli.train import selection_line
 from nca_trader.cloud import local
 from nca_trader.config.agent import LEAST_SEEDS
 from nca_trader.errors import CheckFailed
-from nca_trader.evaluate.wording import decimal
+from nca_trader.evaluate.wording import decimal, percent
 from nca_trader.progress import Progress
 
 AS_FUTURES = (
     " The account trades the assets as futures are traded: a position is not paid for, and the "
     "interest that the price of a future contains is left out."
 )
-YEAR = 252  # bars
-# A market whose optimum is known, and what trains the demo's network on it in a few seconds.
-KNOWN = "ou_mid"
-QUICK = {
-    "advantages": "exact", "steps": 100_000, "num_segments": 32, "segment_length": 64,
-    "envs_per_segment": 1, "num_epochs": 2, "num_minibatches": 2,
-}  # fmt: skip
 # Files in the run's folder.
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     """Add where the demo's files go, its panel and what it trains."""
-    parser.add_argument("--out", default="runs", help="where the run's folder goes (%(default)s)")
     parser.add_argument("--resume", metavar="RUN", help="continue the run folder of a demo")
     add_options(
         parser,
         env={"help": "environment (%(default)s)"},
         agent={"help": "agent (%(default)s)"},
         seed={"help": "of everything random (%(default)s)"},
+        steps={"help": "environment steps of each seed (the agent's)"},
+        out={"default": "runs", "help": "where the run's folder goes (%(default)s)"},
     )
     parser.add_argument(
         "--panel",
@@ -57,7 +51,6 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         help="a panel of assets: FILE, or futures that lie next to the checkout; without them, or "
         "with `simulated`, drawn ones",
     )
-    parser.add_argument("--steps", type=COUNT, help="environment steps of each seed (the agent's)")
     parser.set_defaults(env="panel_daily", agent="panel_nca", seed=0)
 
 
@@ -139,11 +132,15 @@ def _evaluate(
     args: argparse.Namespace, run: Any, job: DemoJob, select: Any, stage: Stages
 ) -> dict[str, Any]:
     """Decide on the selection span what is deployed, evaluate it, and write the page."""
+    import pandas as pd
+
+    from nca_trader.cli import demo_sections
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.evidence.deploy import deployable
-    from nca_trader.evaluate.report.contents import Demo, Seed
+    from nca_trader.evaluate.report.contents import Section
     from nca_trader.evaluate.report.page import report_on, write_report
     from nca_trader.paper.session.parity import compare
+    from nca_trader.runs import trials
     from nca_trader.runs.manifest import Run
 
     path, bars = run.path, job.bars
@@ -178,34 +175,39 @@ def _evaluate(
         wanted = (base, "buy and hold", gate.deployed, "SMA cross 50/200", "always flat")
         first = [name for name in wanted if name in baselines]
         baselines = {name: baselines[name] for name in dict.fromkeys([*first, *baselines])}
-    with stage("checks", "shift its positions in time"):
-        checks = _checks(run, agent, baselines)
-    with stage("learn", f"train the same network on {KNOWN}"):
-        learnt = _learnt(run, args.seed)
+    with stage("learn", "train the same network on a market whose optimum is known"):
+        learnt = demo_sections.learnt_section(run, args.seed)
     with stage("paper", f"replay {testing} on paper, in another process"):
         paper = _replay(path, job)
         parity = compare(path, path / JOURNAL)
-    sharpe = [[result.metrics["sharpe"] for result in span] for span in (before, chosen, results)]
     as_futures = AS_FUTURES if run.env_config.borrow else ""
-    demo = Demo(
-        lead=_lead(agent, baselines, testing, base),
-        first=[name for name in (base, "buy and hold") if name],
-        tilt=_tilt(agent, baselines[base]) if base else [],
-        learnt=learnt,
-        deployment=f"{gate.sentence} {job.note}{as_futures}",
-        deployed=gate.trades,
-        checks=checks,
-        advice=[] if gate.trades else _advice(args, run, job),
-        seeds=[Seed(seed, *each) for seed, *each in zip([*seeds, None], *sharpe, strict=True)],
-        other_seeds=results[:-1],
-        parity=parity,
-        wall_times=stage.seconds,
-    )
+    checks = demo_sections.checks_section(run, agent, baselines)
+    sections = [
+        *([demo_sections.tilt_section(agent, baselines[base])] if base else []),
+        learnt,
+        demo_sections.seeds_section(run, before, chosen, results),
+        checks,
+        *([] if gate.trades else [demo_sections.advice_section(args, run, job, path / BARS)]),
+        Section("Backtest against paper replay", parity.sentence),
+    ]
     with stage("page", "write the page"):
-        report = report_on(bars, agent, baselines, mean, command_of(args))
-        page = write_report(path / PAGE, dataclasses.replace(report, title=job.title, demo=demo))
+        spent = [(name, f"{seconds:.1f} s") for name, seconds in stage.seconds.items()]
+        report = dataclasses.replace(
+            report_on(bars, agent, baselines, mean, command_of(args)),
+            title=job.title,
+            deployment=f"{gate.sentence} {job.note}{as_futures}",
+            other_seeds=results[:-1],
+            sections=[*sections, Section("Wall time", facts=spent)],
+        )
+        page = write_report(path / PAGE, report)
     rows = [agent, *baselines.values()]
-    _print_findings(demo, rows, testing, mean, gate)
+    writers = {"total_return": percent, "sharpe": decimal, "max_drawdown": percent}
+    table = pd.DataFrame([result.metrics for result in rows], [result.name for result in rows])
+    writers |= {"turnover": decimal}
+    print(f"\n{testing}\n{table[[*writers]].to_string(na_rep='n/a', formatters=writers)}")
+    print(f"  {mean.described}", gate.sentence, *sections, sep="\n")
+    # Of all runs in the folder on these bars: a search by hand is one as well.
+    print(f"Agents trained so far: {trials.count(run.root, 'train', run.manifest.data)}")
     print(f"The page: {page}")
     # After the page, which shows where they differ.
     if not parity.ok:
@@ -216,146 +218,12 @@ def _evaluate(
         "complete": True,
         "deployed": "the mean agent" if gate.trades else gate.deployed,
         "gate": dataclasses.asdict(gate),
-        "checks": dict(checks),
+        "checks": dict(checks.facts),
         "parity": parity.ok,
         "paper": paper,
         "results": {result.name: result.metrics for result in rows},
         "seconds": stage.seconds,
     }
-
-
-def _learnt(run: Any, seed: int) -> dict[str, Any]:
-    """Train the network of a run on a market whose optimum is known."""
-    from nca_trader.agents import load_agent
-    from nca_trader.config.ranges import switched
-    from nca_trader.optimum.prove import prove
-
-    quick = load_agent("nano")
-    agent = dataclasses.replace(
-        quick,
-        policy=switched(run.agent_config.policy, base="none"),
-        learner=switched(quick.learner, **QUICK),
-        optimizer=dataclasses.replace(quick.optimizer, learning_rate=1e-2),
-    )
-    return prove([KNOWN], agent, seeds=[seed], controls=False)[0].row()
-
-
-def _lead(agent: Any, baselines: dict[str, Any], span: str, base: str) -> str:
-    """Return the one sentence of the page: what the agent, its base and hold earned."""
-
-    def earned(name: str, result: Any) -> str:
-        m = result.metrics
-        return f"{name} {m['total_return']:+.1%} (Sharpe ratio {decimal(m['sharpe'])})"
-
-    rows = [earned("the mean of the agents earned", agent)]
-    if base:
-        rows.append(earned(f"its base, {base},", baselines[base]))
-    rows.append(earned("buy and hold", baselines["buy and hold"]))
-    return f"Out of sample, {span}: {'; '.join(rows)}."
-
-
-def _tilt(agent: Any, rule: Any) -> list[tuple[str, str]]:
-    """Return what the agent changed of its base, and what that earned: name and finding."""
-    import numpy as np
-
-    from nca_trader.evaluate.evidence.inference import sharpe_difference_interval
-
-    ours, theirs = (np.asarray(each.weights) for each in (agent, rule))
-    gross = np.abs(theirs).sum(axis=1).mean()
-    moved = np.abs(ours - theirs).sum(axis=1).mean() / gross if gross else 0.0
-    a, b = (each.excess_returns for each in (agent, rule))
-    ends = sharpe_difference_interval(a, b, agent.bars_per_year)
-    years = len(agent.equity) / agent.bars_per_year
-    gain = np.log(agent.equity.iloc[-1] / rule.equity.iloc[-1]) / years
-    differ = agent.metrics["sharpe"] - rule.metrics["sharpe"]
-    return [
-        ("Positions", f"{moved:.1%} of its base's gross position was moved, on average."),
-        (
-            "Turnover",
-            f"{agent.metrics['turnover']:.1f} times equity a year; "
-            f"its base {rule.metrics['turnover']:.1f} times.",
-        ),
-        ("Return over its base", f"{gain:+.2%} a year, in logs and net of costs."),
-        (
-            "Sharpe ratio less its base's",
-            f"{differ:+.3f}, 95% interval {ends.low:+.2f} to {ends.high:+.2f}.",
-        ),
-    ]
-
-
-def _print_findings(demo: Any, rows: list[Any], span: str, run: Any, gate: Any) -> None:
-    """Print the table of the test span, the decision, the checks and what to try next."""
-    from nca_trader.runs import trials
-
-    width = max(len(result.name) for result in rows) + 2
-    print(f"\n{span:<{width}}{'return':>10}{'Sharpe':>10}{'drawdown':>10}{'turnover':>10}")
-    for result in rows:
-        m = result.metrics
-        print(
-            f"{result.name:<{width}}{m['total_return']:>10.1%}{decimal(m['sharpe']):>10}"
-            f"{m['max_drawdown']:>10.1%}{m['turnover']:>9.1f}x"
-        )
-    print(demo.parity.sentence)
-    print(f"  {run.described}")
-    print(gate.sentence)
-    known = demo.learnt
-    print(
-        f"On {known['market']}, whose optimum is known, the same network reached "
-        f"{known['fraction']:.1%} of it; untrained {known['untrained']:.1%}."
-    )
-    for name, text in demo.checks:
-        print(f"  {name}: {text}")
-    if demo.advice:
-        print("What to try next:")
-        for text in demo.advice:
-            print(f"  - {text}")
-    # Of all runs in the folder on these bars: a search by hand is one as well.
-    trained = trials.count(run.root, "train", run.manifest.data)
-    print(f"Agents trained so far: {trained}")
-
-
-def _checks(run: Any, agent: Any, baselines: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what else a reader should know of the mean agent: name and finding."""
-    from nca_trader.agents.policy import num_parameters
-    from nca_trader.strategies.baselines import MATCHED
-
-    ours, held = (result.metrics["sharpe"] for result in (agent, baselines[MATCHED]))
-    parameters = num_parameters(run.each)
-    # Seeds see the same bars: they count once.
-    ratio = run.manifest.data.rows / parameters
-    warning = "" if ratio >= 1.0 else " WARNING: below 1, it can memorise the noise."
-    return [
-        ("Evaluations on the test span", f"{agent.looks}, by the trial log."),
-        (
-            "The same exposure without its timing",
-            f"Sharpe ratio {decimal(held)}, and {decimal(ours)} with it.",
-        ),
-        (
-            "Independent bars per parameter",
-            f"{ratio:.2g} ({run.manifest.data.rows:,} bars, {parameters:,} parameters).{warning}",
-        ),
-    ]
-
-
-def _advice(args: argparse.Namespace, run: Any, job: DemoJob) -> list[str]:
-    """Return what a user should try next where the gate says no."""
-    config = run.env_config
-    # Folds over all bars before the test span, on the demo's own file: it runs as it is printed.
-    spans = {"train": job.bars.row(job.select_until, "start") // 2, "test": YEAR}
-    files = {"data": str(run.path / BARS), "until": job.select_until, "deploy": str(run.path)}
-    walk = typed("walkforward", agent=args.agent, env=args.env, **files, **spans)
-    factor = " to ".join(f"{x:g}" for x in config.random_costs or (1.0, 1.0))
-    more = [
-        f"Judge the recipe on more years than one span has: {walk}",
-        f"Train at other costs than {factor} times the true ones (random_costs of the "
-        "environment), and select on the same span. The more often a test span is used, the "
-        "luckier is its best.",
-        "Trade what is deployed: a rule that no agent was shown to beat is a result.",
-    ]
-    if args.panel is None:
-        panel = "Give one policy the bars of more assets: nca-trader demo --panel, and "
-        more.insert(0, panel + "docs/guides/panels.md.")
-    return more
 
 
 def _replay(path: pathlib.Path, job: DemoJob) -> dict[str, Any]:

@@ -27,15 +27,13 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         "seed",
-        "force-agent",
-        "allow-code",
+        "force_agent",
+        "allow_code",
         "data",
+        "until",
         *READING,
+        out={"required": True, "help": "the file to write"},
         run={"required": True, "help": "run folder"},
-    )
-    parser.add_argument("--out", required=True, metavar="FILE", help="the file to write")
-    parser.add_argument(
-        "--until", "--stop", metavar="DATE", help="with --data: only bars before this date"
     )
     forms = (
         "nca (default): for this package; stablehlo: compiled, needs jax alone, not this package"
@@ -76,12 +74,6 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
     if not out.parent.is_dir() or out.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that is there.")
     compiled = args.format == "stablehlo"
-    few = {"bits": 8, "codebook": "none", "group": None, "activations": False}
-    given = [f"--{name}" for name, usual in few.items() if getattr(args, name) != usual]
-    if compiled and given:
-        raise ConfigError(
-            f"{', '.join(given)}: --format stablehlo has float32 weights; leave it out."
-        )
     # A cosine codebook codes directions, and a single weight has none.
     group = args.group or (2 if args.codebook == "cosine" else 1)
     # Its own checks refuse a pair of options that no format has.
@@ -106,6 +98,8 @@ def run_export(args: argparse.Namespace) -> dict[str, Any]:
 
 def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dict[str, Any]:
     """Write the measured agent and its model card."""
+    import pandas as pd
+
     from nca_trader.errors import CheckFailed
     from nca_trader.evaluate.export import CALLS, card_of
     from nca_trader.machine import write_atomically
@@ -117,14 +111,7 @@ def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dic
     if compiled:
         print(f"{found.share:.2%} of {span} agree.")
     else:
-        print(
-            f"{'weights':<40} {'bytes':>9} {'agree':>8} {'equity':>9} {'stream us':>10} window us"
-        )
-        for row in measured.rows:
-            print(
-                f"{row['weights']:<40} {row['bytes']:>9,} {row['agreement']:>8.2%} "
-                f"{row['equity']:>9.4f} {row['stream_us']:>10.0f} {row['window_us']:>9.0f}"
-            )
+        print(pd.DataFrame(measured.rows).to_string(index=False, float_format="{:.4f}".format))
         print(
             f"Equity differs by {found.difference:+.3%}; {span}; latency is the median of {CALLS} "
             "calls."

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from nca_trader.config.agent import RULES
 from nca_trader.config.ranges import within
 from nca_trader.config.spans import value_of
 from nca_trader.errors import BarError, ConfigError, argument, options_named
@@ -92,11 +93,11 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "run": {"dest": "run_dir", "metavar": "DIR", "help": "run folder or exported file"},
     "seed": {"type": SEED, "metavar": "N", "help": "the agent of that number, from 0"},
-    "force-agent": {
+    "force_agent": {
         "action": "store_true",
         "help": "with --run: the agent trades, also where a baseline was deployed in its place",
     },
-    "allow-code": {
+    "allow_code": {
         "action": "store_true",
         "help": "with --run: load own code that it names, though you have not signed it; it runs",
     },
@@ -131,19 +132,48 @@ SHARED: dict[str, dict[str, Any]] = {
         "max_drawdown=0.2",
     },
     "delay": {"type": int, "metavar": "BARS", "help": "every order is late by so many"},
+    "strategy": {
+        "metavar": "NAME|FILE.py:NAME",
+        "help": "your own strategy or function of bars in a file, which is run, or a rule: "
+        + ", ".join(RULES),
+    },
+    "grid": {
+        "action": "append",
+        "default": [],
+        "metavar": "NAME=VALUES",
+        "help": "values of a parameter: START:STOP[:STEP], without STOP, or A,B,C; with --sample "
+        "LOW:HIGH is a range to draw from; repeatable",
+    },
+    "until": {"metavar": "DATE", "help": "take bars before this date, and keep the rest unseen"},
+    "steps": {"type": COUNT, "metavar": "N", "help": "environment steps of each agent"},
+    "seeds": {"type": COUNT, "metavar": "N", "help": "agents that train alike, and act together"},
+    "metric": {"default": "sharpe", "metavar": "NAME", "help": "to maximise (%(default)s)"},
+    "folder": {"metavar": "DIR", "help": "keeps what is done; the same command resumes it"},
+    "trials": {"metavar": "DIR", "help": "folder of the trial log, which counts it (runs)"},
+    "workers": {
+        "metavar": "W",
+        "help": "processes of this machine, or tcp://HOST:PORT of a cluster",
+    },
+    "python": {"metavar": "PROGRAM", "help": "the Python that has an outside agent's library"},
+    "out": {
+        "metavar": "FILE",
+        "help": "write a page (.html), or the result as a table (.parquet, .csv)",
+    },
 }
+ALIASES = {"until": ("--stop",)}
 
 
-def add_options(parser: argparse.ArgumentParser, *names: str, **changes: dict[str, Any]) -> None:
+def add_options(parser: Any, *names: str, **changes: dict[str, Any]) -> None:
     """Add options of `SHARED` by name.
 
     Args:
-      parser: the parser of a command.
+      parser: of a command, or a group of its options.
       *names: the options.
       **changes: options that differ here, e.g. `env={"required": True}`.
     """
     for name in (*names, *changes):
-        parser.add_argument(f"--{name.replace('_', '-')}", **SHARED[name] | changes.get(name, {}))
+        flags = (f"--{name.replace('_', '-')}", *ALIASES.get(name, ()))
+        parser.add_argument(*flags, **SHARED[name] | changes.get(name, {}))
 
 
 def add_old_name(parser: Any, old: str, new: str, kind: type) -> None:

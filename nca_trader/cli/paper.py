@@ -24,7 +24,7 @@ from nca_trader.cli.options import (
 )
 from nca_trader.errors import ConfigError
 
-TRADED = ("param", "seed", "force-agent", "allow-code")
+TRADED = ("param", "seed", "force_agent", "allow_code")
 ENV = {"help": "with --strategy: an environment's costs and limits"}
 
 

@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from nca_trader.cli import fail_check
-from nca_trader.cli.options import COUNT, add_options, again, whole
+from nca_trader.cli.options import add_options, again, whole
 from nca_trader.progress import say
 
 NUM_SEEDS = 3
@@ -25,6 +25,10 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
     )
     add_options(
         parser,
+        "agent_seconds",
+        "python",
+        "steps",
+        "workers",
         agent={
             "default": "nano",
             "metavar": "X",
@@ -38,27 +42,16 @@ def add_prove_options(parser: argparse.ArgumentParser) -> None:
             "after it is loaded",
         },
         set={"help": "change a field of the agent; repeatable"},
+        allow_code={
+            "help": "load pickled objects, or a run's own code that you have not signed; it runs"
+        },
+        out={
+            "help": "write the curves (.png, .svg), tables (.md) or a page of both (.html), or add "
+            "the rows (.jsonl)"
+        },
     )
-    parser.add_argument(
-        "--allow-code",
-        action="store_true",
-        help="load pickled objects, or a run's own code that you have not signed; it runs",
-    )
-    parser.add_argument(
-        "--python", metavar="PROGRAM", help="the Python that plays an agent from outside"
-    )
-    add_options(parser, "agent_seconds")
-    parser.add_argument("--steps", type=COUNT, help="environment steps of each run")
     parser.add_argument(
         "--alone", action="store_true", help="train no controls (agents without history, ...)"
-    )
-    parser.add_argument(
-        "--workers", metavar="W", help="processes of this machine, or tcp://HOST:PORT of a cluster"
-    )
-    parser.add_argument(
-        "--out",
-        help="write the curves (.png, .svg), tables (.md) or a page of both (.html), or add the "
-        "rows (.jsonl)",
     )
 
 

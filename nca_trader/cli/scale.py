@@ -88,16 +88,13 @@ def refuse_half_a_job(args: argparse.Namespace) -> None:
     """Refuse what makes no job, before minutes of compilation.
 
     Raises:
-      ConfigError: `--manifest` without `--run`, a JobSet without `--image`, options of a job
-        without `--manifest`, or a slice that no machines make up.
+      ConfigError: `--manifest` without `--run`, a JobSet without `--image`, or a slice that no
+        machines make up.
     """
     from nca_trader.scale.chips import slice_of
     from nca_trader.scale.manifest import hosts_of
 
     if args.manifest is None:
-        given = [f"--{name}" for name in ("run", "image", "out") if getattr(args, name)]
-        if given:
-            raise ConfigError(f"{given[0]} is of a job; give --manifest jobset or slurm too.")
         return
     if not args.run:
         raise ConfigError("--manifest needs --run DIR, the folder that the job trains.")

@@ -16,7 +16,6 @@ from nca_trader.cli.options import (
     load_bars,
     load_experiment,
 )
-from nca_trader.config.agent import RULES
 from nca_trader.progress import say
 
 NOTE = (
@@ -35,38 +34,17 @@ BEST = 10  # rows that are printed
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """Add the rule, its grid, its bars, the account and the page."""
     parser.epilog = NOTE
-    parser.add_argument(
-        "--strategy",
-        required=True,
-        metavar="NAME|FILE.py:NAME",
-        help="a function of parameters that returns a strategy, or of bars and parameters, in a "
-        "file, which is run; or a rule: " + ", ".join(RULES),
-    )
-    parser.add_argument(
-        "--grid",
-        action="append",
-        required=True,
-        metavar="NAME=VALUES",
-        help="values of a parameter: START:STOP[:STEP], or A,B,C; with --sample LOW:HIGH is a "
-        "range to draw from; repeatable",
-    )
-    add_options(parser, "data", *READING, seed={"help": "of --sample, from 0"})
+    required = {"required": True}
+    add_options(parser, "data", *READING, *ACCOUNT, "delay", "workers", "out")
+    add_options(parser, strategy=required, grid=required, seed={"help": "of --sample, from 0"})
     parser.add_argument("--sample", type=COUNT, metavar="N", help="draw N combinations")
     parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))
     parser.add_argument("--precision", choices=("f32", "f64"), default="f32")
-    add_options(parser, *ACCOUNT, "delay")
     parser.add_argument(
         "--tails", action="store_true", help="add value at risk, shortfall, tail ratio and omega"
     )
     parser.add_argument("--resume", metavar="DIR", help="keep finished parts there, and go on")
-    workers = "threads of a rule, or processes of a function of bars (default: one for each core)"
-    parser.add_argument("--workers", metavar="W", help=workers)
-    parser.add_argument(
-        "--trials", metavar="DIR", default="runs", help="folder of the trial log (default runs)"
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="write a page (.html) or the table (.csv, .parquet)"
-    )
+    add_options(parser, trials={"default": "runs"})
 
 
 def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,33 +95,33 @@ def write_best(
       account: an `AccountConfig`.
     """
     from nca_trader.evaluate.backtest import backtest
+    from nca_trader.evaluate.combinations import make_subject
     from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.report.tables import report_sweep
-    from nca_trader.evaluate.walkforward.refit import candidate
 
     if table["sharpe"].isna().all():  # none of them ever trades
         report_sweep(table, out, command=command)
         return
     best = table[table.attrs["parameters"]].to_dict("records")[table["sharpe"].argmax()]
-    result = backtest(bars, candidate(rule, best), account=account)
+    result = backtest(bars, make_subject(rule, best), account=account)
     report(bars, result, out, sweep=table, command=command)
 
 
 def add_tune_options(parser: argparse.ArgumentParser) -> None:
     """Add the agent, the space to search, and the spans to score on."""
     parser.epilog = TUNE_NOTE
-    add_options(parser, "data", *READING, env={"required": True}, agent={"required": True})
+    required, shared = {"required": True}, ("until", "set", "track", "steps", "metric", "workers")
     add_options(
         parser,
-        "set",
-        "track",
+        "data",
+        *READING,
+        *shared,
+        env=required,
+        agent=required,
+        folder=required,
         seed={"default": 0, "help": "of the search and the agents (default 0)"},
-    )
-    parser.add_argument(
-        "--until",
-        "--stop",
-        metavar="DATE",
-        help="search on bars before this date, keep the rest unseen",
+        seeds={"default": 1, "help": "agents of each trial, whose mean counts (default 1)"},
+        trials={"type": COUNT, "default": 20, "metavar": "N", "help": "of the search in all (20)"},
     )
     parser.add_argument(
         "--space",
@@ -152,19 +130,8 @@ def add_tune_options(parser: argparse.ArgumentParser) -> None:
         metavar="TABLE.KEY=VALUES",
         help="a hyper-parameter: LOW:HIGH, LOW:HIGH:log, or A,B,C; repeatable",
     )
-    for name, metavar, kind, default, text in (
-        ("folder", "DIR", str, None, "holds the study; the same command resumes it"),
-        ("trials", "N", COUNT, 20, "of the search in all (default 20)"),
-        ("seeds", "N", COUNT, 1, "agents of each trial, whose mean counts (default 1)"),
-        ("steps", "N", COUNT, None, "environment steps of each agent"),
-        ("batch", "N", COUNT, 4, "trials proposed together; decides the search (default 4)"),
-        ("metric", "NAME", str, "sharpe", "to maximise (default sharpe)"),
-        ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
-    ):
-        required = name == "folder"
-        parser.add_argument(
-            f"--{name}", metavar=metavar, type=kind, default=default, help=text, required=required
-        )
+    batch = "trials proposed together; decides the search (default 4)"
+    parser.add_argument("--batch", metavar="N", type=COUNT, default=4, help=batch)
 
 
 def run_tune(args: argparse.Namespace) -> dict[str, Any]:

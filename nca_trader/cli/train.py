@@ -44,13 +44,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     # The shared help, since shards are an input of training alone.
     shards = SHARED["data"]["help"].replace("; without", ", or the shards.json of shards; without")
     add_options(parser, env=required, agent=required, data={"help": shards})
-    add_options(parser, *READING, "devices", "set")
-    parser.add_argument(
-        "--until",
-        "--stop",
-        metavar="DATE",
-        help="train on bars before this date, keep the rest unseen",
-    )
+    add_options(parser, *READING, "devices", "set", "until", "steps", "track")
     selecting = "train on bars before FROM, and stop when the mean agent does best on those to TO"
     parser.add_argument("--select", metavar="FROM:TO", help=selecting)
     add_options(
@@ -58,8 +52,6 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         run={"required": True, "help": "the run folder; may be gs:// or s3://"},
         seed={"default": 0, "help": "of everything random, also a synthetic market (default 0)"},
     )
-    parser.add_argument("--steps", type=COUNT, help="environment steps of each seed, in all")
-    add_options(parser, "track")
     peers = parser.add_argument_group(
         "several hosts", "the same command on each; see docs/guides/multihost.md"
     )

@@ -11,7 +11,6 @@ from typing import Any
 
 from nca_trader.cli.options import (
     ACCOUNT,
-    COUNT,
     READING,
     account_of,
     add_options,
@@ -20,7 +19,6 @@ from nca_trader.cli.options import (
     overrides,
     params_of,
 )
-from nca_trader.config.agent import RULES
 from nca_trader.errors import ConfigError
 
 NOTE = (
@@ -34,26 +32,18 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
     """Add what is refitted, the spans of the folds, and where results go."""
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
-    names = ", ".join(RULES)
-    what.add_argument("--strategy", help=f"a rule: {names}; or FILE.py:NAME, your own")
-    what.add_argument("--agent", help="an agent to train in each fold: preset name or TOML file")
+    add_options(what, "strategy", "agent")
+    shared = (
+        "data param delay grid metric seeds steps workers folder trials track until out".split()
+    )
     add_options(
         parser,
-        "data",
         *READING,
-        "param",
         *ACCOUNT,
-        "delay",
+        *shared,
         env={"help": "with --agent: the environment; with --strategy: its costs and limits"},
         set={"help": "with --agent: change a field of it, or env.KEY; repeatable"},
         seed={"default": 0, "help": "of all random numbers (default 0)"},
-    )
-    parser.add_argument(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="NAME=VALUES",
-        help="values that each fold chooses from: 5:35:5 (35 is left out) or 5,10,20; repeatable",
     )
     for name, metavar, kind, default, text in (
         ("train", "BARS|DATE", _start, None, "of each train span, or the date of its first bar"),
@@ -61,28 +51,15 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         ("purge", "BARS", int, 0, "left out at the end of the train span (default 0)"),
         ("embargo", "BARS", int, 0, "left out in addition (default 0)"),
         ("scheme", "NAME", str, "rolling", "rolling or expanding (default rolling)"),
-        ("metric", "NAME", str, "sharpe", "that the train span chooses by (default sharpe)"),
-        ("seeds", "N", COUNT, None, "agents that each fold trains (its num_seeds, or 3)"),
-        ("steps", "N", COUNT, None, "environment steps of each agent in each fold"),
-        ("workers", "W", str, None, "processes of this machine, or tcp://HOST:PORT of a cluster"),
-        ("folder", "DIR", str, None, "keeps each fold, so that the same command resumes"),
-        ("trials", "DIR", str, None, "of the trial log (default: that of --folder, or runs)"),
     ):
         parser.add_argument(f"--{name}", metavar=metavar, type=kind, default=default, help=text)
-    add_options(parser, "track")
     parser.add_argument(
         "--warm-start", action="store_true", help="agents begin with those of the fold before"
-    )
-    parser.add_argument(
-        "--until", "--stop", metavar="DATE", help="walk bars before this date, keep the rest unseen"
     )
     parser.add_argument(
         "--deploy",
         metavar="RUN",
         help="a run of the same agent: record there whether it trades, or the best baseline",
-    )
-    parser.add_argument(
-        "--out", metavar="FILE", help="a page (.html), or the result by bar (.parquet, .csv)"
     )
 
 

@@ -135,7 +135,7 @@ def backtest(
     rules = complete_account(given, targets)
     if run is not None and run.replacement is not None:
         return _of_replacement(bars, run, rules, name, seen, start, stop)
-    span = first, last = _rows(bars, start, stop)
+    span = first, last = rows_between(bars, start, stop)
     done = _simulated(task, targets, bars, rules, span, check)
     # Counted here, because a run that was refused above is not an evaluation.
     in_sample, looks = _looked(runs, bars, span, seen, look) if runs else (None, None)
@@ -210,15 +210,18 @@ def _unseen(bars: Bars, seen: int, name: str) -> str:
     return str(bars.index[seen])
 
 
-def _rows(bars: Bars, start: str | None, stop: str | None) -> tuple[int, int]:
-    """Return the rows from `start` to before `stop`; there is at least one."""
+def rows_between(
+    bars: Bars, start: str | None, stop: str | None, least: int = 1
+) -> tuple[int, int]:
+    """Return the rows from `start` to before `stop`; there are at least so many."""
     first = 0 if start is None else bars.row(start, "start")
     last = len(bars) if stop is None else bars.row(stop, "stop")
-    if first >= last:
+    if last - first < least:
         known = "empty."
         if len(bars):
             known = f"there are bars from {bars.index[0]} to {bars.index[-1]}."
-        asked = f"no bar from {start or 'the first'} to {stop or 'the last'}"
+        few = f"{max(last - first, 0) or 'no'} bar"
+        asked = f"{few} from {start or 'the first'} to {stop or 'the last'}"
         raise BarError(f"{bars.source or 'bars'}: {asked}; {known}")
     return first, last
 

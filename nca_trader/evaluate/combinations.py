@@ -61,23 +61,6 @@ def check_parameters(name: str, rule: Callable[..., Any], given: Iterable[str]) 
             )
 
 
-def built(rule: Callable[..., Any], parameters: Combination) -> Any:
-    """Return the strategy of these parameters, or the function of bars with them bound.
-
-    Raises:
-      ConfigError: the rule refuses them, or returns something else.
-    """
-    if takes_bars(rule, parameters):
-        return functools.partial(rule, **parameters) if parameters else rule
-    found = rule(**parameters)
-    if not isinstance(found, Strategy):
-        raise ConfigError(
-            f"{getattr(rule, '__name__', 'rule')} returns {described(found)}; let it return a "
-            "Strategy, or take bars as its first parameter and return targets."
-        )
-    return found
-
-
 def refuse_seen(bars: Bars, strategy: Any, first: int, remedy: str) -> None:
     """Refuse to judge a blend on bars that trained or selected a run among its parts.
 
@@ -288,7 +271,7 @@ def subject_of(name: str, params: Mapping[str, Any] | None = None) -> Any:
         return functools.partial(cost_rates, name.removeprefix("cost:"))
     if name.startswith(("reward:", "actions:")):
         raise ConfigError(f"{name}: is one step, and no function of bars; nca.check_env judges it.")
-    return make_subject(member_of(name), name, params or {})
+    return make_subject(member_of(name), params or {}, name)
 
 
 def cost_rates(name: str, bars: Bars) -> np.ndarray:
@@ -344,20 +327,21 @@ def member_of(name: str) -> Any:
     raise ConfigError(f"{file}: {what}{there} Write {file}:NAME.")
 
 
-def make_subject(member: Any, where: str, params: Mapping[str, Any]) -> Any:
+def make_subject(member: Any, params: Mapping[str, Any], where: str = "") -> Any:
     """Return what backtests take of a member: a strategy, a feature, or a function of bars.
 
     A function whose parameters all have values is called, and returns a strategy or a feature; one
     that lacks a single argument takes bars.
 
     Args:
-      member: of `member_of`.
-      where: its name, for messages.
+      member: of `member_of`, or the user's own rule.
       params: values of parameters, by name.
+      where: its name, for messages; "" takes its own.
 
     Raises:
       ConfigError: see `subject_of`.
     """
+    where = where or getattr(member, "__name__", "the rule")
     if isinstance(member, Strategy | Feature):
         if params:
             raise ConfigError(
@@ -391,7 +375,7 @@ def make_subject(member: Any, where: str, params: Mapping[str, Any]) -> Any:
         raise ConfigError(f"{where}: it can't be built ({what}); repair that.") from None
     if not isinstance(strategy, Strategy | Feature):
         raise ConfigError(
-            f"{where}: takes no bars and returns a {type(strategy).__name__}; let it take bars, or "
+            f"{where}: takes no bars and returns {described(strategy)}; let it take bars, or "
             "return a Strategy or a Feature."
         )
     return strategy

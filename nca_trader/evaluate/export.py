@@ -23,6 +23,7 @@ from nca_trader.envs.rewards import begun
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.backtest import count_look
+from nca_trader.evaluate.wording import few
 from nca_trader.markets import Task, seed_of, task_of
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.progress import tracked
@@ -74,9 +75,8 @@ def card_of(run: Run, facts: dict[str, str], use: str) -> str:
 
 
 def _span(data: DataRecord) -> str:
-    known = f"{data.rows:,} bars of {', '.join(data.symbols[:8])}"
-    more = f" and {len(data.symbols) - 8} more" if len(data.symbols) > 8 else ""
-    return f"{known}{more}, {data.first[:10]} to {data.last[:10]} (SHA-256 {data.sha256[:12]})"
+    known = f"{data.rows:,} bars of {few(data.symbols)}"
+    return f"{known}, {data.first[:10]} to {data.last[:10]} (SHA-256 {data.sha256[:12]})"
 
 
 def _fill(env: EnvConfig) -> str:

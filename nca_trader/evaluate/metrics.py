@@ -23,16 +23,14 @@ NO_WEIGHT = 1e-9  # of equity; a closed position leaves this much behind in a pa
 TAIL = 0.05  # share of bars in a tail: value at risk is that of 95%
 
 
-def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray:
+def simple_returns(equity: ArrayLike) -> np.ndarray:
     """Compute simple returns of an equity curve: `r_t = E_t / E_{t-1} - 1`.
 
     Args:
-      equity: `[N]`, positive.
-      capital: `E_{-1}`, equity before the first bar; that of a backtest is 1. None for a curve
-        whose first entry is the start, e.g. a price.
+      equity: `[N]`, positive; `E_{-1}`, before the first bar, is 1.
 
     Returns:
-      `[N]`, or `[N - 1]` where capital is None.
+      `[N]`.
     """
     equity = np.asarray(equity, np.float64)
     # No return starts at an equity of 0 or less; a bankrupt account stops at a floor above 0.
@@ -41,9 +39,7 @@ def simple_returns(equity: ArrayLike, capital: float | None = 1.0) -> np.ndarray
             f"equity must be one column of positive numbers; got shape {equity.shape}, "
             f"least {np.min(equity, initial=np.inf):g}; give one account's equity."
         )
-    # With a capital the first bar has a return too, so N entries give N returns.
-    before = equity[:-1] if capital is None else np.concatenate([[capital], equity[:-1]])
-    return (equity[1:] if capital is None else equity) / before - 1.0
+    return equity / np.concatenate([[1.0], equity[:-1]]) - 1.0
 
 
 class Sums(NamedTuple):
@@ -125,32 +121,27 @@ def traded_returns(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray
     return r if turnover is None or np.nansum(np.asarray(turnover)) > 0.0 else np.zeros_like(r)
 
 
-def excess_returns(
-    equity: ArrayLike, interest: ArrayLike | None, capital: float | None = 1.0
-) -> np.ndarray:
+def excess_returns(equity: ArrayLike, interest: ArrayLike | None) -> np.ndarray:
     """Compute returns less the interest earned on cash, `r_t - max(i_t, 0) / E_{t-1}`.
 
     Args:
       equity: `[N]`, positive.
       interest: `[N]` i, received on cash (positive) or paid for borrowed money (negative), in the
         unit of equity; None for none. What was paid is a cost of the strategy and stays in.
-      capital: as in `simple_returns`.
 
     Returns:
-      `[N]`, or `[N - 1]` where capital is None. Without interest they are the simple returns.
+      `[N]`. Without interest they are the simple returns.
 
     Example:
       >>> excess_returns([1.02, 1.02], interest=[0.01, 0.0]).round(6).tolist()
       [0.01, 0.0]
     """
-    r = simple_returns(equity, capital)
+    r = simple_returns(equity)
     if interest is None:
         return r
     equity = np.asarray(equity, np.float64)
     earned = np.maximum(np.asarray(interest, np.float64), 0.0)
-    if capital is None:
-        return r - earned[1:] / equity[:-1]
-    return r - earned / np.concatenate([[capital], equity[:-1]])
+    return r - earned / np.concatenate([[1.0], equity[:-1]])
 
 
 def total_return(returns: ArrayLike | Sums) -> Any:
@@ -367,7 +358,6 @@ def summary(
     weights: pd.DataFrame | None = None,
     turnover: pd.Series | None = None,
     bars_per_year: float = 252.0,
-    capital: float | None = 1.0,
     interest: pd.Series | None = None,
 ) -> dict[str, float]:
     """Compute every metric of one account's equity, by name.
@@ -377,7 +367,6 @@ def summary(
       weights: `[N, A]` weights held at each close, for `exposure`.
       turnover: `[N]` traded fraction of equity per bar, for `turnover` (per year).
       bars_per_year: P, see `Bars.bars_per_year`.
-      capital: equity before the first bar, see `simple_returns`.
       interest: `[N]` on cash, which ratios leave out, see `excess_returns`; None for none.
 
     Returns:
@@ -385,10 +374,8 @@ def summary(
       throughout, sharpe, sortino, calmar, hit_rate, skewness, kurtosis, omega and tail_ratio are
       NaN. `interest` is the sum of what cash earned, as a fraction of the capital.
     """
-    plain = simple_returns(equity, capital)
-    grown, excess = (
-        traded_returns(r, turnover) for r in (plain, excess_returns(equity, interest, capital))
-    )
+    plain = simple_returns(equity)
+    grown, excess = (traded_returns(r, turnover) for r in (plain, excess_returns(equity, interest)))
     return {
         "bars": float(known(plain).size),
         **of_sums(sums(plain), sums(grown), sums(excess), bars_per_year),

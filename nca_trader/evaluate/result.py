@@ -21,29 +21,20 @@ from nca_trader.envs.account.risk import CODES
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.lookahead.outputs import foresights, own_features
-from nca_trader.evaluate.report.summary import (
-    comparison_html,
-    comparison_lines,
-    summary_html,
-    summary_lines,
-)
 from nca_trader.evaluate.simulate import Trace
-from nca_trader.evaluate.stress import Stress, stress
 from nca_trader.evaluate.trades import Fills
 from nca_trader.machine import make_directory, write_atomically
 from nca_trader.runs.manifest import Run
 from nca_trader.strategies.targets import NO_CUT, Cut
 from nca_trader.types import Bars, Costs
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-
 # Of a liquid market, shown next to a result without any cost.
 PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from nca_trader.evaluate.stress import Stress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,13 +97,14 @@ class Result:
     flows: pd.DataFrame
     rules: AccountConfig
     bars_per_year: float
+    bars: Bars
+    trace: Trace
+    again: Callable[..., Result]
     logits: np.ndarray | None = None
     note: str = ""
     in_sample: int | None = None
     looks: int | None = None
     cut: Cut = NO_CUT
-    bars: Bars | None = None
-    trace: Trace | None = None
     run: Run | None = None
     unchecked: bool = False
     tried: int | None = None
@@ -120,12 +112,15 @@ class Result:
     standing: str = ""
     parts: pd.DataFrame | None = None
     indicators: Callable[[Bars], Mapping[str, ArrayLike]] | None = None
-    again: Callable[..., Result] | None = dataclasses.field(default=None, repr=False)
 
     def __repr__(self) -> str:
+        from nca_trader.evaluate.report.summary import summary_lines  # stands on results
+
         return "\n".join(summary_lines(self))
 
     def _repr_html_(self) -> str:
+        from nca_trader.evaluate.report.summary import summary_html  # stands on results
+
         return summary_html(self)
 
     @property
@@ -182,7 +177,7 @@ class Result:
     @property
     def _limited(self) -> list[str]:
         """What the risk limits did, in words."""
-        if self.trace is None or self.trace.limited is None or self.trace.halted is None:
+        if self.trace.limited is None or self.trace.halted is None:
             return []
         codes, halted = np.asarray(self.trace.limited), np.asarray(self.trace.halted)
         found = []
@@ -200,8 +195,6 @@ class Result:
     @functools.cached_property
     def _foresights(self) -> list[str]:
         """Warnings of own columns, and of own features of the run, see `outputs.foresights`."""
-        if self.bars is None:
-            return []
         # A market of this package has states that predict.
         known = None if self.run is None or self.run.env_config.market else self.run.env_config
         own = own_features(known.features) if known else ()
@@ -226,15 +219,10 @@ class Result:
         They are `account_metrics`, those of `benchmark.relative` (against `hold`),
         `trades.trade_metrics` and `trades.capacity`.
         """
-        held = (
-            np.full(len(self.equity), math.nan) if self.hold is None else self.hold.excess_returns
-        )
-        against = benchmark.relative(self.excess_returns, held, self.bars_per_year)
-        found = self.account_metrics | against._asdict() | trades.trade_metrics(self.trades)
-        known = self.bars is not None and self.trace is not None
-        return found | {
-            "capacity": trades.capacity(self.fills, self.traded_bars) if known else math.nan
-        }
+        held, per_year = self.hold.excess_returns, self.bars_per_year
+        against = benchmark.relative(self.excess_returns, held, per_year)._asdict()
+        found = self.account_metrics | against | trades.trade_metrics(self.trades)
+        return found | {"capacity": trades.capacity(self.fills, self.traded_bars)}
 
     @functools.cached_property
     def returns(self) -> np.ndarray:
@@ -250,8 +238,6 @@ class Result:
     @functools.cached_property
     def traded_bars(self) -> Bars:
         """The N bars that were traded."""
-        if self.bars is None:
-            raise ConfigError("this result has no bars; it was not made by nca.backtest.")
         # The usual case, without a search and without a copy.
         if len(self.bars) == len(self.equity):
             return self.bars
@@ -259,20 +245,18 @@ class Result:
         return self.bars[first : first + len(self.equity)]
 
     @functools.cached_property
-    def hold(self) -> Result | None:
+    def hold(self) -> Result:
         """`nca.rules.buy_and_hold()` in the same account: its costs, income, fills and rules."""
-        return None if self.again is None else self.again(benchmark.HOLD)
+        return self.again(benchmark.HOLD)
 
     @property
-    def benchmark(self) -> pd.Series | None:
+    def benchmark(self) -> pd.Series:
         """`[N]` equity of `hold`."""
-        return None if self.hold is None else self.hold.equity
+        return self.hold.equity
 
     @functools.cached_property
     def fills(self) -> Fills:
         """Every fill, see `trades.fills_in`."""
-        if self.trace is None:
-            raise ConfigError("this result has no trace; it was not made by nca.backtest.")
         return trades.fills_in(self.traded_bars, self.trace, self.rules)
 
     @functools.cached_property
@@ -281,8 +265,6 @@ class Result:
 
         The sum of `pnl`, plus what holding paid and charged, is final equity less 1.
         """
-        if self.trace is None:
-            return trades.no_trades()
         return trades.trade_table(self.fills, self.traded_bars, self.rules)
 
     @functools.cached_property
@@ -334,7 +316,7 @@ class Result:
     @property
     def uncharged(self) -> str:
         """What plausible costs would leave of a result without costs; "" for others."""
-        if self.again is None or self.charged != Costs() or not self.num_fills:
+        if self.charged != Costs() or not self.num_fills:
             return ""
         found = self.again(costs=PLAUSIBLE).account_metrics
         return (
@@ -372,6 +354,8 @@ class Result:
         Args:
           **options: see `nca_trader.evaluate.stress.stress`.
         """
+        from nca_trader.evaluate.stress import stress  # stands on results
+
         return stress(self, **options)
 
     def report(
@@ -392,13 +376,11 @@ class Result:
           The path.
 
         Raises:
-          ConfigError: another suffix, or a result that `nca.backtest` did not make.
+          ConfigError: another suffix.
           StateError: the page cannot be written.
         """
         from nca_trader.evaluate.report.page import report  # imports matplotlib, 0.3 s
 
-        if self.bars is None:
-            raise ConfigError("this result has no bars; it was not made by nca.backtest.")
         more = {"command": command, "indicators": indicators}
         return report(self.bars, self, path, run=self.run, **more)
 
@@ -493,9 +475,13 @@ class Comparison:
         self.table.index.name = "name"
 
     def __repr__(self) -> str:
+        from nca_trader.evaluate.report.summary import comparison_lines  # stands on results
+
         return "\n".join(comparison_lines(self.results))
 
     def _repr_html_(self) -> str:
+        from nca_trader.evaluate.report.summary import comparison_html  # stands on results
+
         return comparison_html(self.results)
 
     def plot(self) -> Figure:

@@ -122,12 +122,10 @@ def stress(
       participation: largest share of a bar's volume that an order takes with these capitals.
 
     Raises:
-      ConfigError: a result that `nca.backtest` did not make; a factor or capital that is not above
-        0, a delay that is not a whole number, costs that a factor makes impossible.
+      ConfigError: a factor or capital that is not above 0, a delay that is not a whole number,
+        costs that a factor makes impossible.
     """
     again = result.again
-    if again is None:
-        raise ConfigError("this result can't be run again; it was not made by nca.backtest.")
     for name, values in (("factors", factors), ("capitals", capitals or ())):
         for value in values:
             if isinstance(value, bool) or not 0.0 < value < math.inf:
@@ -142,11 +140,10 @@ def stress(
         capitals = [float(f"{known * step:.2g}") for step in STEPS] if known > 0.0 else ()
     # Costs that halving does not change are all zero: no factor of them changes anything.
     free = dataclasses.asdict(given) == dataclasses.asdict(given.scaled(0.5))
-    by_costs = {float(f): _row(again(costs=given.scaled(f))) for f in factors}
-    by_delay = {int(n): _row(again(delay=int(n))) for n in delays}
-    by_capital = {
-        float(c): _row(again(capital=float(c), max_participation=participation)) for c in capitals
-    }
+    by_costs = {float(f): again(costs=given.scaled(f)) for f in factors}
+    by_delay = {int(n): again(delay=int(n)) for n in delays}
+    most = {"max_participation": participation}
+    by_capital = {float(c): again(capital=float(c), **most) for c in capitals}
     return Stress(
         name=result.name,
         costs=_table(by_costs, "factor"),
@@ -158,19 +155,15 @@ def stress(
     )
 
 
-def _row(result: Result) -> dict[str, float]:
-    return {name: result.account_metrics[name] for name in COLUMNS}
-
-
-def _table(rows: dict[Any, dict[str, float]], name: str) -> pd.DataFrame:
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=list(COLUMNS))
-    return table.rename_axis(name)
+def _table(rows: dict[Any, Result], name: str) -> pd.DataFrame:
+    table = [[row.account_metrics[column] for column in COLUMNS] for row in rows.values()]
+    return pd.DataFrame(table, pd.Index([*rows], name=name), [*COLUMNS])
 
 
 def _break_even_factor(result: Result) -> float:
     """Search the factor of the costs at which final equity is 1, see `Stress`."""
     charged, again = result.charged, result.again
-    if again is None or not result.log_equity[-1] > 0.0:
+    if not result.log_equity[-1] > 0.0:
         return math.nan
 
     def gained(factor: float) -> bool:

@@ -242,12 +242,6 @@ def trade_table(fills: Fills, bars: Bars, rules: AccountConfig) -> pd.DataFrame:
     return pd.DataFrame(columns, copy=False)
 
 
-def no_trades() -> pd.DataFrame:
-    """Return the table of trades without a row."""
-    columns = "symbol entry exit entry_price exit_price size cost pnl return duration bars reason"
-    return pd.DataFrame(columns=columns.split())
-
-
 def trade_metrics(trades: pd.DataFrame) -> dict[str, float]:
     """Compute the metrics of trades that have ended; NaN where there is none.
 

@@ -22,6 +22,11 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
 
 
+def listed(names: Sequence[str]) -> str:
+    """Join names as `"a, b and c"`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
 def first_sentence(text: str) -> tuple[str, str]:
     """Return the first sentence of a text and the rest."""
     first, stop, rest = text.partition(". ")

@@ -81,7 +81,7 @@ def test_page_says_what_was_done(demo):
     shown = ("2013-01-02", "2018-12-31", "buy and hold", "next_open", "commission", "not tradable")
     # First what was earned, in a sentence and a plot; what it means is folded.
     first, _, rest = page.partition('<details class="means">')
-    assert "Out of sample, 2013-2018: the mean of the agents earned" in first and "<svg" in first
+    assert "Out of sample, 2013-01-02 to 2018-12-31, the agent" in first and "<svg" in first
     assert "<h2>Verdict" in rest and "Can it learn?" in rest
     assert "nothing on this page is advice" in rest.rpartition("</details>")[2]
     for text in (*shown, "seed 2", "Turnover", "flat", "long", "jax", "What this shows"):
@@ -128,7 +128,7 @@ def test_what_is_deployed_was_decided_without_the_test_years(demo):
     assert "mean of all" in page and "in training" in page and "mean agent, not deployed" in page
     # The numbers in large print are of what does not trade, and the score is the best of several.
     assert "<span>Total return, mean agent, not deployed</span>" in page
-    assert f"of\n{selection['scored']} scored: that score is too good" in page
+    assert f"of {selection['scored']} scored: that score is too good" in page
     assert "Mean gross" in page
 
 

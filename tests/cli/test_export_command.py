@@ -143,4 +143,4 @@ def test_a_compiled_agent_and_its_card_are_written(export):
     card = pathlib.Path(said.json["card"]).read_text()
     assert "stablehlo, float32" in card and "export.deserialize" in card
     refused = export("--format", "stablehlo", "--bits", "4")
-    assert refused.code == 2 and "--bits: --format stablehlo has float32 weights" in refused.err
+    assert refused.code == 2 and "--bits has no effect without --format nca" in refused.err

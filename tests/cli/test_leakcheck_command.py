@@ -130,7 +130,10 @@ def one_line(said, says):
         ("code.py", "code.py: which of its names? There are held, closes, honest, centred,"),
         ("code.py:LEVEL", "code.py:LEVEL: a float is not a strategy; name a function of bars"),
         ("code.py:Strategy", "code.py:Strategy: a type is not a strategy"),
-        ("code.py:number", "code.py:number: takes no bars and returns a int; let it take bars"),
+        (
+            "code.py:number",
+            "code.py:number: takes no bars and returns the number 3; let it take bars",
+        ),
         ("code.py:two", "code.py:two: lacks 2 arguments; a function of bars takes one"),
         ("code.py:broken_rule", "momentum: lookback=-1 is below its least value"),
         ("code.py:fails", f"AttributeError at code.py line {FAILS} (`return bars.closes`): 'Bars'"),

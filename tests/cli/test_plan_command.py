@@ -86,7 +86,7 @@ def test_a_manifest_starts_the_training_that_was_planned(
     [
         (["--manifest", "slurm"], "--manifest needs --run DIR"),
         (["--manifest", "jobset", "--run", "a"], "needs --image"),
-        (["--run", "a"], "--run is of a job; give --manifest"),
+        (["--run", "a"], "--run has no effect without --manifest; leave it out"),
         (["--manifest", "slurm", "--run", "a", "--topology", "v5e:1x2"], "no machine has 2 chips"),
     ],
 )

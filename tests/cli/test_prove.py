@@ -343,9 +343,15 @@ def test_rows_of_an_agent_from_outside_are_added_to_a_file(command, monkeypatch,
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("--steps=5", "--steps: mine.py:act is not trained here; leave it out."),
-        ("--set=num_seeds=2", "--set: mine.py:act is not trained here; leave it out."),
-        ("--workers=2", "--workers: mine.py:act is not trained here; leave it out."),
+        ("--steps=5", "--steps has no effect without an agent that is trained here"),
+        (
+            "--set=num_seeds=2",
+            "--set has no effect without an agent that is trained here",
+        ),
+        (
+            "--workers=2",
+            "--workers has no effect without an agent that is trained here",
+        ),
         ("--seed=-1", "-1 is not a whole number from 0 to 9223372036854775807"),
     ],
 )

@@ -220,7 +220,7 @@ def test_other_bars_and_bars_that_trained_are_refused(whole, env, bars, select, 
     with pytest.raises(ConfigError, match=r"begins on 2020-07-31.*end on 2020-07-31"):
         trained(env, tmp_path / "a", Selector(bars, "2020-07-31", TO))
     assert not (tmp_path / "a").exists()
-    with pytest.raises(BarError, match=r"0 bars from 2020-11-01"):
+    with pytest.raises(BarError, match=r"no bar from 2020-11-01"):
         Selector(bars, TO, FROM)
 
 

@@ -178,13 +178,6 @@ def test_a_float32_target_is_its_float64_twin_and_another_size_is_not():
     assert nearest_baseline(frame(np.full(5, 0.5)), {"hold": frame(np.full(5, 0.51))})[1] == 0.0
 
 
-def test_baselines_of_another_shape_or_none_are_refused():
-    with pytest.raises(ConfigError, match="hold has targets"):
-        nearest_baseline(frame([0.5, 0.5]), {"hold": frame([0.5])})
-    with pytest.raises(ConfigError, match="no baseline"):
-        nearest_baseline(frame([0.5]), {})
-
-
 def fake(returns, target, **rules):
     """An account that holds `target` throughout and earns `returns`, costs aside."""
     market = np.full((len(TIME), 1), float(target))

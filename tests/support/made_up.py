@@ -1,4 +1,4 @@
-"""Results of backtests that never ran, from weights and returns chosen by a test; accounts."""
+"""Results whose numbers no backtest found, from weights and returns chosen by a test; accounts."""
 
 import dataclasses
 
@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.config.account import PLAIN
-from nca_trader.evaluate.result import Result
-from nca_trader.types import Costs
+from nca_trader.evaluate.backtest import backtest
+from nca_trader.types import Bars, Costs
 
 
 def rules_of(costs=Costs(), **given):
@@ -25,8 +25,22 @@ def made_up_result(name, targets, market, costs=None, fill="next_open", rate=7e-
     flows = pd.DataFrame({"market": np.diff(equity, prepend=1.0), "commission": 0.0}, time)
     if traded.any():
         flows.loc[time[0], ["market", "commission"]] += [0.01, -0.01]
-    return Result(
-        name=name,
+    # What a backtest of the same targets has; its numbers are replaced by those of the rule above.
+    close = 100.0 * np.cumprod(1.0 + market, axis=0)
+    before = np.vstack([np.full((1, market.shape[1]), 100.0), close[:-1]])
+    bars = Bars(
+        time=time.to_numpy("datetime64[ns]"),
+        symbols=tuple(symbols),
+        open=before,
+        high=np.maximum(before, close),
+        low=np.minimum(before, close),
+        close=close,
+        volume=np.full(close.shape, 1e6),
+        present=np.full(close.shape, True),
+    )
+    rules = rules_of(costs or Costs(commission=5e-4, slippage=2e-4), fill=fill)
+    return dataclasses.replace(
+        backtest(bars, targets, account=rules, name=name, look=False),
         equity=pd.Series(equity, time),
         log_equity=np.log(equity),
         targets=pd.DataFrame(targets, time, symbols),
@@ -34,8 +48,6 @@ def made_up_result(name, targets, market, costs=None, fill="next_open", rate=7e-
         turnover=pd.Series(traded, time),
         cost=pd.Series(traded * rate, time),
         flows=flows.assign(impact=0.0),
-        logits=None,
-        rules=rules_of(costs or Costs(commission=5e-4, slippage=2e-4), fill=fill),
         bars_per_year=252.0,
         in_sample=0,
     )

@@ -36,7 +36,7 @@ def mean_exposure(result: Result, rules: AccountConfig | None = None) -> tuple[f
     """
     ordered = result.targets.ffill().fillna(0.0).to_numpy()
     scale = (rules or result.rules).scale
-    if scale is not None and result.bars is not None:
+    if scale is not None:
         # Computed on all bars and then cut, because the sizes of the first bars depend on earlier
         # ones.
         size = sizes(result.bars, scale)[result.bars.index.isin(result.targets.index)]
@@ -140,7 +140,6 @@ def with_harm(
     """
 
     def doubled(each: Result) -> np.ndarray:
-        assert each.again is not None
         return each.again(costs=each.charged.scaled(2.0)).excess_returns
 
     rule = (base.name, base.excess_returns)

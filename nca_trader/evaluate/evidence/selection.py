@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 
 from nca_trader.agents.policy import Params
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import BarError, ConfigError, argument
+from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.backtest import backtest
+from nca_trader.evaluate.backtest import backtest, rows_between
 from nca_trader.evaluate.evidence.deploy import decide_deployment
 from nca_trader.evaluate.evidence.gate import GateResult
 from nca_trader.runs.folder import read_returns
@@ -33,7 +32,7 @@ class Selector:
       stop: it ends before this date; None is the end of the bars.
 
     Raises:
-      BarError: no bar in the span.
+      BarError: fewer than two bars in the span.
       ConfigError: an invalid date.
 
     Example:
@@ -45,14 +44,7 @@ class Selector:
     """
 
     def __init__(self, bars: Bars, start: str, stop: str | None = None):
-        self.first = bars.row(start, "start")
-        last = len(bars) if stop is None else bars.row(stop, "stop")
-        if last - self.first < 2:
-            known = f"there are bars from {bars.index[0]} to {bars.index[-1]}" if len(bars) else ""
-            raise BarError(
-                f"{bars.source or 'bars'}: {max(last - self.first, 0)} bars from {start} to "
-                f"{stop or 'the last'} to select on; {known or 'there are none'}."
-            )
+        self.first, last = rows_between(bars, start, stop, least=2)
         # No later bar, so that nothing after the span can decide.
         self.bars = bars[:last]
         self._start = start
@@ -109,8 +101,7 @@ class Selector:
 
     def score(self, returns: np.ndarray) -> float:
         """Return the annualised Sharpe ratio of `[T]` returns; NaN where nothing was traded."""
-        known = returns[~np.isnan(returns)]
-        return metrics.sharpe(known, self.bars.bars_per_year) if len(known) > 1 else math.nan
+        return metrics.sharpe(returns, self.bars.bars_per_year)
 
 
 class Acting(Run):

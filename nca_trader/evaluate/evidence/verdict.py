@@ -130,21 +130,15 @@ def nearest_baseline(
       Its name, and the share of bars on which every asset's target is the same to 1e-6; the
       first of the baselines where two agree equally often.
     """
-    if not baselines:
-        raise ConfigError("nearest_baseline was given no baseline; pass at least one.")
     # Before its first order an account is flat.
     ours, *others = (
         targets.astype(np.float64).ffill().fillna(0.0).to_numpy()
         for targets in (agent_weights, *baselines.values())
     )
-    shares = {}
-    for name, theirs in zip(baselines, others, strict=True):
-        if theirs.shape != ours.shape:
-            raise ConfigError(
-                f"baseline {name} has targets {theirs.shape} where the agent's are {ours.shape}; "
-                "run both on the same bars."
-            )
-        shares[name] = float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
+    shares = {
+        name: float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
+        for name, theirs in zip(baselines, others, strict=True)
+    }
     # `max` returns the first of several that are equal.
     nearest = max(shares, key=lambda name: shares[name])
     return nearest, shares[nearest]
@@ -165,8 +159,9 @@ def weigh(
       ConfigError: a baseline on other bars, costs or fills.
     """
     returns, ratios, scored = {}, {}, {}
-    joined = -(-len(agent.equity) // RESAMPLED) if len(agent.equity) > LONG else 1
-    resampled_per_year = bars_per_year / joined
+    num_bars = len(agent.equity)
+    most = RESAMPLED if num_bars > LONG else num_bars
+    resampled_per_year = bars_per_year / inference.block_length(num_bars, most)
     # The agent last and under None, so that it cannot take a baseline's name.
     for name, result in [*baselines.items(), (None, agent)]:
         # Numbers compare only on the same bars, at the same costs and fills.
@@ -177,7 +172,7 @@ def weigh(
                 "backtest both alike."
             )
         returns[name], ratios[name] = (
-            _summed(r, joined) for r in (result.returns, result.excess_returns)
+            inference.block_returns(r, most) for r in (result.returns, result.excess_returns)
         )
         scored[name] = Scored(
             metrics=result.metrics,
@@ -217,12 +212,6 @@ def weigh(
         stop=cast(pd.Timestamp, agent.equity.index[-1]),
         in_sample=agent.in_sample,
     )
-
-
-def _summed(returns: np.ndarray, joined: int) -> np.ndarray:
-    """Sum returns `[T]` over neighbouring bars, `joined` at a time; the last few are left out."""
-    whole = len(returns) // joined * joined
-    return returns[:whole].reshape(-1, joined).sum(axis=1)
 
 
 def copy_sentence(evidence: Evidence) -> str:

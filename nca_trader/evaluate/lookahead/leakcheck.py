@@ -36,6 +36,7 @@ from nca_trader.evaluate.lookahead.outputs import (
     rows_of,
 )
 from nca_trader.evaluate.simulate import simulate_strategy
+from nca_trader.evaluate.wording import listed
 from nca_trader.progress import tracked
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.strategies.targets import needs_account, strategy_targets
@@ -489,8 +490,3 @@ def distinct(a: float, b: float) -> tuple[str, str]:
         if pair[0] != pair[1]:
             break
     return pair
-
-
-def listed(names: tuple[str, ...]) -> str:
-    """Join names as `"a, b and c"`."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

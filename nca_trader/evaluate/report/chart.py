@@ -25,8 +25,8 @@ TRADES = 30_000  # the last ones; more of them would make the page too large to 
 
 def price_chart(
     result: Result, indicators: Mapping[str, ArrayLike] | None = None
-) -> dict[str, Any] | None:
-    """Collect the price chart and the trades of a result; None for one without bars and a trace.
+) -> dict[str, Any]:
+    """Collect the price chart and the trades of a result.
 
     Args:
       result: of a backtest.
@@ -45,8 +45,6 @@ def price_chart(
     Raises:
       ConfigError: an indicator of another shape.
     """
-    if result.bars is None or result.trace is None:
-        return None
     bars = result.traded_bars
     shown = bars.symbols[:ASSETS]
     per_candle = -(-len(bars) * len(shown) // CANDLES)
@@ -61,7 +59,6 @@ def price_chart(
         "equity": {
             name: _short(each.equity.to_numpy()[np.append(starts[1:], len(bars)) - 1], 5)
             for name, each in (("equity", result), ("equity of buy and hold", result.hold))
-            if each is not None
         },
         "seen": 0 if not result.in_sample else -(-result.in_sample // per_candle),
         "intraday": bool((seconds[starts] % 86_400 != 0).any()),
@@ -74,7 +71,6 @@ def price_chart(
 
 def _indicators(result: Result, given: Mapping[str, ArrayLike] | None) -> dict[str, np.ndarray]:
     """Return the indicators at the traded bars, `[N, A]` each."""
-    assert result.bars is not None
     if given is None:
         given = result.indicators(result.bars) if result.indicators else {}
     shape, found = result.bars.close.shape, {}

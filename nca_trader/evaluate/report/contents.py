@@ -1,66 +1,50 @@
-"""What the HTML page of a backtest shows, and the sentences at its top."""
+"""What the HTML page of a backtest shows, and the sentence at its top."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 from numpy.typing import ArrayLike
 
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import Evidence
-from nca_trader.evaluate.wording import count, percent
+from nca_trader.evaluate.wording import count
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from nca_trader.evaluate.result import Result
-    from nca_trader.evaluate.stress import Stress
 
 
-class Seed(NamedTuple):
-    """Annualised Sharpe ratios of one seed on the three spans; NaN where one is unknown.
+class Section(NamedTuple):
+    """A section of a page. An empty field is left out.
 
-    `seed` is its number; None is the mean of all.
+    Attributes:
+      title: of the section.
+      verdict: sentences below the title; the first one is in bold.
+      facts: name and text of each.
+      caption: of the table.
+      headers: of its columns.
+      rows: name and cells of each.
+      plots: what each shows, for readers, and the plot.
     """
 
-    seed: int | None
-    training: float
-    selection: float
-    test: float
+    title: str
+    verdict: str = ""
+    facts: Sequence[tuple[str, str]] = ()
+    caption: str = ""
+    headers: Sequence[str] = ()
+    rows: Sequence[tuple[str, Sequence[str]]] = ()
+    plots: Sequence[tuple[str, Markup]] = ()
 
-
-class Demo(NamedTuple):
-    """What the demo knows of its agent in addition. An empty field has no section.
-
-    lead: the one sentence above the first plot. first: of the baselines, those in that plot. tilt:
-    name and finding of what the agent changed of its base.
-    learnt: the row of `prove` of the same network on a market whose optimum is known.
-    deployment: what was decided to trade, in words. deployed: whether the agent is what trades.
-    checks: name and finding of each further check. advice: what to try next, in words. seeds: every
-    seed, and the mean of all. other_seeds: backtests of the seeds that do not act. parity: of the
-    paper replay of the same bars, as `paper.parity.compare` returns it. wall_times: stage ->
-    seconds.
-    """
-
-    lead: str = ""
-    first: Sequence[str] = ()
-    tilt: Sequence[tuple[str, str]] = ()
-    learnt: Mapping[str, Any] | None = None
-    deployment: str = ""
-    deployed: bool = True
-    checks: Sequence[tuple[str, str]] = ()
-    advice: Sequence[str] = ()
-    seeds: Sequence[Seed] = ()
-    other_seeds: Sequence[Result] = ()
-    parity: Any = None
-    wall_times: Mapping[str, float] = MappingProxyType({})
-
-
-NO_DEMO = Demo()
+    def __str__(self) -> str:
+        rows = ["  ".join(["", name, *cells]) for name, cells in self.rows]
+        facts = [f"  {name}: {text}" for name, text in self.facts]
+        return "\n".join(filter(None, [self.title, self.verdict, *facts, *rows]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,10 +73,12 @@ class ReportPage:
       features: in the environment's order.
       configs: the resolved configurations by name, as TOML.
       device: that trained.
-      demo: what the demo adds.
+      deployment: what was decided to trade, in words.
+      deployed: whether the agent is what trades.
+      other_seeds: backtests of the seeds that do not act.
+      sections: further ones, in their order.
       sweep: the table of a sweep that chose the parameters.
       folds: the fold table of a walk-forward.
-      stress: the backtest under worse conditions.
       indicators: lines on the price chart; None takes those of the strategy.
     """
 
@@ -117,62 +103,31 @@ class ReportPage:
     features: Sequence[str] = ()
     configs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device: str = ""
-    demo: Demo = NO_DEMO
+    deployment: str = ""
+    deployed: bool = True
+    other_seeds: Sequence[Result] = ()
+    sections: Sequence[Section] = ()
     sweep: pd.DataFrame | None = None
     folds: pd.DataFrame | None = None
-    stress: Stress | None = None
     indicators: Mapping[str, ArrayLike] | None = None
 
     @property
-    def headline(self) -> str:
-        """The one sentence that says what happened, next to the best baseline and to holding."""
-        if self.demo.lead:
-            return self.demo.lead
-        evidence, best = self.evidence, self.evidence.best
-
-        def earned(name: str, m: Mapping[str, float]) -> str:
-            way = "gained" if m["total_return"] >= 0.0 else "lost"
-            return f"{name} {way} {percent(abs(m['total_return']))}"
-
-        ours, baselines = evidence.agent.metrics, evidence.baselines
-        names = [best, *(name for name in ("buy and hold",) if name in baselines and name != best)]
-        accounts = [earned(f"the {self.label}", ours)]
-        accounts += [earned(name, baselines[name].metrics) for name in names]
-        difference = evidence.differences[best]
-        ends, better = difference.sharpe_interval, difference.sharpe >= 0.0
-        found = f"for the risk taken that is {'better' if better else 'worse'} than {best}, "
-        apart = ends.low > 0.0 or ends.high < 0.0
-        found += "by more than chance explains" if apart else "though the difference may be chance"
-        if math.isnan(ends.low):
-            found = "too little moved to compare their risk"
-        if evidence.copies:
-            found = f"it held the same weights as {evidence.nearest}"
-        of_days = (evidence.stop - evidence.start).days >= 2
-        form = "%Y-%m-%d" if of_days else "%Y-%m-%d %H:%M"
-        start, stop = (end.strftime(form) for end in (evidence.start, evidence.stop))
-        origin = evidence.standing
-        if self.sweep is not None:
-            origin = f"chosen as the best of {count(len(self.sweep), 'combination')}"
-        elif self.folds is not None:
-            origin = f"in the test spans of {count(len(self.folds), 'fold')}"
-        where = f"{origin}, from {start} to {stop}, ".removeprefix(", ")
-        listed = ", ".join(accounts[:-1]) + f" and {accounts[-1]}"
-        said = f"{where}{listed}; {found}."
-        return said[0].upper() + said[1:]
-
-    @property
     def verdict(self) -> str:
-        """The sentences at the top of the page; of a walk-forward its own: a page has one."""
+        """The verdict, whose first sentence is at the top; of a walk-forward its own."""
         if self.folds is not None and (walked := self.folds.attrs.get("verdict")):
             return " ".join(filter(None, [walked, self.note]))
         spread = self.agent.tried_variance / max(self.evidence.moments.num_bars - 1, 1)
-        return words.verdict(
+        text = words.verdict(
             self.evidence,
             num_trials=self.agent.tried if self.trials is None else self.trials,
             selected=self.selected,
             sharpe_variance=spread if self.trials is None else None,
             note=self.note,
         )
+        if self.sweep is None:
+            return text
+        chosen = f"Chosen as the best of {count(len(self.sweep), 'combination')}"
+        return f"{chosen}: {text[0].lower()}{text[1:]}"
 
     @property
     def label(self) -> str:
@@ -180,7 +135,7 @@ class ReportPage:
         averaged = self.trials is not None and self.seed is None
         name = "mean agent" if averaged else self.evidence.noun
         name = "selected agent" if self.selected else name
-        return name if self.demo.deployed else f"{name}, not deployed"
+        return name if self.deployed else f"{name}, not deployed"
 
     @property
     def unit(self) -> str:
@@ -192,29 +147,3 @@ class ReportPage:
         """Whether each span ends before the next begins."""
         # Dates are ISO text, which sorts as time does.
         return all(a[2] < b[1] for a, b in itertools.pairwise(self.spans))
-
-    @property
-    def gap(self) -> str:
-        """How much of what was learnt in training is left on later bars, in words."""
-        row = next((row for row in self.demo.seeds if row.seed == self.seed), None)
-        if row is None or math.isnan(row.training):
-            return ""
-        what = "the mean agent" if row.seed is None else f"seed {row.seed}"
-        lost = row.training - row.test
-        found = (
-            f"Generalisation gap: the Sharpe ratio of {what} was {row.training:.2f} in training, "
-            f"{row.selection:.2f} on the selection span and {row.test:.2f} on the test "
-            f"span, {abs(lost):.2f} {'less' if lost >= 0.0 else 'more'} than in training."
-        )
-        if row.training > 2.0 * max(row.test, 0.0):
-            found += " Most of what it learnt in training is noise of those years: it is overfit."
-        return found
-
-    def seed_spread(self) -> tuple[float, float, float, float]:
-        """Compute mean, standard deviation (ddof=1), least and greatest Sharpe ratio of the seeds.
-
-        Seeds without a Sharpe ratio (they never traded) are left out; NaN where too few remain.
-        """
-        each = [row.test for row in self.demo.seeds if row.seed is not None]
-        scores = pd.Series(each, dtype=float)
-        return scores.mean(), scores.std(), scores.min(), scores.max()

@@ -136,7 +136,7 @@ def result_figure(results: Sequence[Result]) -> Figure:
     """
     alone = results[0] if len(results) == 1 else None
     lines = [Curve(x.name, x.equity, "baseline" if n else "agent") for n, x in enumerate(results)]
-    if alone and alone.hold is not None:
+    if alone:
         lines.append(Curve("buy and hold", alone.hold.equity, "baseline"))
     # Exposure of several results would be a tangle, so only one shows it.
     heights = (3, 1.4, 1) if alone else (3, 1.6)

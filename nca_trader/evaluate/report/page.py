@@ -18,13 +18,12 @@ from numpy.typing import ArrayLike
 
 from nca_trader.config.records import plain
 from nca_trader.config.toml import to_toml
-from nca_trader.errors import ConfigError
 from nca_trader.evaluate.evidence import inference
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import weigh
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, TABLE, price_chart
-from nca_trader.evaluate.report.contents import Demo, ReportPage
+from nca_trader.evaluate.report.contents import ReportPage
 from nca_trader.evaluate.report.figures import Curve, seen_by
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import annual
@@ -104,8 +103,7 @@ def report(
       The path.
 
     Raises:
-      ConfigError: `path` does not end in .html, `nca.backtest` did not make `result`, or an
-        indicator has another shape.
+      ConfigError: `path` does not end in .html, or an indicator has another shape.
       StateError: the page cannot be written.
 
     Example:
@@ -115,15 +113,11 @@ def report(
       >>> nca.report(bars, result, "page.html").name
       'page.html'
     """
-    path, again = page_path(path), result.again
-    if again is None:
-        raise ConfigError(
-            "this result can't be compared with baselines; it was not made by nca.backtest."
-        )
+    path = page_path(path)
     with Progress(None, "page"):
         # In the result's own account: otherwise the page would compare settings.
         baselines = {
-            rule.name: again(rule)
+            rule.name: result.again(rule)
             for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
         }
         if run is None and sweep is not None:  # each combination is a trial, logged or not
@@ -132,7 +126,12 @@ def report(
                 more = {"tried": known["trials"], "tried_variance": known["trials_variance"]}
                 result = dataclasses.replace(result, **more)
         shown = report_on(bars, result, baselines, run, command)
-        more = {"sweep": sweep, "folds": folds, "stress": stress, "indicators": indicators}
+        sections = [] if stress is None else [stress_section(stress)]
+        if sweep is not None:
+            sections.append(sweep_section(sweep))
+        if folds is not None:  # its verdict is at the top of the page
+            sections.append(folds_section(folds)._replace(verdict=""))
+        more = {"sweep": sweep, "folds": folds, "sections": sections, "indicators": indicators}
         shown = dataclasses.replace(shown, **more)
         return write_report(path, shown)
 
@@ -186,7 +185,7 @@ def report_on(
             "device": manifest.device,
         }
         if (decided := run.deployment) is not None:
-            known["demo"] = Demo(deployment=decided.sentence, deployed=not decided.baseline)
+            known |= {"deployment": decided.sentence, "deployed": not decided.baseline}
     return ReportPage(
         title=f"{run.name if run else result.name} on {few(bars.symbols)}",
         agent=result,
@@ -235,13 +234,13 @@ def fold_starts(folds: pd.DataFrame | None) -> dict[str, pd.Timestamp]:
 
 def page(report: ReportPage) -> str:
     """Render the page of a backtest."""
-    agent, evidence, demo = report.agent, report.evidence, report.demo
+    agent, evidence = report.agent, report.evidence
     # The first ones: a plot of all has no room left on a phone.
-    drawn = demo.first or list(report.baselines)[:DRAWN]
+    drawn = list(report.baselines)[:DRAWN]
     lines = [
         Curve(report.label, agent.equity, "agent"),
         *(Curve(name, report.baselines[name].equity, "baseline") for name in drawn),
-        *(Curve("other seeds", seed.equity, "seed") for seed in demo.other_seeds),
+        *(Curve("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
     # Both are shaded, but only an in-sample part that is not the whole gets a line around it.
     seen = seen_by(agent) if agent.in_sample else None
@@ -262,7 +261,7 @@ def page(report: ReportPage) -> str:
     monthly = {name: monthly_returns(result.equity) for name, result in pair.items()}
     return render(
         "report.html",
-        scripts=[] if chart is None else [script(LIBRARY), script(TABLE), script(CHART)],
+        scripts=[script(LIBRARY), script(TABLE), script(CHART)],
         report=report,
         equity=plots.equity_plot(lines, evidence.standing, seen, fold_starts(report.folds)),
         rolling=plots.rolling_plot(pair, agent.bars_per_year, seen),
@@ -279,11 +278,6 @@ def page(report: ReportPage) -> str:
         details=details(agent, best),
         relative=relative(agent.metrics),
         annual=functools.partial(annual, years=years),
-        sweep=None if report.sweep is None else sweep_section(report.sweep),
-        folds=None
-        if report.folds is None
-        else folds_section(report.folds)._replace(verdict=""),  # it is at the top of the page
-        stress=None if report.stress is None else stress_section(report.stress),
         training=[
             plots.training_plot(rows, key, TRAINING[key], report.seed, seed_name) for key in keys
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -24,22 +25,53 @@ from nca_trader.types import trading_year
 if TYPE_CHECKING:
     from nca_trader.evaluate.result import Result
 
-# Of equity alone, so that a benchmark has them too: key, name for readers, how it is written.
 WIDTH = 110  # of the line of caveats
 LEAST_YEARS = 0.5  # below which a growth of a year is not shown
+
+
+_FINE, _TENTH = functools.partial(percent, digits=2), functools.partial(decimal, digits=1)
+# Each metric as a reader sees it: its name, and how it is written.
+WRITTEN: dict[str, tuple[str, Callable[[float], str]]] = {
+    "total_return": ("total return", percent),
+    "cagr": ("CAGR", percent),
+    "annual_volatility": ("volatility", percent),
+    "sharpe": ("Sharpe ratio", decimal),
+    "sortino": ("Sortino ratio", decimal),
+    "calmar": ("Calmar ratio", decimal),
+    "omega": ("Omega ratio, threshold 0", decimal),
+    "max_drawdown": ("max drawdown", percent),
+    "max_drawdown_duration": ("longest drawdown, bars", whole),
+    "value_at_risk": ("5% VaR per bar", _FINE),
+    "expected_shortfall": ("expected shortfall beyond it (CVaR)", _FINE),
+    "tail_ratio": ("tail ratio, 95% to 5%", decimal),
+    "skewness": ("skewness", decimal),
+    "kurtosis": ("kurtosis", decimal),
+    "ulcer_index": ("ulcer index", percent),
+    "stability": ("R² of log-equity on time", decimal),
+    "hit_rate": ("winning bars, of those that moved", percent),
+    "interest": ("interest earned on cash, of the capital", _FINE),
+    "alpha": ("alpha per year", percent),
+    "beta": ("beta", decimal),
+    "information_ratio": ("information ratio", decimal),
+    "trades": ("trades, also open ones", whole),
+    "win_rate": ("win rate, ended", percent),
+    "profit_factor": ("profit factor", decimal),
+    "expectancy": ("expectancy per trade, of the capital", functools.partial(percent, digits=3)),
+    "average_trade": ("average trade", _FINE),
+    "best_trade": ("best trade", percent),
+    "worst_trade": ("worst trade", percent),
+    "trade_duration": ("average duration, in bars", _TENTH),
+    "sqn": ("system quality number", decimal),
+    "capacity": ("capital at which fills take 1% of volume", money),
+    "turnover": ("turnover per year", decimal),
+    "exposure": ("exposure", percent),
+}
+# Of equity alone, so that a benchmark has them too; and those that a comparison adds.
 SHOWN = (
-    ("total_return", "total return", percent),
-    ("cagr", "CAGR", percent),
-    ("annual_volatility", "volatility", percent),
-    ("sharpe", "Sharpe ratio", decimal),
-    ("sortino", "Sortino ratio", decimal),
-    ("calmar", "Calmar ratio", decimal),
-    ("max_drawdown", "max drawdown", percent),
-    ("max_drawdown_duration", "longest, in bars", whole),
-    ("value_at_risk", "5% VaR per bar", lambda x: percent(x, 2)),
-    ("skewness", "skewness", decimal),
-    ("kurtosis", "kurtosis", decimal),
+    "total_return cagr annual_volatility sharpe sortino calmar max_drawdown max_drawdown_duration "
+    "value_at_risk skewness kurtosis"
 )
+COMPARED = "alpha beta information_ratio trades win_rate profit_factor turnover exposure"
 
 
 def title_of(result: Result) -> str:
@@ -69,7 +101,6 @@ def caveats(result: Result) -> list[str]:
 def summary_lines(result: Result) -> list[str]:
     """Return the summary of a result: 20 lines, caveats cut to the width of the rest."""
     m = result.metrics
-    other = result.hold and result.hold.account_metrics
     lines = [title_of(result)]
     _, found = trading_year(result.equity.index.to_numpy("datetime64[ns]"))
     fill = "next open" if result.fill == "next_open" else "close"
@@ -77,11 +108,11 @@ def summary_lines(result: Result) -> list[str]:
         f"{len(result.equity):,} bars ({result.bars_per_year:,.1f} per year: {found}), fills at "
         f"the {fill}, {result.order}"
     )
-    lines.append(f"{'':<22}{'this':>14}{'buy and hold' if other else '':>16}")
-    for name, cells in shown(result, m, *([other] if other else [])):
-        lines.append(f"{name:<22}{cells[0]:>14}{cells[1] if other else '':>16}")
+    lines.append(f"{'':<22}{'this':>14}{'buy and hold':>16}")
+    for name, (own, held) in shown(result, m, result.hold.account_metrics):
+        lines.append(f"{name:<22}{own:>14}{held:>16}")
     others = [*TRADING_COSTS, *(result.charged.own or ()), "market", "interest"]
-    held = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
+    holding = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
     lines += [
         f"alpha per year {with_error(m['alpha'], m['alpha_error'], percent)}, beta "
         f"{with_error(m['beta'], m['beta_error'])}, information ratio "
@@ -94,17 +125,20 @@ def summary_lines(result: Result) -> list[str]:
         f"capacity at 1% of volume {money(m['capacity'])}",
         result.uncharged
         or f"costs of trading {percent(result.costs_paid, 2)} of the capital, interest "
-        f"{percent(m['interest'], 2)}, other holding {percent(held, 2)}",
+        f"{percent(m['interest'], 2)}, other holding {percent(holding, 2)}",
         "details: .trades .orders .positions .costs .exposure .metrics .plot() .report('x.html')",
     ]
     warning = " ".join(caveats(result))
     return [*lines, warning if len(warning) <= WIDTH else warning[: WIDTH - 3].rstrip() + "..."]
 
 
-def shown(result: Result, *of: dict[str, float]) -> list[tuple[str, list[str]]]:
-    """Write the metrics of `SHOWN`, one cell for each of the accounts `of` of one span."""
+def shown(result: Result, *of: dict[str, float], keys: str = SHOWN) -> list[tuple[str, list[str]]]:
+    """Write the metrics of `keys`, one cell for each of the accounts `of` of one span."""
     years = len(result.equity) / result.bars_per_year
-    return [(name, [annual(key, m, years, write) for m in of]) for key, name, write in SHOWN]
+    named = {key: WRITTEN[key] for key in keys.split()}
+    return [
+        (name, [annual(key, m, years, write) for m in of]) for key, (name, write) in named.items()
+    ]
 
 
 def annual(key: str, m: dict[str, float], years: float, write: Callable[[float], str]) -> str:
@@ -146,20 +180,8 @@ def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
         rows.append(
             row("in-sample bars", lambda r: "n/a" if r.in_sample is None else whole(r.in_sample))
         )
-    each = [shown(result, result.metrics) for result in results]
+    each = [shown(x, x.metrics, keys=f"{SHOWN} {COMPARED}") for x in results]
     rows += [(row[0][0], [cells[0] for _, cells in row]) for row in zip(*each, strict=True)]
-    for key, name, write in (
-        ("alpha", "alpha per year", percent),
-        ("beta", "beta", decimal),
-        ("information_ratio", "information ratio", decimal),
-        ("trades", "trades", whole),
-        ("win_rate", "win rate, ended", percent),
-        ("profit_factor", "profit factor", decimal),
-        ("turnover", "turnover per year", decimal),
-        ("exposure", "exposure", percent),
-    ):
-        # Bound as defaults, as the loop binds both names again.
-        rows.append(row(name, lambda r, key=key, write=write: write(r.metrics[key])))
     return rows
 
 
@@ -173,13 +195,11 @@ def comparison_html(results: Sequence[Result]) -> str:
 
 def summary_html(result: Result) -> str:
     """Return the summary of a result as an HTML table with a plot."""
-    other = result.hold and result.hold.account_metrics
-    rows = shown(result, result.metrics, *([other] if other else []))
-    names = [result.name, *(["buy and hold"] if other else [])]
+    rows = shown(result, result.metrics, result.hold.account_metrics)
     return _fragment(
         result,
         title_of(result),
-        names,
+        [result.name, "buy and hold"],
         rows,
         result.plot(),
         [*filter(None, [result.uncharged]), *caveats(result)],

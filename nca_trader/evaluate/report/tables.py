@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -15,12 +15,13 @@ from matplotlib.figure import Figure
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
+from nca_trader.evaluate.report.contents import Section
 from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
-from nca_trader.evaluate.report.summary import annual
+from nca_trader.evaluate.report.summary import shown
 from nca_trader.evaluate.trades import OPEN
-from nca_trader.evaluate.wording import decimal, money, percent, whole, with_error
+from nca_trader.evaluate.wording import money, percent, with_error
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -39,57 +40,16 @@ SHARES = {
 }  # fmt: skip
 SIDES = {"short": -1, "flat": 0, "long": 1}
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-# Metrics of the table of details: group, then key, name and how it is written.
+# Metrics of the table of details, by group; see `summary.WRITTEN`.
 DETAILS = {
-    "Return and risk": (
-        ("sortino", "Sortino ratio", decimal),
-        ("calmar", "Calmar ratio", decimal),
-        ("omega", "Omega ratio, threshold 0", decimal),
-        ("value_at_risk", "5% value at risk per bar", lambda x: percent(x, 2)),
-        ("expected_shortfall", "expected shortfall beyond it (CVaR)", lambda x: percent(x, 2)),
-        ("tail_ratio", "tail ratio, 95% to 5%", decimal),
-        ("skewness", "skewness", decimal),
-        ("kurtosis", "kurtosis (a Gaussian has 3)", decimal),
-        ("max_drawdown_duration", "longest drawdown, in bars", whole),
-        ("ulcer_index", "ulcer index", percent),
-        ("stability", "R² of log-equity on time", decimal),
-        ("hit_rate", "winning bars, of those that moved", percent),
-        ("interest", "interest earned on cash, of the capital", lambda x: percent(x, 2)),
-    ),
-    "Trades": (
-        ("trades", "trades, with those still open", whole),
-        ("win_rate", "winning trades, of those that ended", percent),
-        ("profit_factor", "profit factor", decimal),
-        ("expectancy", "expectancy per trade, of the capital", lambda x: percent(x, 3)),
-        ("average_trade", "average trade", lambda x: percent(x, 2)),
-        ("best_trade", "best trade", percent),
-        ("worst_trade", "worst trade", percent),
-        ("trade_duration", "average duration, in bars", lambda x: decimal(x, 1)),
-        ("sqn", "system quality number", decimal),
-        ("capacity", "capital at which fills take 1% of volume", money),
-    ),
+    "Return and risk": "sortino calmar omega value_at_risk expected_shortfall tail_ratio skewness "
+    "kurtosis max_drawdown_duration ulcer_index stability hit_rate interest",
+    "Trades": "trades win_rate profit_factor expectancy average_trade best_trade worst_trade "
+    "trade_duration sqn capacity",
 }
 
 
-class Shown(NamedTuple):
-    """A table as a page shows it.
-
-    Attributes:
-      verdict: the sentence above it, "" for none.
-      caption: of the table.
-      headers: of its columns.
-      rows: name and cells of each.
-      plots: what each shows, for readers, and the plot.
-    """
-
-    verdict: str
-    caption: str
-    headers: list[str]
-    rows: list[tuple[str, list[str]]]
-    plots: tuple[tuple[str, Markup], ...] = ()
-
-
-def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
+def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Section:
     """Prepare the section of a sweep: its verdict, a heat map, and its best rows.
 
     Args:
@@ -110,7 +70,8 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
     best = table.sort_values(metric, ascending=False)[:BEST]
     # A page is not as wide as the table; `sweep` returns every column.
     best = best.drop(columns=[x for x in UNSHOWN if x in best and x not in (metric, *parameters)])
-    return Shown(
+    return Section(
+        title="Sweep",
         verdict=str(table.attrs.get("verdict", "")),
         caption=f"The best {len(best):,} of {len(table):,} combinations by {_words(metric)}",
         headers=["", *(_words(name) for name in best.columns)],
@@ -119,7 +80,7 @@ def sweep_section(table: pd.DataFrame, metric: str = "sharpe") -> Shown:
     )
 
 
-def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
+def folds_section(folds: pd.DataFrame, verdict: str = "") -> Section:
     """Prepare the section of a walk-forward: one row per fold.
 
     Args:
@@ -130,7 +91,8 @@ def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
       ConfigError: `folds` is not a DataFrame.
     """
     expect("folds", folds, pd.DataFrame, "a DataFrame, e.g. of nca.walk_forward(...).folds")
-    return Shown(
+    return Section(
+        title="Walk-forward",
         verdict=verdict or str(folds.attrs.get("verdict", "")),
         caption="Folds, one row each",
         headers=["Fold", *(_words(name) for name in folds.columns)],
@@ -138,7 +100,7 @@ def folds_section(folds: pd.DataFrame, verdict: str = "") -> Shown:
     )
 
 
-def stress_section(stress: Stress) -> Shown:
+def stress_section(stress: Stress) -> Section:
     """Prepare the section of a stress: its sentence, its plot and its rows."""
     tables = {
         "costs {:g}x": stress.costs,
@@ -152,7 +114,8 @@ def stress_section(stress: Stress) -> Shown:
     ]
     draw = functools.partial(draw_stress, stress=stress, colour=AGENT)
     caption = "the Sharpe ratio at higher costs, with late orders, and with more capital"
-    return Shown(
+    return Section(
+        title="Costs, delay and capital",
         verdict=stress.sentence,
         caption="The backtest run again",
         headers=["", *(_words(name) for name in stress.costs.columns)],
@@ -193,9 +156,9 @@ def report_sweep(
       'sweep.html'
     """
     path = page_path(path)
-    shown = sweep_section(table, metric)
+    section = sweep_section(table, metric)
     about = str(table.attrs.get("about", ""))
-    return write_sections(path, title, [("Sweep", shown)], about, command)
+    return write_sections(path, title, [section], about, command)
 
 
 def report_folds(
@@ -229,11 +192,11 @@ def report_folds(
       'folds.html'
     """
     path = page_path(path)
-    return write_sections(path, title, [("Folds", folds_section(folds, verdict))], "", command)
+    return write_sections(path, title, [folds_section(folds, verdict)], "", command)
 
 
 def write_sections(
-    path: Path, title: str, sections: Sequence[tuple[str, Shown]], about: str, command: str
+    path: Path, title: str, sections: Sequence[Section], about: str, command: str
 ) -> Path:
     """Write a page of sections that are a verdict, plots and a table each."""
     text = render("sections.html", title=title, about=about, sections=sections, command=command)
@@ -394,15 +357,8 @@ def _words(name: Any) -> str:
 
 def details(agent: Result, best: Result) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Return the groups of `DETAILS`, with the metrics of an account and its best baseline."""
-    years = len(agent.equity) / agent.bars_per_year
-
-    def cells(key: str, write: Callable[[float], str]) -> list[str]:
-        return [annual(key, result.metrics, years, write) for result in (agent, best)]
-
-    return [
-        (group, [(name, cells(key, write)) for key, name, write in rows])
-        for group, rows in DETAILS.items()
-    ]
+    both = agent.metrics, best.metrics
+    return [(group, shown(agent, *both, keys=keys)) for group, keys in DETAILS.items()]
 
 
 def monthly_returns(equity: pd.Series) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -100,6 +100,34 @@ class GridRun:
         return WorkFolder(folder, "sweep.json", "sweep", settings, adopted="width")
 
 
+Part = dict[str, np.ndarray]
+
+
+def every_part(
+    store: WorkFolder,
+    sizes: list[int],
+    run: Callable[[list[int], Callable[[int, Part], None]], None],
+) -> list[Part]:
+    """Return all parts of a sweep; those that are not in the folder are kept as they come.
+
+    Args:
+      store: of the parts.
+      sizes: combinations in each part.
+      run: `(missing, keep)` computes the missing parts, and calls `keep(number, part)` with each.
+    """
+    found = {k: part for k in range(len(sizes)) if (part := store.read(k)) is not None}
+    with Progress(sum(sizes), "sweep", "combinations") as shown:
+        shown.skip(sum(sizes[k] for k in found))
+
+        def keep(number: int, part: Part) -> None:
+            store.write(number, part)
+            found[number] = part
+            shown.update(sizes[number])
+
+        run([k for k in range(len(sizes)) if k not in found], keep)
+    return [found[k] for k in range(len(sizes))]
+
+
 def run_as_one_program(grid: GridRun, resume: str | os.PathLike[str] | None) -> Done:
     """Run the combinations in programs of equal width, a thread for each core."""
     bars, combinations = grid.bars, grid.combinations
@@ -112,17 +140,7 @@ def run_as_one_program(grid: GridRun, resume: str | os.PathLike[str] | None) -> 
     width = int(store.settings["width"])
     parts = _parts(groups, width)
     blocks = _blocks(grid)
-    found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
-    missing = [number for number in range(len(parts)) if number not in found]
     programs: dict[str, Any] = {}
-    for number in missing:
-        fixed = repr(parts[number][1])
-        if fixed not in programs:
-            given = _given(grid, traced, *parts[number])
-            # Compiled in this thread: the others only run it.
-            with float64_on_cpu(), strategy_faults(bars, first):
-                values = _values(combinations, [0], traced, width)
-                programs[fixed] = compiled(program, given, values, blocks)
 
     def run(number: int) -> tuple[int, dict[str, np.ndarray]]:
         rows, fixed = parts[number]
@@ -134,18 +152,25 @@ def run_as_one_program(grid: GridRun, resume: str | os.PathLike[str] | None) -> 
         sums = {field: x[:n] for field, x in out.sums._asdict().items()}
         return number, sums | {"log_equity": out.log_equity[:n], "blocks": out.blocks[:, :n]}
 
-    with (
-        Progress(len(combinations), "sweep", "combinations") as shown,
-        concurrent.futures.ThreadPoolExecutor(workers) as pool,
-    ):
-        shown.skip(sum(len(parts[number][0]) for number in found))
-        for number, part in _in_any_order(pool, run, missing):
-            store.write(number, part)
-            found[number] = part
-            shown.update(len(parts[number][0]))
+    def run_all(missing: list[int], keep: Callable[[int, Part], None]) -> None:
+        for number in missing:
+            fixed = repr(parts[number][1])
+            if fixed not in programs:
+                given = _given(grid, traced, *parts[number])
+                # Compiled in this thread: the others only run it.
+                with float64_on_cpu(), strategy_faults(bars, first):
+                    values = _values(combinations, [0], traced, width)
+                    programs[fixed] = compiled(program, given, values, blocks)
+        pool = concurrent.futures.ThreadPoolExecutor(workers)
+        try:
+            for job in concurrent.futures.as_completed([pool.submit(run, k) for k in missing]):
+                keep(*job.result())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    every = every_part(store, [len(rows) for rows, _ in parts], run_all)
     # Parts follow the groups of equal programs, and the table follows the grid.
     order = np.argsort(np.concatenate([rows for rows, _ in parts]))
-    every = [found[number] for number in range(len(parts))]
     block_sums = np.concatenate([part["blocks"] for part in every], axis=1)[:, order]
     names = (*AccountSums._fields, "log_equity")
     joined = {name: np.concatenate([part[name] for part in every])[order] for name in names}
@@ -226,19 +251,6 @@ def tail_metrics(grid: GridRun, turnover: np.ndarray) -> dict[str, np.ndarray]:
                     found[name][k] = value
                 shown.update()
     return found
-
-
-def _in_any_order(
-    pool: concurrent.futures.Executor, run: Callable[[int], Any], numbers: list[int]
-) -> Iterator[Any]:
-    """Yield results as they come; what has not begun is cancelled if the caller stops."""
-    futures = [pool.submit(run, number) for number in numbers]
-    try:
-        for future in concurrent.futures.as_completed(futures):
-            yield future.result()
-    finally:
-        for future in futures:
-            future.cancel()
 
 
 def _width(grid: GridRun, strategy: Strategy, count: int, workers: int) -> int:

@@ -20,8 +20,8 @@ from nca_trader.evaluate.backtest import backtest, digest_of_trace
 from nca_trader.evaluate.benchmark import HOLD
 from nca_trader.evaluate.combinations import (
     Combination,
-    built,
     combinations_of,
+    make_subject,
     refuse_seen,
     takes_bars,
     valid,
@@ -32,12 +32,13 @@ from nca_trader.evaluate.sweep.parts import (
     TAILS,
     Done,
     GridRun,
+    Part,
+    every_part,
     run_as_one_program,
     tail_metrics,
 )
 from nca_trader.machine import cores
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs, sendable
-from nca_trader.progress import Progress
 from nca_trader.runs.trials import count_rules
 from nca_trader.strategies.targets import TRACED
 from nca_trader.types import Bars, Costs
@@ -138,7 +139,7 @@ def sweep(
     grid_run, table = swept.run, swept.table
     if not takes_bars(rule, grid_run.combinations[0]):
         remedy = 'sweep bars.between("{date}", None)'
-        refuse_seen(bars, built(rule, grid_run.combinations[0]), 0, remedy)
+        refuse_seen(bars, make_subject(rule, grid_run.combinations[0]), 0, remedy)
     if swept.refused:
         log.warning("%s", swept.refused)
     # Buy and hold in the same account, which the best has to beat.
@@ -207,7 +208,7 @@ def run_combinations(
     left_out, why, first = 0, "", rule
     if not loop:
         combinations, left_out, why = valid(rule, combinations)
-        first = built(rule, combinations[0])
+        first = make_subject(rule, combinations[0])
         name = first.name if len(combinations) == 1 else name
     rules = complete_account(given, first)
     dtype = PRECISIONS[precision]
@@ -270,19 +271,16 @@ def _looped(run: GridRun, resume: str | os.PathLike[str] | None) -> Done:
     store = run.parts(resume, max(1, len(rest) // (8 * each)))
     width = int(store.settings["width"])
     parts = [rest[i : i + width] for i in range(0, len(rest), width)]
-    found = {k: part for k in range(len(parts)) if (part := store.read(k)) is not None}
-    missing = [k for k in range(len(parts)) if k not in found]
-    jobs = [Job(f"combinations {k * width + 2} and on", (parts[k],)) for k in missing]
-    with Progress(len(rest) + 1, "sweep", "combinations") as bar:
-        bar.skip(1 + sum(len(parts[k]) for k in found))
 
-        def advance(job: int, part: dict[str, np.ndarray]) -> None:
-            found[missing[job]] = part
-            store.write(missing[job], part)
-            bar.update(len(parts[missing[job]]))
+    def run_all(missing: list[int], keep: Callable[[int, Part], None]) -> None:
+        jobs = [Job(f"combinations {k * width + 2} and on", (parts[k],)) for k in missing]
 
-        run_jobs(_several, jobs, run, workers=workers, done=advance)
-    every = [first, *(found[k] for k in range(len(parts)))]
+        def numbered(job: int, part: Part) -> None:
+            keep(missing[job], part)
+
+        run_jobs(_several, jobs, run, workers=workers, done=numbered)
+
+    every = [first, *every_part(store, [len(part) for part in parts], run_all)]
     joined = {name: np.concatenate([part[name] for part in every], axis=-1) for name in first}
     return Done(joined, joined.pop(BLOCK_SUMS), joined.pop(DIGESTS))
 
@@ -296,7 +294,7 @@ def _several(run: GridRun, combinations: list[Combination]) -> dict[str, np.ndar
 def _one(run: GridRun, one: Combination) -> dict[str, Any]:
     """Backtest one combination; return its metrics, block returns and digest."""
     try:
-        result = backtest(run.bars, built(run.rule, one), account=run.rules)
+        result = backtest(run.bars, make_subject(run.rule, one), account=run.rules)
     except NcaTraderError as error:
         raise type(error)(f"combination {one}: {error}") from None
     names = (*METRICS, *TAILS) if run.tails else METRICS

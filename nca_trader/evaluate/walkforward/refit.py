@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from nca_trader.config.agent import alone
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.evaluate.combinations import built, combinations_of, takes_bars
+from nca_trader.evaluate.combinations import combinations_of, make_subject, takes_bars
 from nca_trader.evaluate.lookahead.futures import Future, changed
 from nca_trader.evaluate.lookahead.outputs import compare
 from nca_trader.evaluate.sweep.sweep import METRICS, run_combinations
@@ -96,14 +96,16 @@ def is_agent(subject: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _built(subject: Callable[..., Any], items: tuple[tuple[str, Any], ...]) -> Any:
-    """One object for equal parameters: jax finds what it compiled for it in an earlier fold."""
-    return built(subject, dict(items))
+def _cached(subject: Any, items: tuple[tuple[str, Any], ...]) -> Any:
+    return make_subject(subject, dict(items))
 
 
 def candidate(subject: Any, parameters: Mapping[str, Any]) -> Any:
-    """Return the strategy, or the function of bars, of these parameters."""
-    return subject if isinstance(subject, Strategy) else _built(subject, tuple(parameters.items()))
+    """Return the strategy, or the function of bars, of these parameters.
+
+    It is one object for equal ones: jax finds what it compiled for it in an earlier fold.
+    """
+    return _cached(subject, tuple(parameters.items()))
 
 
 def scores(refit: Refit, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndarray:
@@ -252,24 +254,7 @@ def check_fold(refit: Refit, number: int, fitted: Fitted) -> str:
     return ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trained:
-    """One seed of an agent in one fold.
-
-    Attributes:
-      targets: `[n, A]`, as in `Fitted`.
-      leaves: its parameters, by name.
-      seconds: of training, and of the whole job.
-    """
-
-    targets: np.ndarray
-    leaves: dict[str, np.ndarray]
-    seconds: tuple[float, float]
-
-
-def train_seed(
-    refit: Refit, number: int, seed: int, begin: dict[str, np.ndarray] | None
-) -> Trained:
+def train_seed(refit: Refit, number: int, seed: int, begin: dict[str, np.ndarray] | None) -> Fitted:
     """Train one seed of an agent in one fold, and let it act: the job of agents.
 
     Args:
@@ -296,33 +281,36 @@ def train_seed(
             seed=seed,
             params=params,
         )
-        trained = time.perf_counter() - began
         # The run gets no bars before its train span, as in a new start. The account of all folds
         # is late, and not what is decided.
         account = dataclasses.replace(refit.account, delay=0)
         how = {"account": account, "start": str(bars.index[start]), "look": False}
         result = backtest(bars[first:stop], run, **how)
         leaves = leaves_of(run.params())
-    seconds = (trained, time.perf_counter() - began)
-    return Trained(targets=result.targets.to_numpy(), leaves=leaves, seconds=seconds)
+    return Fitted(
+        targets=result.targets.to_numpy(),
+        chosen={},
+        score=math.nan,
+        tried=1,
+        order=complete_account(refit.account, env).order,
+        with_account=False,
+        train_sha256=bars[first:last].digest(),
+        test_sha256=bars[start:stop].digest(),
+        seconds=time.perf_counter() - began,
+        leaves=(leaves,),
+    )
 
 
-def mean_of(refit: Refit, number: int, seeds: Sequence[Trained]) -> Fitted:
+def mean_of(seeds: Sequence[Fitted], ensemble: str) -> Fitted:
     """Return the fold's result from its seeds: what they order together, see `mean_order`.
 
     Each seed decides on an account of its own. To select one of them on a part of the train span
     would be a lottery, and would take that part from training.
     """
-    fold = refit.folds[number]
-    return Fitted(
-        targets=mean_order([seed.targets for seed in seeds], refit.subject.ensemble),
-        chosen={},
-        score=math.nan,
+    return dataclasses.replace(
+        seeds[0],
+        targets=mean_order([seed.targets for seed in seeds], ensemble),
         tried=len(seeds),
-        order=complete_account(refit.account, refit.env).order,
-        with_account=False,
-        train_sha256=refit.bars[slice(*fold.train)].digest(),
-        test_sha256=refit.bars[slice(*fold.test)].digest(),
-        seconds=sum(seed.seconds[1] for seed in seeds),
-        leaves=tuple(seed.leaves for seed in seeds),
+        seconds=sum(seed.seconds for seed in seeds),
+        leaves=tuple(seed.leaves[0] for seed in seeds),
     )

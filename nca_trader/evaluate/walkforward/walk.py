@@ -29,8 +29,8 @@ from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest, counted
 from nca_trader.evaluate.combinations import (
-    built,
     combinations_of,
+    make_subject,
     refuse_seen,
     takes_bars,
     valid,
@@ -54,7 +54,6 @@ from nca_trader.evaluate.walkforward.refit import (
     Fitted,
     Grid,
     Refit,
-    Trained,
     check_fold,
     fit_fold,
     is_agent,
@@ -180,7 +179,7 @@ def walk_forward(
     tested = refit.folds[0].test[0]
     judged = subject
     if grid and not takes_bars(subject, grid):
-        judged = built(subject, valid(subject, combinations_of(subject, grid))[0][0])
+        judged = make_subject(subject, valid(subject, combinations_of(subject, grid))[0][0])
     refuse_seen(bars, judged, tested, "begin to test at row {row} ({date}) or later")
     if agent:
         alone(subject)  # each seed trains so; refused here what needs several in one program
@@ -358,14 +357,14 @@ class _Walk:
                 begin = None if before is None else before.leaves[i]
                 what = (fold.number, self.seed + i, begin)
                 jobs.append(Job(f"{fold.name}, seed {i}", what))
-            found: dict[int, dict[int, Trained]] = {}
+            found: dict[int, dict[int, Fitted]] = {}
 
             def gather(
                 job: int,
-                trained: Trained,
+                trained: Fitted,
                 # Bound as defaults, as the loop binds both names again.
                 pairs: list[tuple[Fold, int]] = pairs,
-                found: dict[int, dict[int, Trained]] = found,
+                found: dict[int, dict[int, Fitted]] = found,
             ) -> None:
                 shown.update()
                 fold, i = pairs[job]
@@ -374,7 +373,7 @@ class _Walk:
                 # A fold is kept as soon as its last seed is there.
                 if len(of_fold) == self.seeds:
                     each = [of_fold[i] for i in range(self.seeds)]
-                    keep(fold.number, mean_of(self.refit, fold.number, each))
+                    keep(fold.number, mean_of(each, self.refit.subject.ensemble))
 
             self._run(train_seed, jobs, gather)
 
