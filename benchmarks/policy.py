@@ -18,7 +18,7 @@ from nca_trader.agents.policy import decide_next, make_policy
 from nca_trader.envs import load_env
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.market import spec_of
-from nca_trader.envs.rewards import begun
+from nca_trader.envs.rewards import begin_account
 
 from .timing import SECONDS, Timing, compared, measure, measured_by
 
@@ -145,7 +145,7 @@ def _fed_back(params: Any, result: Any) -> Any:
 def _latency(name: str, case: _Case, bars: int) -> dict[str, Any]:
     """Measures a live loop: one bar per call through the stream and the policy head."""
     policy, params = case.policy, case.params
-    account = begun(policy.spec, open_account(np.zeros(policy.spec.num_assets, np.float32)))
+    account = begin_account(policy.spec, open_account(np.zeros(policy.spec.num_assets, np.float32)))
 
     @jax.jit
     def decide(state: Any, x: Any, present: Any) -> Any:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.data.bars import sample_bars
 from nca_trader.envs import load_env
 from nca_trader.envs.trading import TradingEnv
@@ -73,7 +73,7 @@ def _settings() -> Iterator[tuple[str, Any, int, int, int, tuple[Any, ...]]]:
     nano = load_agent("nano")
     # As wide and as deep as the peer's, and like its, it sees one observation.
     wide = {"kind": "mlp", "window": 1, "channels": 64, "hidden": 0, "head_hidden": 64}
-    mlp = dataclasses.replace(nano, policy=switched(nano.policy, **wide))
+    mlp = dataclasses.replace(nano, policy=switch(nano.policy, **wide))
     yield "nano", nano, 1, LONG, 1, (REJAX, SB3)
     yield "nano", nano, 1, LONGEST, PIECES, (REJAX,)
     yield "nano", nano, 1, LENGTH, 1, (REJAX,)

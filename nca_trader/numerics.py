@@ -46,7 +46,7 @@ def float64_on_cpu() -> Iterator[None]:
         yield
 
 
-def packed(tree: Any) -> tuple[Any, ...]:
+def pack_numbers(tree: Any) -> tuple[Any, ...]:
     """Return all numbers of a tree of arrays as arrays `[n]`, one for each dtype.
 
     Each array that a compiled program takes or returns costs about 2 us.
@@ -59,8 +59,8 @@ def packed(tree: Any) -> tuple[Any, ...]:
     return tuple(xp.concatenate(parts) for _, parts in sorted(by_dtype.items())) if xp else ()
 
 
-def unpacked(buffers: tuple[Any, ...], like: Any) -> Any:
-    """Return the tree that was `packed`; `like` has its shapes and dtypes."""
+def unpack_numbers(buffers: tuple[Any, ...], like: Any) -> Any:
+    """Return the tree that `pack_numbers` packed; `like` has its shapes and dtypes."""
     leaves, tree = jax.tree.flatten(like)
     order = sorted({str(leaf.dtype) for leaf in leaves})
     begun, found = dict.fromkeys(order, 0), []

@@ -341,11 +341,11 @@ class Progress:
         self._bar.refresh()
 
 
-def tracked(units: Sequence[T], label: str, unit: str, **options: Any) -> Iterator[T]:
+def track(units: Sequence[T], label: str, unit: str, **options: Any) -> Iterator[T]:
     """Yield each of `units`, and show how many are done; see `Progress`.
 
     Example:
-      >>> sum(tracked(range(4), "add", "numbers"))
+      >>> sum(track(range(4), "add", "numbers"))
       6
     """
     with Progress(len(units), label, unit, **options) as shown:

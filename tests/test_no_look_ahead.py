@@ -26,11 +26,11 @@ from nca_trader.agents.base import env_on_base
 from nca_trader.agents.heads import distribution
 from nca_trader.config.agent import KINDS_WITH
 from nca_trader.config.extensions import split_frame
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.config.toml import preset_names
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.data.features import FEATURES
-from nca_trader.envs.trading import TradingEnv, kept, reset, step, window
+from nca_trader.envs.trading import TradingEnv, keep_mask, reset, step, window
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.simulate import encode
 from nca_trader.markets import Task, task_of
@@ -301,7 +301,7 @@ class Witness:
         agent = agent_of(name)
         tilts = agent.policy.base != "none" and self.config.actions == "weights"
         base = "half_and_half(lookback=5)" if tilts else "none"
-        self.agent = dataclasses.replace(agent, policy=switched(agent.policy, base=base))
+        self.agent = dataclasses.replace(agent, policy=switch(agent.policy, base=base))
         env = self.env(self.source)
         # What an agent was trained with stays, whatever bars it is shown: neighbours and variances
         # are measured once, on the bars of training.
@@ -329,7 +329,7 @@ class Witness:
             present = legs.present & (rows >= 0)[:, None]
             if seen.drop is not None:
                 rate = self.config.feature_dropout
-                present &= kept(rate, seen.drop, rows, spec.num_assets)
+                present &= keep_mask(rate, seen.drop, rows, spec.num_assets)
             logits = decide_on_window(policy, params, shown, present, seen.account)
             action = policy.distribution.sample(logits, noise_t)
             order = policy.distribution.order(spec, action)

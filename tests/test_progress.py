@@ -15,7 +15,7 @@ from nca_trader.progress import (
     in_pipes,
     quiet,
     say,
-    tracked,
+    track,
 )
 
 
@@ -223,7 +223,7 @@ def test_a_pipe_of_a_program_gets_nothing_and_quiet_silences_a_command(capsys, m
     monkeypatch.setattr("nca_trader.progress.time.monotonic", lambda: now[0])
 
     def job():
-        for _ in tracked(range(3), "count", "numbers", ticks=False, clock=time.monotonic):
+        for _ in track(range(3), "count", "numbers", ticks=False, clock=time.monotonic):
             now[0] += 3.0
 
     job()

@@ -10,17 +10,17 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.agents.encoder import build
-from nca_trader.agents.lattice import ROWS, TAPS, Form, delayed, entered, stored
+from nca_trader.agents.lattice import ROWS, TAPS, Form, delay, enter, store
 from nca_trader.agents.nca import NCA, Fire, num_slots
 from nca_trader.config import PolicyConfig, PrecisionConfig
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import wide
 from nca_trader.types import EnvSpec
 
 
 def automaton(rule: Any) -> Any:
-    """Turn the rule of one cell into a kind of policy; a decorator.
+    """Return the kind of policy whose cells all follow one rule; a decorator.
 
     All cells follow the rule at each of `config.steps` steps: those of every bar and asset. The
     lattice, the stream, the receptive field, the mask of cell updates and rematerialisation are
@@ -51,7 +51,7 @@ def automaton(rule: Any) -> Any:
     """
     if not (isinstance(rule, type) and issubclass(rule, nnx.Module) and "__call__" in dir(rule)):
         raise ConfigError(
-            f"automaton: {described(rule)} is no rule; give the class of a Flax nnx module with "
+            f"automaton: {describe(rule)} is no rule; give the class of a Flax nnx module with "
             "__call__(self, cell, neighbours, bar)."
         )
     named = {name: getattr(rule, name) for name in ("__module__", "__qualname__", "__doc__")}
@@ -90,10 +90,10 @@ class _Automaton(NCA):
         """Its parameters are its module's."""
 
     def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
-        seen = entered(form, self.config.feature_clip, x, present)
+        seen = enter(form, self.config.feature_clip, x, present)
         embedded = form.dense(self.embed[...], seen, self.matmul_dtype)
         mask = form.enter(present.astype(jnp.float32)[..., None])
-        return mask, stored(embedded, self.precision), embedded
+        return mask, store(embedded, self.precision), embedded
 
     def _step(
         self,
@@ -106,7 +106,7 @@ class _Automaton(NCA):
         injected: Array,
         fire: Array | None,
     ) -> Array:
-        past = [delayed(state, j * dilation, first) for j in range(TAPS)]
+        past = [delay(state, j * dilation, first) for j in range(TAPS)]
         return self._next(rule, past, self._beside(form, past[0], mask), injected, fire)
 
     def _next(
@@ -124,4 +124,4 @@ class _Automaton(NCA):
             each = jax.vmap(each, (-1, -1, -1), -1)
         after = each(state, jnp.stack(neighbours), injected)
         after = after if fire is None else state + (after - state) * fire
-        return stored(after, self.precision).astype(past[0].dtype)
+        return store(after, self.precision).astype(past[0].dtype)

@@ -21,8 +21,8 @@ from jax import Array
 
 from nca_trader.config import PolicyConfig
 from nca_trader.config.agent import RULES as NAMES
-from nca_trader.config.extensions import FORGET, called, load, own_code
-from nca_trader.config.ranges import described
+from nca_trader.config.extensions import FORGET, call_named, load, own_code
+from nca_trader.config.ranges import describe
 from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError
 from nca_trader.strategies import rules
@@ -64,7 +64,7 @@ def strategy_named(name: str) -> Strategy:
     if bare in RULES and bracket and not values.endswith(")"):
         raise ConfigError(f"policy.base = {name!r}: write values as in {bare}(lookback=100).")
     if bare in RULES:
-        found: Any = called(RULES[bare], name, values.removesuffix(")") if bracket else "")
+        found: Any = call_named(RULES[bare], name, values.removesuffix(")") if bracket else "")
     else:
         found = load("strategies", name)
         if not isinstance(found, Strategy) and callable(found) and not arguments_needed(found):
@@ -72,7 +72,7 @@ def strategy_named(name: str) -> Strategy:
                 found = found()
     if not isinstance(found, Strategy):
         raise ConfigError(
-            f"policy.base = {name!r}: is {described(found)}; name a Strategy, or a function that "
+            f"policy.base = {name!r}: is {describe(found)}; name a Strategy, or a function that "
             "returns one and whose arguments all have values."
         )
     if found.sees_portfolio or found.parts:

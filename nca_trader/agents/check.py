@@ -19,14 +19,14 @@ from nca_trader.envs.check import (
     CLOSE,
     Check,
     CheckReport,
-    counted,
+    count_traces,
     difference,
     impure,
     report_of,
     retraced,
     retyped,
 )
-from nca_trader.envs.rewards import begun
+from nca_trader.envs.rewards import begin_account
 
 AFTER = 4  # bars that are encoded beyond the first whole receptive field
 BATCH = 2
@@ -72,8 +72,8 @@ class _Run:
         # Wide enough that some features reach the clip.
         self.x = np.asarray(3.0 * jax.random.normal(self.keys[1], size))
         self.present = np.asarray(jax.random.uniform(self.keys[2], shape) > 0.2)
-        self.encode, self.encoded = counted(policy.encode)
-        self.stream, self.stepped = counted(policy.stream)
+        self.encode, self.encoded = count_traces(policy.encode)
+        self.stream, self.stepped = count_traces(policy.stream)
 
     @functools.cached_property
     def params(self) -> Any:
@@ -133,7 +133,7 @@ def shapes_and_types_are_as_documented(run: _Run) -> str:
     """Check the cells, the logits and the value."""
     policy, spec = run.policy, run.policy.spec
     assets, shape = spec.num_assets, run.present.shape
-    account = begun(spec, open_account(jnp.zeros(assets)))
+    account = begin_account(spec, open_account(jnp.zeros(assets)))
     seen = account_features(spec, account)
     seen = jnp.broadcast_to(seen, (*shape, seen.shape[-1]))
     # Shapes and types need no computation.

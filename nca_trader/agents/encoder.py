@@ -29,11 +29,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.lattice import ROWS, delayed, entered, rows_dense, stored
+from nca_trader.agents.lattice import ROWS, delay, enter, rows_dense, store
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.config.agent import KINDS
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import wide
@@ -73,9 +73,9 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
         """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
-        seen = entered(ROWS, self.config.feature_clip, x, present)
+        seen = enter(ROWS, self.config.feature_clip, x, present)
         # Newest first, as in `stream`, which uses the same weights.
-        bars = [delayed(seen, j, halo) for j in range(self.config.window)]
+        bars = [delay(seen, j, halo) for j in range(self.config.window)]
         return ROWS.leave(self._cells(jnp.concatenate(bars)))
 
     @staticmethod
@@ -86,7 +86,7 @@ class MLP(nnx.Module):
 
     def stream(self, past: Array, x: Array, present: Array) -> tuple[Array, Array]:
         """Encode one new bar, `x` `[A, F]` and `present` `[A]`; return cells `[A, C]`."""
-        seen = entered(ROWS, self.config.feature_clip, x[None, None], present[None, None])
+        seen = enter(ROWS, self.config.feature_clip, x[None, None], present[None, None])
         bars = jnp.concatenate([seen[None], past])
         cells = self._cells(bars.reshape(-1, *seen.shape[1:]))
         return bars[:-1], ROWS.leave(cells)[0, 0]
@@ -96,7 +96,7 @@ class MLP(nnx.Module):
         hidden = rows_dense(self.window[...], seen, dtype) + ROWS.column(self.hidden_bias[...])
         if not self.config.hidden:
             return jnp.tanh(hidden)
-        hidden = stored(jnp.tanh(hidden), self.precision)
+        hidden = store(jnp.tanh(hidden), self.precision)
         cells = rows_dense(self.cell[...], hidden, dtype)
         return jnp.tanh(cells + ROWS.column(self.cell_bias[...]))
 
@@ -145,7 +145,7 @@ class GRU(nnx.Module):
             return jnp.where(there.reshape(1, -1, 1, 1), self._next(state, bar), state), None
 
         # It begins from the data, so that it has their sharding type under shard_map.
-        state = stored(jnp.zeros_like(added[: self.config.channels, halo:]), self.precision)
+        state = store(jnp.zeros_like(added[: self.config.channels, halo:]), self.precision)
         state = jax.lax.scan(step, state, jnp.arange(window))[0]
         return wide(ROWS.leave(state))
 
@@ -167,7 +167,7 @@ class GRU(nnx.Module):
 
     def _added(self, x: Array, present: Array) -> Array:
         """Return the `[3 C, T, B, A]` inputs of each bar to the gates."""
-        seen = entered(ROWS, self.config.feature_clip, x, present)
+        seen = enter(ROWS, self.config.feature_clip, x, present)
         # Computed once per bar, though W windows read it.
         added = rows_dense(self.inputs[...], seen, self.matmul_dtype)
         return added + ROWS.column(self.bias[...])
@@ -180,7 +180,7 @@ class GRU(nnx.Module):
         # Gates are computed in float32; only the new state is stored in `precision.compute`.
         keep = jax.nn.sigmoid(update + update_s)
         new = jnp.tanh(new + jax.nn.sigmoid(reset + reset_s) * new_s)
-        return stored((1.0 - keep) * new + keep * state, self.precision).astype(state.dtype)
+        return store((1.0 - keep) * new + keep * state, self.precision).astype(state.dtype)
 
 
 GIVEN = ("spec", "config", "precision", "rngs")
@@ -201,7 +201,7 @@ def encoder_of(given: Any, name: str) -> Any:
     partial = isinstance(given, functools.partial)
     cls, values = (given.func, given.keywords) if partial else (given, {})
     if not (isinstance(cls, type) and issubclass(cls, nnx.Module) and callable(cls)):
-        raise ConfigError(f"{name}: is {described(cls)}; give the class of a Flax nnx module.")
+        raise ConfigError(f"{name}: is {describe(cls)}; give the class of a Flax nnx module.")
     if "__call__" not in dir(cls):
         raise ConfigError(f"{name}: has no __call__; define __call__(self, x, present) -> cells.")
     if hasattr(cls, "stream") != hasattr(cls, "begin"):

@@ -30,7 +30,7 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     and the account's cash as a fraction of equity. Where positions have constant size, the weight
     held is the one ordered and cash is 0: an asset's features then depend on its last order alone.
     The target of the base rule follows where there is one, in the same unit, then the M numbers
-    that the reward remembers, see `nca_trader.envs.rewards.shown`; most rewards remember none.
+    that the reward remembers, see `envs.rewards.memory_features`; most rewards remember none.
 
     Args:
       spec: of the environment.
@@ -49,7 +49,9 @@ def account_features(spec: EnvSpec, account: Account) -> Array:
     else:
         cash = jnp.broadcast_to(1.0 - account.held.sum(), account.held.shape)
         held = account.held / full
-    kept = [jnp.broadcast_to(number, held.shape) for number in rewards.shown(spec, account)]
+    kept = [
+        jnp.broadcast_to(number, held.shape) for number in rewards.memory_features(spec, account)
+    ]
     if spec.base != "none":  # not multiplied by sizes, unlike what is ordered
         kept = [account.base / spec.size, *kept]
     return jnp.stack([held, ordered, cash, *kept], axis=-1).astype(jnp.float32)

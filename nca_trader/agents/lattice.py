@@ -116,12 +116,12 @@ def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return relu_once(x), jnp.where(x > 0, divided, jnp.zeros_like(one))
 
 
-def stored(x: Array, precision: PrecisionConfig) -> Array:
+def store(x: Array, precision: PrecisionConfig) -> Array:
     """Cast cells to the type in which they are stored between products, after all sums."""
     return x.astype(jnp.bfloat16) if precision.compute == "bfloat16" else x
 
 
-def entered(form: Form, clip: float, x: Array, present: Array) -> Array:
+def enter(form: Form, clip: float, x: Array, present: Array) -> Array:
     """Return features `[B, T, A, F]`, clipped, and the mask of bars as one more, laid out.
 
     A missing bar has features 0, and the mask tells it from a bar whose features are 0.
@@ -130,7 +130,7 @@ def entered(form: Form, clip: float, x: Array, present: Array) -> Array:
     return form.enter(jnp.concatenate([jnp.clip(x, -clip, clip) * mask, mask], axis=-1))
 
 
-def delayed(state: Array, bars: int, first: int = 0) -> Array:
+def delay(state: Array, bars: int, first: int = 0) -> Array:
     """Delay `state` `[C, T, B, A]` by `bars`, 0 before the first bar; return it from `first` on."""
     # A delay longer than the segment sees only bars before the first.
     length = state.shape[1]
@@ -151,7 +151,7 @@ def rows_dense(w: Array, x: Array, dtype: str) -> Array:
 def _rows_taps(
     w: Array, state: Array, dilation: int, beside: list[Array], dtype: str, first: int
 ) -> Array:
-    seen = [delayed(state, j * dilation, first) for j in range(TAPS)]
+    seen = [delay(state, j * dilation, first) for j in range(TAPS)]
     return rows_dense(w, jnp.concatenate(seen + beside), dtype)
 
 

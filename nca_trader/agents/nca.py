@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, entered, stored
+from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, enter, store
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.numerics import hash_uniform, wide
 from nca_trader.types import EnvSpec
@@ -231,11 +231,11 @@ class NCA(nnx.Module):
 
     def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
         """Return the mask, `e`, and the input that `e` adds to every step, laid out as `form`."""
-        seen = entered(form, self.config.feature_clip, x, present)
+        seen = enter(form, self.config.feature_clip, x, present)
         embedded = form.placed(form.dense(self.embed[...], seen, self.matmul_dtype))
         # The same for every step, so it is computed once.
         injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
-        embedded = stored(embedded, self.precision)
+        embedded = store(embedded, self.precision)
         mask = form.enter(present.astype(jnp.float32)[..., None])
         return mask, embedded, injected + form.column(self.hidden_bias[...])
 
@@ -271,7 +271,7 @@ class NCA(nnx.Module):
         self, form: Form, rule: StepWeights, state: Array, hidden: Array, fire: Array | None
     ) -> Array:
         """Return the state after a step whose hidden layer sums to `hidden`."""
-        hidden = form.relu(stored(hidden, self.precision))
+        hidden = form.relu(store(hidden, self.precision))
         change = form.dense(rule.update, hidden, self.matmul_dtype)
         change = jnp.tanh(change + form.column(rule.bias))
         change = change if fire is None else change * fire

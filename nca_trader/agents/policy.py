@@ -256,7 +256,7 @@ def mean_policy(policy: Policy, num_agents: int, ensemble: str = "mean") -> Poli
         return state, joined(cells)
 
     return policy._replace(
-        init=lambda key: stacked([policy.init(one) for one in jax.random.split(key, num_agents)]),
+        init=lambda key: stack([policy.init(one) for one in jax.random.split(key, num_agents)]),
         encode=encode,
         act=act,
         # In jax: a blend begins inside a compiled scan.
@@ -266,12 +266,12 @@ def mean_policy(policy: Policy, num_agents: int, ensemble: str = "mean") -> Poli
     )
 
 
-def stacked(trees: Sequence[Any]) -> Any:
+def stack(trees: Sequence[Any]) -> Any:
     """Return trees of arrays as one, with a leading axis for the tree."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def unstacked(params: Params, num_agents: int) -> list[Params]:
+def unstack(params: Params, num_agents: int) -> list[Params]:
     """Return the parameters of each agent, see `mean_policy`."""
     return [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(num_agents)]
 

@@ -6,9 +6,9 @@ Exit codes: 0 done; 1 a check failed, or an object store cannot be reached; 2 th
 
 from nca_trader.cli.command import COMMANDS as COMMANDS
 from nca_trader.cli.command import build_parser as build_parser
+from nca_trader.cli.command import end_stopped as end_stopped
 from nca_trader.cli.command import fail_check as fail_check
 from nca_trader.cli.command import main as main
 from nca_trader.cli.command import print_json as print_json
 from nca_trader.cli.command import stop_on_signal as stop_on_signal
-from nca_trader.cli.command import stopped as stopped
 from nca_trader.cli.command import use_compile_cache as use_compile_cache

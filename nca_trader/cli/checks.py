@@ -151,10 +151,10 @@ def _check_files(command: str, given: dict[str, Any]) -> None:
     if given.get("what") == "fetch":  # a venue in place of a file
         bars = None
     if command == "paper":
-        from nca_trader.config.reading import replayed
+        from nca_trader.config.reading import replayed_file
 
         # None for a live feed, which has no file.
-        bars = replayed(given["feed"], given["broker"])
+        bars = replayed_file(given["feed"], given["broker"])
         # SQLite would make the file but not its folder, and says no more than "unable to open".
         folder = pathlib.Path(given["journal"]).parent
         if not folder.is_dir():

@@ -258,7 +258,7 @@ def fail_check(args: argparse.Namespace, result: dict[str, Any], message: str) -
     raise CheckFailed(message)
 
 
-def stopped(args: argparse.Namespace, result: dict[str, Any] | None) -> NoReturn:
+def end_stopped(args: argparse.Namespace, result: dict[str, Any] | None) -> NoReturn:
     """End a command that was asked to stop and has saved all, with exit code 130.
 
     Raises:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from nca_trader.cli import stop_on_signal, stopped
+from nca_trader.cli import end_stopped, stop_on_signal
 from nca_trader.cli.demo_bars import DemoJob, job_of
 from nca_trader.cli.options import add_options, again
 from nca_trader.cli.train import selection_line
@@ -110,7 +110,7 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
         if not (path / "run.json").exists():
             raise
     print(f"stopped, all is saved; go on with: {command_of(args, resume=path)}")
-    stopped(args, {"run": str(path), "complete": False})
+    end_stopped(args, {"run": str(path), "complete": False})
 
 
 class Stages:

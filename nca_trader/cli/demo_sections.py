@@ -12,8 +12,8 @@ import pandas as pd
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import num_parameters
 from nca_trader.cli.demo_bars import DemoJob
-from nca_trader.cli.options import typed
-from nca_trader.config.ranges import switched
+from nca_trader.cli.options import write_command
+from nca_trader.config.ranges import switch
 from nca_trader.evaluate.evidence.inference import sharpe_difference_interval
 from nca_trader.evaluate.report.contents import Section
 from nca_trader.evaluate.wording import decimal, percent
@@ -34,8 +34,8 @@ def learnt_section(run: Any, seed: int) -> Section:
     quick = load_agent("nano")
     agent = dataclasses.replace(
         quick,
-        policy=switched(run.agent_config.policy, base="none"),
-        learner=switched(quick.learner, **QUICK),
+        policy=switch(run.agent_config.policy, base="none"),
+        learner=switch(quick.learner, **QUICK),
         optimizer=dataclasses.replace(quick.optimizer, learning_rate=1e-2),
     )
     found = prove([KNOWN], agent, seeds=[seed], controls=False)[0].row()
@@ -125,7 +125,7 @@ def advice_section(args: argparse.Namespace, run: Any, job: DemoJob, data: Any) 
     # Folds over all bars before the test span, on the demo's own file: it runs as it is printed.
     spans = {"train": job.bars.row(job.select_until, "start") // 2, "test": YEAR}
     files = {"data": str(data), "until": job.select_until, "deploy": str(run.path)}
-    walk = typed("walkforward", agent=args.agent, env=args.env, **files, **spans)
+    walk = write_command("walkforward", agent=args.agent, env=args.env, **files, **spans)
     factor = " to ".join(f"{x:g}" for x in run.env_config.random_costs or (1.0, 1.0))
     more = {
         "More years": f"Judge the recipe on more years than one span has: {walk}",

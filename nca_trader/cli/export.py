@@ -12,7 +12,7 @@ from nca_trader.cli.options import (
     load_bars,
     reading_options,
     real,
-    typed,
+    write_command,
 )
 
 NOTE = (
@@ -139,7 +139,7 @@ def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dic
         form = {"File": f"nca, {measured.rows[-1]['weights']}, {size:,} bytes", **facts}
         card = card_of(run, form, f"import nca_trader as nca\n\nagent = nca.load({out.name!r})")
         # With the reading options, without which the same file may be refused.
-        read = typed("backtest", run_dir=str(out), data=args.data, **reading_options(args))
+        read = write_command("backtest", run_dir=str(out), data=args.data, **reading_options(args))
         read = f"`{read}` reads it, and so does `paper`"
     card_file = out.with_name(out.name + ".md")
     write_atomically(card_file, card)

@@ -240,7 +240,7 @@ def _named(texts: list[str] | None, option: str, example: str) -> dict[str, Any]
     return found
 
 
-def typed(command: str, *words: str, **options: Any) -> str:
+def write_command(command: str, *words: str, **options: Any) -> str:
     """Write a whole command, quoted for a shell.
 
     Args:
@@ -250,7 +250,7 @@ def typed(command: str, *words: str, **options: Any) -> str:
         value, a list repeats its option.
 
     Example:
-      >>> typed("backtest", run_dir="my run", seed=None)
+      >>> write_command("backtest", run_dir="my run", seed=None)
       "nca-trader backtest --run 'my run'"
     """
     # A command is typed into a shell, so it names options even where Python code calls this.
@@ -266,10 +266,10 @@ def typed(command: str, *words: str, **options: Any) -> str:
 
 
 def again(args: argparse.Namespace, *words: str, **changes: Any) -> str:
-    """Write the command that was given, without options at their defaults; see `typed`."""
+    """Write the command that was given, without options at their defaults; see `write_command`."""
     given = {name: getattr(args, name) for name in args.usual if name not in ("json", "quiet")}
     given = {name: value for name, value in given.items() if value != args.usual[name]}
-    return typed(args.command, *words, **given | changes)
+    return write_command(args.command, *words, **given | changes)
 
 
 def overrides(args: argparse.Namespace, kind: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nca_trader.cli import fail_check, stop_on_signal, stopped
+from nca_trader.cli import end_stopped, fail_check, stop_on_signal
 from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
@@ -20,7 +20,7 @@ from nca_trader.cli.options import (
     params_of,
     reading_options,
     real,
-    typed,
+    write_command,
 )
 from nca_trader.errors import ConfigError
 
@@ -97,10 +97,10 @@ def run_paper(args: argparse.Namespace) -> dict[str, Any]:
     table = summarise(args.journal)
     if table is not None:
         print(table)
-    print(f"The page: {typed('dashboard', journal=args.journal)}")
+    print(f"The page: {write_command('dashboard', journal=args.journal)}")
     # None before the first bar is decided on, when there is no account yet.
     result |= {"summary": table and table.body}
-    return stopped(args, result) if asked else result
+    return end_stopped(args, result) if asked else result
 
 
 def _paced(stop: Callable[[], bool], speed: float | None) -> Callable[[], bool]:

@@ -9,14 +9,14 @@ import shlex
 import sys
 from typing import Any
 
-from nca_trader.cli import fail_check, stopped
+from nca_trader.cli import end_stopped, fail_check
 from nca_trader.cli.options import (
     READING,
     add_options,
     load_bars,
     load_experiment,
     reading_options,
-    typed,
+    write_command,
 )
 from nca_trader.errors import ConfigError
 
@@ -73,7 +73,7 @@ def run_plan(args: argparse.Namespace) -> dict[str, Any]:
     print("\n".join(plan_lines(report)))
     if found is None:
         print("interrupted; the largest batch is the best so far", file=sys.stderr)
-        stopped(args, report)
+        end_stopped(args, report)
     # After the whole report, which shows what takes the memory.
     if not report["fits"]:
         name = slice_of(args.topology).name
@@ -118,7 +118,7 @@ def write_job(args: argparse.Namespace, changes: dict[str, Any]) -> pathlib.Path
     options = {name: getattr(args, name) for name in ("env", "agent", "data", *READING)}
     options["set"] = [*args.set, *(f"{name}={value}" for name, value in changes.items())]
     options |= {"run_dir": args.run, "distributed": hosts_of(there)[0] > 1}
-    words = shlex.split(typed("train", **options))
+    words = shlex.split(write_command("train", **options))
     path = pathlib.Path(args.out or f"train{SUFFIXES[args.manifest]}")
     write_atomically(path, manifest(args.manifest, there, words, args.run, args.image or ""))
     return path

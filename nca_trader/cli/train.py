@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nca_trader.cli import stop_on_signal, stopped
+from nca_trader.cli import end_stopped, stop_on_signal
 from nca_trader.cli.options import (
     COUNT,
     READING,
@@ -20,7 +20,7 @@ from nca_trader.cli.options import (
     load_selection,
     load_training,
     reading_options,
-    typed,
+    write_command,
 )
 from nca_trader.errors import CheckFailed
 from nca_trader.progress import say
@@ -77,13 +77,13 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
     """Train; return the run's path and its last metrics, in the first process of several."""
-    from nca_trader.parallel.processes import joined, options
+    from nca_trader.parallel.processes import join_processes, options
 
     peers, first = options(args), True
     if peers is None:
         result = _train(args)
-        return result if result["complete"] else stopped(args, result)
-    with joined(peers):
+        return result if result["complete"] else end_stopped(args, result)
+    with join_processes(peers):
         import jax
 
         from nca_trader.parallel import hosts
@@ -94,7 +94,7 @@ def run_train(args: argparse.Namespace) -> dict[str, Any] | None:
         result, first = _train(args), hosts.first()
     shown = result if first else None
     # After the processes have left each other in order.
-    return shown if result["complete"] else stopped(args, shown)
+    return shown if result["complete"] else end_stopped(args, shown)
 
 
 def _train(args: argparse.Namespace) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         # A backtest cannot read shards, so the user puts the name of a bar file there.
         shards = args.data and folder_of_shards(args.data) is not None
         data = "FILE" if shards else args.data
-        again = typed("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
+        again = write_command("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
         print(f"trained {done:,} steps; see `{again}`")
         print(f"its policy trades {trades(run)}")
     # A run that stopped before its first update has no row.
@@ -173,11 +173,11 @@ def replay_line(env: Any, agent: Any) -> str:
 
     from nca_trader.agents.policy import make_policy
     from nca_trader.learner.learner import make_learner
-    from nca_trader.learner.sampled import described
+    from nca_trader.learner.sampled import describe_ring
 
     # `eval_shape` below computes shapes and sizes alone.
     learner = make_learner(env, make_policy(agent, env.spec), agent)
-    return described(jax.eval_shape(learner.init, jax.random.key(0)).replay)
+    return describe_ring(jax.eval_shape(learner.init, jax.random.key(0)).replay)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nca_trader.cli import fail_check, stop_on_signal, stopped
+from nca_trader.cli import end_stopped, fail_check, stop_on_signal
 from nca_trader.cli.options import real
 from nca_trader.cloud import local, place
 from nca_trader.errors import ConfigError
@@ -135,7 +135,7 @@ def _follow(
                 time.sleep(min(left, 0.2))
             if stop():
                 firing = [rule.name for rule in alerts.rules if alerts.state(rule) == "firing"]
-                stopped(args, {"metrics": samples, "firing": firing})
+                end_stopped(args, {"metrics": samples, "firing": firing})
 
 
 def add_dashboard_options(parser: argparse.ArgumentParser) -> None:
@@ -184,4 +184,4 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
         with stop_on_signal("look") as stop:
             serve(make_app(sources, access(args.host, port, names, token)), listener)
     result = {"address": address, "shown": shown}
-    return stopped(args, result) if stop() else result
+    return end_stopped(args, result) if stop() else result

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple
 
-from nca_trader.config.extensions import known
+from nca_trader.config.extensions import check_known
 from nca_trader.config.ranges import (
     between,
     expect,
     nearest,
     one_of,
     refuse,
-    taken,
+    take_settings,
     whole,
     without_effect,
 )
@@ -115,7 +115,7 @@ class Costs:
             return [] if scale is None else ["costs.own_scale has no effect without costs.own."]
         if not own:
             return ["costs.own = () names no cost; leave it out, or give ['mine:fee']."]
-        problems = [f"costs.{problem}" for problem in known(self, "own", "costs", ())]
+        problems = [f"costs.{problem}" for problem in check_known(self, "own", "costs", ())]
         if len(set(own)) < len(own):
             problems.append(f"costs.own = {list(own)} names a cost twice; name each once.")
         if isinstance(scale, Real) and not 0.0 <= float(scale) < float("inf"):
@@ -425,7 +425,7 @@ def gather_account(
     if isinstance(account, Costs):
         costs, account = account, AccountConfig(costs=account) if "costs" in given else None
         given["costs"] = costs
-    return taken("account", AccountConfig, account, given)
+    return take_settings("account", AccountConfig, account, given)
 
 
 def complete_account(

@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from nca_trader.config.extensions import known, origin_of
+from nca_trader.config.extensions import check_known, origin_of
 from nca_trader.config.learning import CurriculumConfig, LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import (
     between,
@@ -105,14 +105,14 @@ class PolicyConfig:
         own = origin_of("strategies", str(self.base)) is not None
         counts = ("channels", "window", "num_neighbours", "head_hidden")
         problems = [
-            *known(self, "kind", "policies", KINDS),
+            *check_known(self, "kind", "policies", KINDS),
             *whole(self, 1, *counts, most=MAX_WIDTH),
             *whole(self, 0 if self.kind == "mlp" else 1, "hidden", most=MAX_WIDTH),
             *whole(self, 1, "steps", most=MAX_STEPS),
             *one_of(self, "neighbours", NEIGHBOURS),
             *between(self, "(0, 1]", "leak", "fire_rate"),
             *between(self, "(0, inf)", "feature_clip"),
-            *(() if own else known(bare, "base", "strategies", ("none", *RULES))),
+            *(() if own else check_known(bare, "base", "strategies", ("none", *RULES))),
             *between(self, "(0, 2]", "tilt_limit"),
             *between(self, "[0, inf)", "tilt_penalty"),
             *without_effect(self),

@@ -13,12 +13,12 @@ from nca_trader.config.account import (
     capital_problems,
     limit_problems,
 )
-from nca_trader.config.extensions import known, split_frame
+from nca_trader.config.extensions import check_known, split_frame
 from nca_trader.config.ranges import (
     between,
     one_of,
     refuse,
-    switched,
+    switch,
     whole,
     without_effect,
 )
@@ -172,9 +172,9 @@ class EnvConfig:
 
     def __post_init__(self):
         problems = [
-            *known(self, "sessions", "sessions", SESSIONS),
-            *known(self, "actions", "actions", ACTIONS),
-            *known(self, "reward", "rewards", REWARDS),
+            *check_known(self, "sessions", "sessions", SESSIONS),
+            *check_known(self, "actions", "actions", ACTIONS),
+            *check_known(self, "reward", "rewards", REWARDS),
             *one_of(self, "pnl_returns", ("log", "simple")),
             *between(self, "(0, 1)", "ruin_floor", "sharpe_decay"),
             *between(self, "[0, 1)", "feature_dropout"),
@@ -252,7 +252,7 @@ class EnvConfig:
         )
         if "floor" in values:
             values["ruin_floor"] = values.pop("floor")
-        return switched(self, **values)
+        return switch(self, **values)
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:

@@ -36,7 +36,7 @@ from nca_trader.config.modules import (
     root_of,
     write_sources,
 )
-from nca_trader.config.ranges import described, nearest
+from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.records import read_toml
 from nca_trader.errors import ConfigError, user_line
 
@@ -100,7 +100,7 @@ def split_frame(text: str) -> tuple[str, str]:
 
 
 @functools.cache
-def installed(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+def installed_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
     """Return the entry points of installed packages in the group "nca_trader.KIND", by name."""
     return {point.name: point for point in _points() if point.group == f"nca_trader.{kind}"}
 
@@ -125,7 +125,7 @@ def origin_of(kind: str, text: str) -> tuple[Name, str] | None:
     if (own := parse_name(text)) is not None:
         return own, ""
     bare, bracket, values = text.partition("(")
-    point = installed(kind).get(bare)
+    point = installed_points(kind).get(bare)
     if point is None or (bracket and not values.endswith(")")):
         return None
     dist = point.dist
@@ -138,7 +138,7 @@ def is_source(text: str) -> bool:
     return "//" not in text and not os.path.exists(text) and bool(origin_of("sources", text))
 
 
-def known(config: Any, name: str, kind: str, builtin: Iterable[str]) -> Iterator[str]:
+def check_known(config: Any, name: str, kind: str, builtin: Iterable[str]) -> Iterator[str]:
     """Check that each name of a field is built in, an entry point, or of your own code.
 
     Nothing is imported: whether your module exists is seen when it is used.
@@ -147,7 +147,7 @@ def known(config: Any, name: str, kind: str, builtin: Iterable[str]) -> Iterator
     for text in value if isinstance(value, tuple | list) else (value,):
         if text in builtin or (isinstance(text, str) and origin_of(kind, text)):
             continue
-        names = [*builtin, *installed(kind)]
+        names = [*builtin, *installed_points(kind)]
         words = ", ".join(f"'{word}'" for word in names)
         words += ", or " if words else ""
         yield (
@@ -190,10 +190,10 @@ def load(kind: str, text: str) -> Any:
     if values is not None and kind == "policies" and isinstance(value, type):
         # Of a policy the class is wanted: it is built for each environment, with these values.
         return functools.partial(value, **values_of(text, values))
-    return value if values is None else called(value, text, values)
+    return value if values is None else call_named(value, text, values)
 
 
-def called(value: Any, text: str, values: str = "", **more: Any) -> Any:
+def call_named(value: Any, text: str, values: str = "", **more: Any) -> Any:
     """Call what a name stands for with the values in its parentheses, and with `more`.
 
     Raises:
@@ -201,7 +201,7 @@ def called(value: Any, text: str, values: str = "", **more: Any) -> Any:
     """
     given = values_of(text, values)
     if not callable(value):
-        raise ConfigError(f"{text}: {described(value)} cannot be called; leave the values out.")
+        raise ConfigError(f"{text}: {describe(value)} cannot be called; leave the values out.")
     with own_code(text):
         return value(**given, **more)
 
@@ -481,7 +481,7 @@ def name_of(value: Any, field: str) -> Any:
         module, member = _global(value)
     if not member:
         raise ConfigError(
-            f"{field}: {described(value)} has no name that another process can find; define it at "
+            f"{field}: {describe(value)} has no name that another process can find; define it at "
             "the top of a module."
         )
     if module == "__main__":  # of a script, which another process finds by its file

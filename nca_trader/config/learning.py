@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from nca_trader.config.extensions import known
+from nca_trader.config.extensions import check_known
 from nca_trader.config.ranges import (
     between,
     divides,
@@ -89,7 +89,7 @@ class LearnerConfig:
             whole(self, 1, *counts, "num_epochs", "num_minibatches", "micro_batches"),
             whole(self, 1, "shard_updates"),
             between(self, "(0, inf)", "memory_gb", "target_kl"),
-            known(self, "advantages", "advantages", ADVANTAGES),
+            check_known(self, "advantages", "advantages", ADVANTAGES),
             one_of(self, "objective", ("reward", "sharpe")),
             whole(self, 0, "replay_slots"),
             between(self, "(0, 1]", "discount"),

@@ -146,7 +146,7 @@ def effective(cls: Any, given: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def switched(config: T, **changes: Any) -> T:
+def switch(config: T, **changes: Any) -> T:
     """Return a copy of a config with `changes`; fields that they switch off get their defaults."""
     given = {name: getattr(config, name) for name in defaults_of(type(config))}
     return type(config)(**effective(type(config), given | changes) | changes)
@@ -157,7 +157,7 @@ def defaults_of(cls: Any) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Describe a value in a few words: `the number 0.001`, `a function (my_rule)`."""
     if isinstance(value, str):
         return f"the text {value!r}"
@@ -196,10 +196,10 @@ def expect(name: str, value: Any, kinds: Any, accepted: str, **others: Any) -> N
         other for other, given in others.items() if given is not None and isinstance(given, kinds)
     ]
     hint = f"; {name} and {swapped[0]} look swapped" if swapped else ""
-    raise ConfigError(f"{argument(name)} is {described(value)}{hint}; give {accepted}.")
+    raise ConfigError(f"{argument(name)} is {describe(value)}{hint}; give {accepted}.")
 
 
-def taken(name: str, cls: type[T], whole: T | None, given: dict[str, Any]) -> T:
+def take_settings(name: str, cls: type[T], whole: T | None, given: dict[str, Any]) -> T:
     """Return settings that a caller gives as one object, or by the names of its fields.
 
     Args:

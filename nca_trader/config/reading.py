@@ -261,7 +261,7 @@ def _refuse_unknown(what: str, name: str, known: Collection[str]) -> None:
         raise BarError(f"unknown {what} {name!r}; did you mean {near!r}?")
 
 
-def replayed(feed: str, broker: str = "simulated") -> str | None:
+def replayed_file(feed: str, broker: str = "simulated") -> str | None:
     """Return the bar file that a feed replays; None of a live feed.
 
     Raises:

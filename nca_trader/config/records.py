@@ -1,6 +1,6 @@
 """One reader and one writer for everything that is stored: dataclasses to JSON and TOML, and back.
 
-`plain` turns a dataclass into the types of JSON and TOML; `converted` builds it again. Each value
+`plain` turns a dataclass into the types of JSON and TOML; `convert` builds it again. Each value
 must have its declared type, and a record must have all of its keys and no other: the file of a run
 decides what an agent does with money, so nothing in it is guessed or ignored. A field declared as
 `... = None` is left out of a record while it is None.
@@ -149,10 +149,10 @@ class Mismatch(Exception):
         super().__init__(expected)
         self.expected, self.value, self.path = expected, value, path
         at = f"{path} = " if path else ""
-        self.sentence = sentence or f"{at}{shown(value)} where {expected} is expected"
+        self.sentence = sentence or f"{at}{show(value)} where {expected} is expected"
 
 
-def converted(value: Any, kind: Any, none: str | None = None, path: str = "") -> Any:
+def convert(value: Any, kind: Any, none: str | None = None, path: str = "") -> Any:
     """Convert a parsed value to the declared type `kind`.
 
     Whole numbers pass for floats and lists for tuples.
@@ -175,7 +175,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         if value == none and type(value) is type(none):
             return None
         try:
-            return converted(value, inner, none, path)
+            return convert(value, inner, none, path)
         except Mismatch as wrong:
             if wrong.path != path or wrong.value is not value:  # of something inside of it
                 raise
@@ -186,7 +186,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
             raise Mismatch("a list", value, path)
         if origin is tuple and ... not in of and len(value) != len(of):
             raise Mismatch(f"a list of {len(of)}", value, path)
-        return origin(converted(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
+        return origin(convert(v, of[0], none, f"{path}[{i}]") for i, v in enumerate(value))
     if kind in NAMES:
         # Many programs write 1.0 as 1.
         if kind is float and type(value) is int:
@@ -199,7 +199,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         raise Mismatch("an object", value, path)
     dot = f"{path}." if path else ""
     if origin is dict:
-        return {key: converted(v, of[1], none, f"{dot}{key}") for key, v in value.items()}
+        return {key: convert(v, of[1], none, f"{dot}{key}") for key, v in value.items()}
     kinds, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
     # Unknown keys before missing ones: a mistyped key is both, and the first has the hint.
     for key in value.keys() - kinds.keys():
@@ -210,7 +210,7 @@ def converted(value: Any, kind: Any, none: str | None = None, path: str = "") ->
         # A field whose default is None is left out by `plain` too.
         if field.name not in value and field.default is not None:
             raise Mismatch("", None, f"{dot}{field.name}", f"has no {f'{dot}{field.name}'!r}")
-    found = {key: converted(v, kinds[key], none, f"{dot}{key}") for key, v in value.items()}
+    found = {key: convert(v, kinds[key], none, f"{dot}{key}") for key, v in value.items()}
     try:
         return kind(**found)
     except (ValueError, ConfigError) as error:  # of its `__post_init__`
@@ -236,7 +236,7 @@ def difference(there: Any, here: Any, name: str = "") -> tuple[str, Any, Any] | 
     return None if there == here else (name, there, here)
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """Return a wrong value as a message repeats it: JSON in one line, cut where it is long."""
     try:
         text = json.dumps(value, default=str)
@@ -252,12 +252,12 @@ def record(kind: type[T], value: Any, source: str, remedy: str = RESTORE) -> T:
       StateError: a key is unknown or missing, or a value has another type.
     """
     try:
-        return converted(value, kind)
+        return convert(value, kind)
     except Mismatch as wrong:
         raise StateError(f"{source}: {wrong.sentence}; {remedy}.") from None
 
 
-def sealed(value: Mapping[str, Any], indent: int | None = 2) -> str:
+def seal_record(value: Mapping[str, Any], indent: int | None = 2) -> str:
     """Return the JSON text of `value` with the SHA-256 of that text under "checksum".
 
     The digest is that of the whole text with 64 zeros in its own place. Without an `indent` the
@@ -268,8 +268,8 @@ def sealed(value: Mapping[str, Any], indent: int | None = 2) -> str:
     return seal(text.encode(), CHECKSUM).decode()
 
 
-def unsealed(content: bytes, source: str, remedy: str = RESTORE) -> tuple[Any, bool]:
-    """Parse the text that `sealed` wrote.
+def open_record(content: bytes, source: str, remedy: str = RESTORE) -> tuple[Any, bool]:
+    """Parse the text that `seal_record` wrote.
 
     Returns:
       The value without its "checksum", and whether it had one.

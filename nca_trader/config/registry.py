@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from nca_trader.config.extensions import FORGET, installed, load, origin_of
+from nca_trader.config.extensions import FORGET, installed_points, load, origin_of
 from nca_trader.config.ranges import nearest
 from nca_trader.errors import ConfigError
 
@@ -67,7 +67,7 @@ class Registry(Mapping[str, T]):
     def __iter__(self) -> Iterator[str]:
         """Iterate over the built-in names, then those of installed packages."""
         yield from self.builtin
-        yield from (name for name in installed(self.kind) if name not in self.builtin)
+        yield from (name for name in installed_points(self.kind) if name not in self.builtin)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

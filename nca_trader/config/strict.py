@@ -9,11 +9,9 @@ import types
 import typing
 from typing import Any, TypeVar
 
-import numpy as np
-
 from nca_trader.config.extensions import name_of
-from nca_trader.config.ranges import a, defaults_of, described, refuse
-from nca_trader.config.records import Mismatch, converted
+from nca_trader.config.ranges import a, defaults_of, describe, refuse
+from nca_trader.config.records import Mismatch, convert
 
 T = TypeVar("T")
 
@@ -47,7 +45,7 @@ def strict(cls: type[T]) -> type[T]:
                 problems.append(f"{name} has no field {key}; {hint}There are {', '.join(fields)}.")
             elif key in nested and not isinstance(value, type(nested[key])):
                 kind = a(type(nested[key]).__name__)
-                problems.append(f"{key} is {described(value)}; give {kind}.")
+                problems.append(f"{key} is {describe(value)}; give {kind}.")
         refuse(problems)
         for key in getattr(cls, "OWN", {}):
             values = _by_name(values, key)
@@ -76,12 +74,15 @@ def _of_type(key: str, value: Any, kind: Any) -> str:
     if kind not in (str, bool) and typing.get_origin(kind) is not tuple:
         return ""
     several = isinstance(value, tuple | list)
-    bare = [x.item() if isinstance(x, np.generic) else x for x in (value if several else [value])]
+    # Numbers of numpy, which is not imported here: commands answer before it is.
+    bare = [
+        x.item() if getattr(x, "shape", None) == () else x for x in (value if several else [value])
+    ]
     try:
-        converted(bare if several else bare[0], kind, path=key)
+        convert(bare if several else bare[0], kind, path=key)
     except Mismatch as wrong:
         found = value if wrong.path == key else wrong.value
-        return f"{wrong.path}={found!r} is {described(found)}; give {wrong.expected}."
+        return f"{wrong.path}={found!r} is {describe(found)}; give {wrong.expected}."
     return ""
 
 

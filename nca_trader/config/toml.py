@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from nca_trader.config.modules import PACKAGE
 from nca_trader.config.ranges import a, effective, expect, nearest, refuse
-from nca_trader.config.records import SHOWN, Mismatch, converted, plain, read_toml, shown
+from nca_trader.config.records import SHOWN, Mismatch, convert, plain, read_toml, show
 from nca_trader.errors import ConfigError, argument
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ def literal(value: Any) -> str:
 
 
 class _Reader:
-    """Builds one config and collects all problems, where `converted` stops at the first."""
+    """Builds one config and collects all problems, where `convert` stops at the first."""
 
     def __init__(self, source: str, cls: type, stored: bool = False):
         self.source, self.stored = source, stored
@@ -277,16 +277,16 @@ class _Reader:
                 if isinstance(value, Mapping):
                     values[key] = self.build(types_of[key], value, here)
                 else:
-                    self.report(here, f"{key} = {shown(value)} is not a table; write [{key}].")
+                    self.report(here, f"{key} = {show(value)} is not a table; write [{key}].")
             else:
                 read = field.metadata.get("read")
                 try:
                     values[field.name] = (
-                        read(value) if read else converted(value, types_of[field.name], NONE, key)
+                        read(value) if read else convert(value, types_of[field.name], NONE, key)
                     )
                 except Mismatch as wrong:
                     doubtful.append(key)
-                    given = "..." if field.metadata.get("secret") else shown(wrong.value)
+                    given = "..." if field.metadata.get("secret") else show(wrong.value)
                     at = wrong.path or key
                     self.report(here, f"{at} = {given} where {wrong.expected} is expected.")
         # A table with problems has no object, and its problems are recorded already.

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath
-from nca_trader.config.extensions import called, is_source, load
-from nca_trader.config.ranges import described, expect
+from nca_trader.config.extensions import call_named, is_source, load
+from nca_trader.config.ranges import describe, expect
 from nca_trader.config.reading import (
     SAMPLE,
     parse_columns,
@@ -193,10 +193,10 @@ def own_source(text: str) -> Bars | Frame | str | os.PathLike[str]:
       ConfigError: there is no such function, it raises, or returns something else.
     """
     found = load("sources", text)
-    given = found if text.endswith(")") else called(found, text)
+    given = found if text.endswith(")") else call_named(found, text)
     if not isinstance(given, Bars | Frame | str | os.PathLike):
         raise ConfigError(
-            f"{text}: returned {described(given)}; return Bars, a DataFrame or the path of a file."
+            f"{text}: returned {describe(given)}; return Bars, a DataFrame or the path of a file."
         )
     return given
 

@@ -25,7 +25,7 @@ from pandas.tseries.holiday import (
 )
 
 from nca_trader.config.extensions import FORGET, own_code
-from nca_trader.config.ranges import described, expect
+from nca_trader.config.ranges import describe, expect
 from nca_trader.config.registry import Registry
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
@@ -493,7 +493,7 @@ def own_sessions(value: Any, name: str) -> Sessions:
         with own_code(name):
             value = value()
     if not isinstance(value, Sessions):
-        raise ConfigError(f"{name}: is {described(value)}; give nca.Sessions(...).")
+        raise ConfigError(f"{name}: is {describe(value)}; give nca.Sessions(...).")
     return value
 
 

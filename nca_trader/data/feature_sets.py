@@ -16,7 +16,13 @@ from jax import Array
 from nca_trader.config.extensions import FORGET, own_code, split_frame
 from nca_trader.data.features import FEATURES, Feature, refuse_absent, refuse_unknown
 from nca_trader.data.time_frames import TimeFrame, refuse_other_length
-from nca_trader.numerics import MOST_ASSETS, as_one_kernel, float64_on_cpu, packed, unpacked
+from nca_trader.numerics import (
+    MOST_ASSETS,
+    as_one_kernel,
+    float64_on_cpu,
+    pack_numbers,
+    unpack_numbers,
+)
 from nca_trader.types import Bar, Bars, Tensor
 
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -56,7 +62,7 @@ class FeatureSet:
 
     def init(self, num_assets: int) -> State:
         """Return the state before any bar: numpy arrays `[n]`, one for each dtype."""
-        return packed(self._states(num_assets))
+        return pack_numbers(self._states(num_assets))
 
     def update(
         self, state: State, bar: Bar, given: Mapping[str, Tensor] = NONE
@@ -71,7 +77,7 @@ class FeatureSet:
         Returns:
           The new state, and values `[A, F]` float32.
         """
-        before, after, values = unpacked(state, self._states(len(bar.close))), {}, {}
+        before, after, values = unpack_numbers(state, self._states(len(bar.close))), {}, {}
         for name, part in self.parts.items():
             # One asset's update, mapped over assets: no asset sees another.
             with own_code(name):
@@ -80,7 +86,7 @@ class FeatureSet:
         slow = {frame: iter(values[frame].T) for frame in self.parts if values[frame].ndim > 1}
         # The features of a time frame come in their order.
         columns = [next(slow[f]) if (f := split_frame(n)[0]) else values[n] for n in self.names]
-        return packed(after), jnp.stack(columns, axis=-1).astype(jnp.float32)
+        return pack_numbers(after), jnp.stack(columns, axis=-1).astype(jnp.float32)
 
     def _states(self, num_assets: int) -> dict[str, Any]:
         """Return the features' states before any bar by name, `[A, ...]`."""

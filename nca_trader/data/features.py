@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config.extensions import own_code, split_frame
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import float64_on_cpu
@@ -504,7 +504,7 @@ def own_feature(value: Any, name: str) -> Feature:
             value = value()
     if not isinstance(value, Feature):
         raise ConfigError(
-            f"{name}: is {described(value)}; give a Feature, e.g. of make_feature, or a function "
+            f"{name}: is {describe(value)}; give a Feature, e.g. of make_feature, or a function "
             "that returns one."
         )
     # With quotes and dividends: a feature may need them, and `update` says so where they lack.

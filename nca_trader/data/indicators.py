@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader.config.extensions import own_code
-from nca_trader.config.ranges import described, expect, nearest
+from nca_trader.config.ranges import describe, expect, nearest
 from nca_trader.data.features import (
     SPAN,
     Feature,
@@ -69,7 +69,7 @@ def indicator(
     """
     expect("lookback", lookback, int, "a whole number of bars")
     if not callable(function):
-        raise ConfigError(f"an indicator is of a function, not of {described(function)}; give one.")
+        raise ConfigError(f"an indicator is of a function, not of {describe(function)}; give one.")
     if not columns:
         raise ConfigError("an indicator takes columns of bars; name them in order, e.g. 'close'.")
     most = MOST // len(columns)

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, Place, place
-from nca_trader.config.records import plain, record, sealed, shown, unsealed
+from nca_trader.config.records import open_record, plain, record, seal_record, show
 from nca_trader.data.reading.files import read_numbers
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.machine import make_directory, write_atomically
@@ -66,7 +66,7 @@ class Shard:
         if path.is_absolute() or ".." in path.parts:  # the manifest may be a stranger's
             raise ValueError(f"{path} lies outside the folder")
         if len([np.datetime64(end, "ns") for end in self.span]) != 2:
-            raise ValueError(f"span = {shown(self.span)} is not a first and a last time")
+            raise ValueError(f"span = {show(self.span)} is not a first and a last time")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,7 +262,7 @@ def write_shards(
             shards.append(shard)
     if not shards:
         raise BarError(f"{folder}: there are no bars to write; give at least one.")
-    write_atomically(folder / MANIFEST, sealed(plain(Listing(format=FORMAT, shards=shards))))
+    write_atomically(folder / MANIFEST, seal_record(plain(Listing(format=FORMAT, shards=shards))))
     return open_shards(folder)
 
 
@@ -318,11 +318,11 @@ def open_shards(folder: str | Path | CloudPath) -> Shards:
             f"{path}: can't be read ({error.strerror}); give a folder that write_shards wrote."
         ) from None
     where = f"{path}: is not a manifest of shards (format {FORMAT})"
-    value, checked = unsealed(content, where, AGAIN)
+    value, checked = open_record(content, where, AGAIN)
     version = value.get("format") if isinstance(value, dict) else FORMAT
     if type(version) is int and version not in (UNSEALED, FORMAT):
         raise BarError(
-            f"{path}: has format {shown(version)}, this version reads {FORMAT}; write the shards "
+            f"{path}: has format {show(version)}, this version reads {FORMAT}; write the shards "
             "again."
         )
     listing = record(Listing, value, where, AGAIN)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
-from nca_trader.envs.account.costs import examined
+from nca_trader.envs.account.costs import examine
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec, Tensor
 
@@ -74,7 +74,7 @@ def own_scheme(value: Any, name: str) -> ActionScheme:
     """
     if not isinstance(value, ActionScheme):
         raise ConfigError(
-            f"{name}: is {described(value)}; give an ActionScheme(target, choices=n) of "
+            f"{name}: is {describe(value)}; give an ActionScheme(target, choices=n) of "
             "nca_trader.envs.actions."
         )
     count, low, high = value.choices, value.low, value.high
@@ -145,7 +145,7 @@ def check_own(spec: EnvSpec, rows: int) -> None:
 
     Args:
       spec: of the environment.
-      rows: bars of the data, see `examined`.
+      rows: bars of the data, see `examine`.
 
     Raises:
       ConfigError: it raises, is not pure, has another shape or type, or orders what is not finite
@@ -160,10 +160,10 @@ def check_own(spec: EnvSpec, rows: int) -> None:
         return SCHEMES[spec.actions].target(spec, action, ordered)
 
     one = jax.ShapeDtypeStruct(shape, actions.dtype)
-    given = examined(where, target, one, jax.ShapeDtypeStruct(shape, jnp.float32), rows=rows)
+    given = examine(where, target, one, jax.ShapeDtypeStruct(shape, jnp.float32), rows=rows)
     fits = getattr(given, "shape", None) == shape and jnp.issubdtype(given.dtype, jnp.floating)
     if not fits:
-        what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else described(given)
+        what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else describe(given)
         raise ConfigError(f"{where}: returns {what}; return one weight per asset, float32{shape}.")
     low, high = spec.bounds
     for start in sorted({low, 0.0, high}):

@@ -125,7 +125,10 @@ class _Run:
         self.env, self.length = env, episode_length(env.market)
         # Programs are compiled once here: every check would compile the step again.
         self.keys = jax.random.split(jax.random.key(seed), 3)
-        (self.reset, self.begun), (self.step, self.stepped) = counted(env.reset), counted(env.step)
+        (self.reset, self.begun), (self.step, self.stepped) = (
+            count_traces(env.reset),
+            count_traces(env.step),
+        )
 
     @functools.cached_property
     def start(self) -> tuple[EnvState, TimeStep]:
@@ -222,7 +225,7 @@ def impure(function: Callable, *args: Any) -> str:
     return difference(function(*args), function(*args))
 
 
-def counted(function: Callable) -> tuple[Callable, list[Any]]:
+def count_traces(function: Callable) -> tuple[Callable, list[Any]]:
     """Return the jitted function, and a list with the shapes of its arguments at each trace."""
     traces = []
 

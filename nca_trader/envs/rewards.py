@@ -1,7 +1,7 @@
 """Rewards: the account's log-return, or another quantity to train an agent on.
 
 Every reward is a pure function of one step. Two of them also depend on earlier steps: for these
-the account keeps a `RewardMemory`, which the policy observes (`shown`).
+the account keeps a `RewardMemory`, which the policy observes (`memory_features`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import AccountConfig, EnvConfig
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
-from nca_trader.envs.account.costs import examined
+from nca_trader.envs.account.costs import examine
 from nca_trader.envs.account.state import Account, Legs, open_account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
@@ -101,7 +101,7 @@ def usual_variance(spec: EnvSpec) -> float:
     return max(spec.variance, LEAST_VARIANCE)
 
 
-def begun(spec: EnvSpec, account: Account) -> Account:
+def begin_account(spec: EnvSpec, account: Account) -> Account:
     """Return the account as of an episode that begins at this close: its reward's memory begins.
 
     With a base rule its target is 0 until the account sees a bar.
@@ -117,7 +117,7 @@ def _remembering(spec: EnvSpec, account: Account) -> Account:
     return account._replace(memory=RewardMemory(account.log_equity, account.log_equity_low, kept))
 
 
-def remembered(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Account:
+def remember(spec: EnvSpec, account: Account, first: ArrayLike = False) -> Account:
     """Return the account with its memory updated to this close; call it once per bar.
 
     It adds the return since the last call, including the cost of a fill at that close.
@@ -153,7 +153,7 @@ def _memory(spec: EnvSpec) -> Any:
     return SCHEMES[spec.memory].memory
 
 
-def shown(spec: EnvSpec, account: Account) -> tuple[Array, ...]:
+def memory_features(spec: EnvSpec, account: Account) -> tuple[Array, ...]:
     """Return the memory as M numbers `[]` of order one, which determine it."""
     return account.memory.kept.shown(spec) if spec.memory else ()
 
@@ -304,6 +304,12 @@ class Reward(NamedTuple):
         The policy observes as many numbers as it has fields.
       unit: the size of a reward where that does not follow the bars' volatility; None where it is
         of the size of a bar's return. The learner scales rewards by it.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> double = nca.Reward(lambda config, spec, step: 2.0 * step.log_return)
+      >>> double.memory is None
+      True
     """
 
     pay: Callable[[EnvConfig, EnvSpec, Step], Array]
@@ -322,7 +328,7 @@ def own_reward(value: Any, name: str) -> Reward:
         return Reward(pay)
     if not isinstance(value, Reward):
         raise ConfigError(
-            f"{name}: is {described(value)}; give a function (config, spec, step), or a Reward."
+            f"{name}: is {describe(value)}; give a function (config, spec, step), or a Reward."
         )
     parts = ("_fields", "begin", "after", "shown")
     lacks = [part for part in parts if not hasattr(value.memory, part)]
@@ -338,23 +344,23 @@ def check_own(config: EnvConfig, spec: EnvSpec, rules: AccountConfig, num_bars: 
     """Compute your own reward of one step, in shapes alone.
 
     Raises:
-      ConfigError: it raises, is not pure (see `examined`), or does not return one number.
+      ConfigError: it raises, is not pure (see `examine`), or does not return one number.
     """
     if config.reward in SCHEMES.builtin:
         return
 
     def paid(weight: Array) -> Array:
-        account = begun(spec, open_account(weight, rules))
+        account = begin_account(spec, open_account(weight, rules))
         legs = Legs(weight, weight, jnp.ones(weight.shape, bool))
         kept = account.memory.kept if spec.memory else None
         step = Step(weight.sum(), weight, weight, legs, rules.costs, 1.0, kept)
-        remembered(spec, account)
+        remember(spec, account)
         return reward_of(config, spec, step)
 
     where, weight = f"reward {config.reward}", jax.ShapeDtypeStruct((spec.num_assets,), jnp.float32)
-    given = examined(where, paid, weight, rows=num_bars)
+    given = examine(where, paid, weight, rows=num_bars)
     if getattr(given, "shape", None) != () or not jnp.issubdtype(given.dtype, jnp.floating):
-        what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else described(given)
+        what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else describe(given)
         raise ConfigError(f"{where}: returns {what}; return one number.")
 
 

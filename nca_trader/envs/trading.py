@@ -25,7 +25,7 @@ from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Shards
 from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.envs import actions, load_env, rewards
-from nca_trader.envs.account.fills import capped
+from nca_trader.envs.account.fills import cap
 from nca_trader.envs.account.state import (
     Account,
     Legs,
@@ -45,7 +45,7 @@ from nca_trader.envs.market import (
     observed_states,
     spec_of,
 )
-from nca_trader.envs.rewards import begun, remembered
+from nca_trader.envs.rewards import begin_account, remember
 from nca_trader.errors import BarError, ConfigError, StateError
 from nca_trader.markets import Task, task_of
 from nca_trader.numerics import hash_uniform
@@ -108,7 +108,7 @@ class EnvState(NamedTuple):
         return Observation(self.index, self.episode.account, self.drop)
 
 
-def kept(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
+def keep_mask(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
     """Return the dropout mask `[..., A]` bool of the bars at `row` `[...]`; False is hidden.
 
     A hash of seed, bar and asset, not a random stream: a segment of an episode needs no state.
@@ -154,8 +154,8 @@ def transition(
     after, _ = on_bar(placed, following, rules)
     step = rewards.Step(
         log_return(before, after),
-        capped(before.ordered, rules),
-        capped(placed.ordered, rules),
+        cap(before.ordered, rules),
+        cap(placed.ordered, rules),
         following,
         rules.costs,
         scale,
@@ -163,7 +163,7 @@ def transition(
     )
     # The reward reads the memory of before the step; only then is it updated.
     reward = rewards.reward_of(config, spec, step) - actions.tilt_price(spec, action)
-    return episode._replace(account=remembered(spec, after)), reward
+    return episode._replace(account=remember(spec, after)), reward
 
 
 def begin(dynamics: Dynamics, key: Array, first: Legs | None = None) -> Episode:
@@ -205,7 +205,7 @@ def begin(dynamics: Dynamics, key: Array, first: Legs | None = None) -> Episode:
         free = dataclasses.replace(PLAIN, fill="close", **caps)
         there = Legs(target, target, jnp.ones(shape, bool), size=size).at_close
         account = place_order(account, target, there, free)[0]
-    account = begun(spec, account)
+    account = begin_account(spec, account)
     if first is not None and first.base is not None:
         account = account._replace(base=jnp.asarray(first.base, account.weight.dtype))
     return Episode(account, scale)
@@ -292,7 +292,7 @@ def window(market: Market, observation: Observation, length: int) -> Array:
     there = (rows >= 0)[:, None]
     if observation.drop is not None:
         config, spec, _ = market.dynamics
-        there = there & kept(config.feature_dropout, observation.drop, rows, spec.num_assets)
+        there = there & keep_mask(config.feature_dropout, observation.drop, rows, spec.num_assets)
     return jnp.where(there[..., None], seen, 0.0)
 
 

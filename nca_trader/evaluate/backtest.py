@@ -22,7 +22,7 @@ from nca_trader.evaluate.simulate import (
     simulate_strategy,
     simulate_targets,
 )
-from nca_trader.evaluate.trades import earned
+from nca_trader.evaluate.trades import part_earnings
 from nca_trader.evaluate.wording import in_sample_sentence
 from nca_trader.machine import keep_freed_memory
 from nca_trader.markets import Task
@@ -175,7 +175,7 @@ def backtest(
         again=again,
     )
     if trials is not None and run is None:
-        result, _ = counted(result, bars, first, trials, "backtest")
+        result, _ = count_trial(result, bars, first, trials, "backtest")
     # A command prints them with the metrics. Targets that order nothing expect no fill.
     if look and not in_a_command() and np.nan_to_num(trace.target).any():
         for caution in result.cautions:
@@ -306,7 +306,9 @@ def _of_blend(mix: Strategy, bars: Bars, rules: AccountConfig, first: int, last:
     traded, equity = bars[first:last], np.exp(done.trace.log_equity)
     units = trades.units_held(traded, equity, np.asarray(done.trace.weight))
     fills, at_open = trades.fills_in(traded, done.trace, rules), rules.fill == "next_open"
-    return done._replace(parts=earned(traded, mix.parts, asked, fills, units, equity, at_open))
+    return done._replace(
+        parts=part_earnings(traded, mix.parts, asked, fills, units, equity, at_open)
+    )
 
 
 def _of_targets(
@@ -337,7 +339,7 @@ def _of_targets(
     return _Simulated(trace, name, known, again, unchecked=unchecked)
 
 
-def counted(
+def count_trial(
     result: Result, bars: Bars, first: int, folder: Any, kind: str
 ) -> tuple[Result, trial_log.Tried]:
     """Count a result in a trial log; return it with the count.

@@ -18,7 +18,7 @@ import numpy as np
 from nca_trader.agents.base import RULES
 from nca_trader.config.account import PLAIN
 from nca_trader.config.extensions import load, module_of, origin_of
-from nca_trader.config.ranges import described, nearest
+from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.spans import LARGEST_GRID
 from nca_trader.data.features import Feature, refuse_unknown
 from nca_trader.envs.account.costs import SIZES, Trade, own_rates
@@ -114,12 +114,12 @@ def combinations_of(
     """
     if not callable(rule):
         raise ConfigError(
-            f"rule is {described(rule)}; give a function of its parameters, e.g. "
+            f"rule is {describe(rule)}; give a function of its parameters, e.g. "
             "nca.rules.sma_cross, without calling it."
         )
     if not isinstance(grid, Mapping):
         raise ConfigError(
-            f"grid is {described(grid)}; give values by parameter, e.g. {{'fast': range(5, 35)}}."
+            f"grid is {describe(grid)}; give values by parameter, e.g. {{'fast': range(5, 35)}}."
         )
     check_parameters(getattr(rule, "__name__", "the rule"), rule, grid)
     if sample is not None and (not isinstance(sample, Integral) or not 1 <= sample <= LARGEST_GRID):
@@ -194,7 +194,7 @@ def _drawn(parameter: str, values: Any, points: np.ndarray) -> list[Any]:
 def _refuse_no_values(parameter: str, values: Any) -> None:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ConfigError(
-            f"grid: {parameter!r} is {described(values)}; give its values, e.g. range(5, 35) or "
+            f"grid: {parameter!r} is {describe(values)}; give its values, e.g. range(5, 35) or "
             "[0.5, 1.0]."
         )
 
@@ -375,7 +375,7 @@ def make_subject(member: Any, params: Mapping[str, Any], where: str = "") -> Any
         raise ConfigError(f"{where}: it can't be built ({what}); repair that.") from None
     if not isinstance(strategy, Strategy | Feature):
         raise ConfigError(
-            f"{where}: takes no bars and returns {described(strategy)}; let it take bars, or "
+            f"{where}: takes no bars and returns {describe(strategy)}; let it take bars, or "
             "return a Strategy or a Feature."
         )
     return strategy

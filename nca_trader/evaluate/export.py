@@ -19,14 +19,14 @@ from nca_trader.config.extensions import is_source
 from nca_trader.data.bars import read_bars, sample_bars
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.market import features_of, observed_states
-from nca_trader.envs.rewards import begun
+from nca_trader.envs.rewards import begin_account
 from nca_trader.errors import BarError, ConfigError, argument
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.backtest import count_look
 from nca_trader.evaluate.wording import few
 from nca_trader.markets import Task, seed_of, task_of
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.progress import tracked
+from nca_trader.progress import track
 from nca_trader.runs.exported import Coding, compact
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.portable import Portable, portable
@@ -274,7 +274,7 @@ def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, spec.num_assets, spec.num_features)).astype(np.float32)
     present = np.ones(x.shape[:2], bool)
-    account = begun(spec, open_account(np.zeros(spec.num_assets, np.float32)))
+    account = begin_account(spec, open_account(np.zeros(spec.num_assets, np.float32)))
     state = policy.begin()
 
     @jax.jit
@@ -298,7 +298,7 @@ def latencies(policy: Policy, *several: Params) -> list[dict[str, float]]:
 def _medians_us(calls: Sequence[Callable[[], Any]], label: str) -> list[float]:
     # In turns, so that a slow spell of the machine slows all of them.
     spent: list[list[float]] = [[] for _ in calls]
-    for turn in tracked(range(CALLS + 1), f"time {label}", "calls", compiles=True, ticks=False):
+    for turn in track(range(CALLS + 1), f"time {label}", "calls", compiles=True, ticks=False):
         for call, times in zip(calls, spent, strict=True):
             began = time.perf_counter()
             jax.block_until_ready(call())

@@ -75,7 +75,7 @@ def sums(returns: ArrayLike | Sums) -> Sums:
     """Compute the sums of one account's simple returns `[T]`."""
     if isinstance(returns, Sums):
         return returns
-    r, count = known(returns), np.float64(known(returns).size)
+    r, count = drop_nan(returns), np.float64(drop_nan(returns).size)
     mean = r.sum() / count
     centred = r - mean
     square = centred * centred
@@ -100,7 +100,7 @@ def _defined(condition: Any, value: Any) -> Any:
     return found if found.ndim else float(found)
 
 
-def known(returns: ArrayLike) -> np.ndarray:
+def drop_nan(returns: ArrayLike) -> np.ndarray:
     """Return the returns that are not NaN, `[T]` float64."""
     r = np.asarray(returns, np.float64)
     if r.ndim != 1:
@@ -232,7 +232,7 @@ def max_drawdown_duration(returns: ArrayLike) -> float:
     It runs from the bar of the high to the bar that reaches the high again, or to the last bar
     where none does. NaN bars count, because their time has passed. NaN for no bars.
     """
-    if not known(returns).size:
+    if not drop_nan(returns).size:
         return math.nan
     below = drawdown_series(returns) < 0.0
     # The distance between two bars at a high, the start and the end included.
@@ -246,7 +246,7 @@ def max_drawdown_duration(returns: ArrayLike) -> float:
 
 def ulcer_index(returns: ArrayLike) -> float:
     """Compute `sqrt(mean(drawdown ** 2))` (Martin and McCann 1989). NaN for no bars."""
-    r = known(returns)
+    r = drop_nan(returns)
     return float(np.sqrt(np.mean(drawdown_series(r) ** 2))) if r.size else math.nan
 
 
@@ -260,14 +260,14 @@ def omega(returns: ArrayLike, threshold: float = 0.0) -> float:
     Returns:
       NaN where no bar was below the threshold.
     """
-    r = known(returns) - threshold
+    r = drop_nan(returns) - threshold
     lost = -np.minimum(r, 0.0).sum()
     return float(np.maximum(r, 0.0).sum() / lost) if lost > 0 else math.nan
 
 
 def tail_ratio(returns: ArrayLike) -> float:
     """Compute `|95% quantile| / |5% quantile|` of returns. NaN where the 5% quantile is 0."""
-    r = known(returns)
+    r = drop_nan(returns)
     if not r.size:
         return math.nan
     low, high = np.abs(np.quantile(r, [TAIL, 1.0 - TAIL]))
@@ -276,13 +276,13 @@ def tail_ratio(returns: ArrayLike) -> float:
 
 def value_at_risk(returns: ArrayLike) -> float:
     """Compute the 5% quantile of returns per bar, e.g. -0.02; NaN for no bars."""
-    r = known(returns)
+    r = drop_nan(returns)
     return float(np.quantile(r, TAIL)) if r.size else math.nan
 
 
 def expected_shortfall(returns: ArrayLike) -> float:
     """Compute the mean of the returns at or below `value_at_risk` (CVaR); NaN for no bars."""
-    r = known(returns)
+    r = drop_nan(returns)
     return float(r[r <= np.quantile(r, TAIL)].mean()) if r.size else math.nan
 
 
@@ -291,7 +291,7 @@ def stability(returns: ArrayLike) -> float:
 
     NaN for fewer than two bars, for an equity that never moved, and after a loss of everything.
     """
-    r = known(returns)
+    r = drop_nan(returns)
     if r.size < 2 or (r <= -1.0).any():
         return math.nan
     path = np.cumsum(np.log1p(r))
@@ -377,7 +377,7 @@ def summary(
     plain = simple_returns(equity)
     grown, excess = (traded_returns(r, turnover) for r in (plain, excess_returns(equity, interest)))
     return {
-        "bars": float(known(plain).size),
+        "bars": float(drop_nan(plain).size),
         **of_sums(sums(plain), sums(grown), sums(excess), bars_per_year),
         "exposure": math.nan if weights is None else exposure(weights),
         "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),

@@ -25,11 +25,11 @@ from nca_trader.envs.account.exits import Book, Order
 from nca_trader.envs.account.state import Account, Legs, legs_of, open_account
 from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.market import features_of, observed_states
-from nca_trader.envs.rewards import begun, remembered, up_to_first
+from nca_trader.envs.rewards import begin_account, remember, up_to_first
 from nca_trader.errors import BarError
 from nca_trader.markets import Task
 from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu, row_sums
-from nca_trader.progress import tracked
+from nca_trader.progress import track
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.universe import run_on
 from nca_trader.strategies.strategy import Strategy
@@ -275,7 +275,7 @@ def encode(
     halo = policy.receptive_field - 1
     function = jax.jit(policy.encode)
     pieces, begins = [], range(start // CHUNK * CHUNK, len(features), CHUNK)
-    for begin in tracked(begins, "encode bars", "chunks"):
+    for begin in track(begins, "encode bars", "chunks"):
         first, end = max(begin - halo, 0), min(begin + CHUNK, len(features))
         # One shape for all chunks, so one compilation. A bar has one place in its chunk, however
         # many bars follow it, because a matrix product may round its rows by their place.
@@ -417,7 +417,7 @@ def _scan_agent(
         legs_t, cells_t, ready_t, first_t = xs
 
         def at_close(account: Account) -> tuple[Account, Array, tuple[Array, ...]]:
-            account = remembered(spec, account, first_t)
+            account = remember(spec, account, first_t)
             several = zip(params, cells_t, strict=True)
             logits = [decide(policy, p, c, account).logits for p, c in several]
             target = jnp.where(ready_t, policy.target(logits[0], account), jnp.nan)
@@ -428,7 +428,7 @@ def _scan_agent(
 
     flat = jnp.zeros(spec.num_assets, jnp.float64)
     weight, ordered = (flat, flat) if held is None else held
-    account = begun(spec, open_account(weight, rules)._replace(ordered=ordered))
+    account = begin_account(spec, open_account(weight, rules)._replace(ordered=ordered))
     xs = (legs, cells, ready, up_to_first(ready))
     return jax.lax.scan(step, account, xs)[1]
 

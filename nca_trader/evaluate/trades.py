@@ -292,7 +292,7 @@ def capacity(fills: Fills, bars: Bars, participation: float = PARTICIPATION) -> 
     return float(np.quantile(largest, 1.0 - WITHIN)) if largest.size else math.nan
 
 
-def earned(
+def part_earnings(
     bars: Bars,
     parts: tuple[BlendPart, ...],
     asked: np.ndarray,

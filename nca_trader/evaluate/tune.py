@@ -21,7 +21,7 @@ from nca_trader.agents import load_agent
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.agent import alone
-from nca_trader.config.ranges import expect, taken
+from nca_trader.config.ranges import expect, take_settings
 from nca_trader.config.records import plain
 from nca_trader.config.spans import (
     Range,
@@ -146,7 +146,7 @@ def tune(
     expect("bars", bars, Bars, "Bars, e.g. of nca.read_bars", agent=agent)
     check_metric(metric)
     parse_workers(workers)
-    how = taken("training", Training, training, settings)
+    how = take_settings("training", Training, training, settings)
     how.refuse("is of a walk-forward", "warm_start", "deploy", "name")
     known = [*inspect.signature(tune).parameters, "env", "seeds", "steps", "seed"]
     given = gather_account(account, settings, known)

@@ -34,7 +34,7 @@ from jax import Array
 
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.envs.account.fills import capped
+from nca_trader.envs.account.fills import cap
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, open_account
 from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.actions import to_target
@@ -46,11 +46,11 @@ from nca_trader.learner.rollout import (
     Draw,
     Segments,
     Span,
-    advanced,
+    advance,
     encode_span,
     mean_statistics,
-    moved,
     refuse_obstacles,
+    scale_returns,
     span_of,
 )
 from nca_trader.numerics import einsum32, logprob32
@@ -100,7 +100,7 @@ def collect(
     metrics = expected_metrics(batch, reward, leads)
     if coupled(dynamics):  # each asset has the reward of all
         metrics["reward"] /= dynamics.spec.num_assets
-    return advanced(segments, length, episode), batch, metrics
+    return advance(segments, length, episode), batch, metrics
 
 
 def loss(setup: AgentSetup, params: Params, market: Market, items: Enumeration) -> Loss:
@@ -155,7 +155,7 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     positions, actions = jnp.asarray(spec.targets, jnp.float32), jnp.arange(spec.num_actions)
     # One bar more than decisions: the last reward is that of the bar after the last decision.
     rows = span.index[:, None] + jnp.arange(length + 1)[None]
-    legs = moved(market.legs_at(rows), draw.volatility_scale)
+    legs = scale_returns(market.legs_at(rows), draw.volatility_scale)
     years = legs.years
     if years is not None:  # the only leg without an axis of assets
         years = jnp.broadcast_to(years[..., None], legs.present.shape)
@@ -218,7 +218,7 @@ def levels_of(dynamics: Dynamics) -> tuple[np.ndarray, np.ndarray]:
     targets = np.asarray(spec.targets, np.float32)
     every = np.stack(np.meshgrid(*[targets] * spec.num_assets, indexing="ij"), axis=-1)
     with jax.ensure_compile_time_eval():
-        cut = jax.vmap(lambda position: capped(position, dynamics.rules))
+        cut = jax.vmap(lambda position: cap(position, dynamics.rules))
         levels, number = np.unique(cut(every.reshape(-1, spec.num_assets)), return_inverse=True)
     return levels, number.reshape(every.shape)
 

@@ -40,7 +40,7 @@ from nca_trader.parallel.mesh import (
     compiler_options,
     everywhere,
     mesh_over,
-    replicated,
+    replicate,
 )
 
 T = TypeVar("T")
@@ -283,7 +283,7 @@ def make_program(
     )
     if parts.config.num_seeds > 1:
         step = step_each(step, parts.config.num_seeds, mesh)
-    out = (placed, replicated(mesh))
+    out = (placed, replicate(mesh))
     # The state is donated, so a device never holds it twice.
     return jax.jit(step, donate_argnums=0, out_shardings=out, compiler_options=options)
 

@@ -50,11 +50,11 @@ from nca_trader.learner.rollout import (
     Draw,
     Segments,
     Span,
-    advanced,
+    advance,
     encode_span,
     mean_statistics,
-    moved,
     refuse_obstacles,
+    scale_returns,
     select,
     span_of,
     transition_at_costs,
@@ -111,7 +111,7 @@ def collect(
     }
     if setup.config.objective == "sharpe":
         statistics["pooled"] = moments(reward)
-    return advanced(segments, setup.config.segment_length, episode), starts, statistics
+    return advance(segments, setup.config.segment_length, episode), starts, statistics
 
 
 def pool(
@@ -175,7 +175,7 @@ def simulate(
     rows = starts.span.index[:, None] + jnp.arange(length + 1)[None]
     legs = market.legs_at(rows)
     if starts.volatility_scale is not None:
-        legs = moved(legs, starts.volatility_scale[:, None, None])
+        legs = scale_returns(legs, starts.volatility_scale[:, None, None])
     # A scan runs over the first axis, here the bars.
     cells, legs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (cells, legs))
     now, following = (jax.tree.map(lambda a, s=s: a[s], legs) for s in (slice(-1), slice(1, None)))

@@ -20,7 +20,7 @@ from nca_trader.agents.policy import Params, Policy, decide
 from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import Legs
 from nca_trader.envs.market import Dynamics, Market
-from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, kept, transition
+from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, keep_mask, transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import AgentSetup, Loss
 
@@ -155,7 +155,7 @@ def gather_segment(market: Market, span: Span, halo: int, length: int) -> tuple[
         return x, present
     rate = market.dynamics.config.feature_dropout
     # The mask is a hash of seed and row, so collecting and learning hide the same bars.
-    there = kept(rate, span.drop[:, None], rows, present.shape[-1])
+    there = keep_mask(rate, span.drop[:, None], rows, present.shape[-1])
     return jnp.where(there[..., None], x, 0.0), present & there
 
 
@@ -269,7 +269,7 @@ def roll_out(
     bootstrap = decide(policy, params, cells[-1][:, None], episode.account).value
     steps = [jnp.moveaxis(leaf, 0, 1) for leaf in steps]
     rollout = Rollout._make([span, *steps, bootstrap])
-    return advanced(segments, length, episode), rollout
+    return advance(segments, length, episode), rollout
 
 
 def accounts_on(
@@ -284,7 +284,7 @@ def accounts_on(
     """
     dynamics = market.dynamics
     rows = span.index[None] + jnp.arange(length + 1)[:, None]
-    legs = moved(market.legs_at(rows), draw.volatility_scale)
+    legs = scale_returns(market.legs_at(rows), draw.volatility_scale)
     now = jax.tree.map(lambda a: a[:-1], legs)
     following = jax.tree.map(lambda a: a[1:], legs)
     one = functools.partial(transition_at_costs, dynamics)
@@ -342,7 +342,7 @@ def repeat(
     return seen, reward, ruined, see(episode.account)
 
 
-def advanced(segments: Segments, length: int, episode: Episode) -> Segments:
+def advance(segments: Segments, length: int, episode: Episode) -> Segments:
     """Return the segments `length` bars later, with their accounts as in `episode`."""
     index, left = segments.index + length, segments.left - length
     return Segments(index, left, segments.drop, episode)
@@ -374,7 +374,7 @@ def _towards_one(start: float, share: float, update: Array, num_updates: int) ->
     return start + (1.0 - start) * jnp.minimum(done, 1.0)
 
 
-def moved(legs: Legs, scale: Array | None) -> Legs:
+def scale_returns(legs: Legs, scale: Array | None) -> Legs:
     """Return the market's returns with every log-return multiplied by `scale`; None is 1.
 
     Both returns r of a bar become `(1 + r)^scale - 1`. These are the returns of prices

@@ -131,7 +131,7 @@ class Stored(NamedTuple):
     log_prob: Array
 
 
-def stored(rollout: Rollout, begun: Begun) -> Stored:
+def store_rollout(rollout: Rollout, begun: Begun) -> Stored:
     """Return the part of `rollout` to store, whose accounts began as `begun`."""
     return Stored(rollout.span, begun, rollout.action, rollout.log_prob)
 
@@ -143,7 +143,7 @@ def begin_ring(setup: AgentSetup, market: Market, params: Params, segments: Segm
         keys = jnp.broadcast_to(jax.random.key(0), segments.index.shape)
         draw = Draw(keys, segments.episode)
         rollout = roll_out(setup, params, market, segments, draw)[1]
-        return stored(rollout, Begun(segments.episode, segments.episode))
+        return store_rollout(rollout, Begun(segments.episode, segments.episode))
 
     # Shapes alone: nothing is simulated here.
     return init(jax.eval_shape(one, params, segments), setup.config.replay_slots)
@@ -159,7 +159,7 @@ def transitions_per_gb(item: Stored) -> int:
     return GB * item.log_prob.size // held
 
 
-def described(ring: Ring) -> str:
+def describe_ring(ring: Ring) -> str:
     """Describe the capacity of a ring in one line."""
     transitions = ring.data.log_prob.size
     per_gb = transitions_per_gb(ring.data)
@@ -374,7 +374,7 @@ def own_algorithm(value: Any, name: str) -> Algorithm:
         return value
     if not callable(value):
         raise ConfigError(
-            f"{name}: is {ranges.described(value)}; give a function with the arguments of "
+            f"{name}: is {ranges.describe(value)}; give a function with the arguments of "
             "nca_trader.learner.ppo.gae, or an Algorithm."
         )
     row = jax.ShapeDtypeStruct((3,), jnp.float32)

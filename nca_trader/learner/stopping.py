@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from nca_trader.agents.policy import Params, unstacked
+from nca_trader.agents.policy import Params, unstack
 from nca_trader.config import SelectionConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import RunError, argument
@@ -111,7 +111,7 @@ class Stopping:
         A collective: every process must call it.
         """
         assert self._select is not None
-        params = jax.tree.map(hosts.copied, state.params)
+        params = jax.tree.map(hosts.copy_to_host, state.params)
         hosts.on_first(lambda: self._score(params, done, row))
         before = self._best
         self._agree()
@@ -134,7 +134,7 @@ class Stopping:
         sharpe = there.sharpe if there else None
         if best is not None:
             num_agents = self._run.agent_config.num_seeds
-            alone = unstacked(best, num_agents) if num_agents > 1 else [best]
+            alone = unstack(best, num_agents) if num_agents > 1 else [best]
             each = [self._select.returns(self._run, one, i) for i, one in enumerate(alone)]
             sharpe = [number_or_null(self._select.score(one)) for one in each]
         found = Selection(

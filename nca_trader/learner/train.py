@@ -50,7 +50,7 @@ from nca_trader.learner.programs import Compilations
 from nca_trader.learner.stopping import Scoring, Stopping
 from nca_trader.learner.update import LearnerState
 from nca_trader.parallel import hosts
-from nca_trader.parallel.mesh import replicated
+from nca_trader.parallel.mesh import replicate
 from nca_trader.progress import Progress, quiet
 from nca_trader.runs.checkpoint import Checkpoints, shapes_of, unflatten
 from nca_trader.runs.manifest import Run
@@ -483,10 +483,10 @@ class Markets:
             own = [d for d in self._mesh.devices.flat if d.process_index == hosts.own()]
             # A process can put arrays on its own devices only.
             local = self._mesh if len(own) == self._mesh.size else Mesh(np.array(own), ("own",))
-            place: Any = replicated(local)
+            place: Any = replicate(local)
             first = turn % len(self._own)
             self._stream = stream(self._own, env.prepare, start=first, repeat=True, device=place)
-        market, whole = next(self._stream).arrays, replicated(self._mesh)
+        market, whole = next(self._stream).arrays, replicate(self._mesh)
 
         def joined(leaf: Array) -> Array:
             # Each process read another shard, yet the array counts as replicated: the learner

@@ -51,7 +51,7 @@ from nca_trader.learner.sampled import (
     can_sample,
     own_algorithm,
     sample,
-    stored,
+    store_rollout,
 )
 from nca_trader.parallel.mesh import BATCH
 
@@ -192,7 +192,7 @@ def update(parts: Parts, state: LearnerState, market: Market) -> tuple[LearnerSt
             # In the first update the ring is empty.
             params, opt_state = jax.lax.cond(can_sample(old), again, lambda same: same, learnt)
         # After sampling, so an update never learns twice from its own rollout.
-        ring = add(old, stored(batch[0], begun))
+        ring = add(old, store_rollout(batch[0], begun))
 
     # If one gradient of an update was dropped, all its steps are undone; the count stays.
     params, opt_state = whole_or_nothing(before, (params, opt_state))

@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.extensions import called, installed, load, origin_of
-from nca_trader.config.ranges import between, described, nearest, one_of, refuse, whole
+from nca_trader.config.extensions import call_named, installed_points, load, origin_of
+from nca_trader.config.ranges import between, describe, nearest, one_of, refuse, whole
 from nca_trader.config.records import SHOWN, read_toml
 from nca_trader.errors import ConfigError
 from nca_trader.machine import memory
@@ -453,7 +453,7 @@ def linear_pay(cost: float) -> Pay:
 def market(name: str, **parameters: Any) -> SyntheticMarket:
     """Return the market called `name`, see `nca_trader.optimum.optima.synthetic.market`."""
     if name not in MARKETS:
-        names = [*MARKETS, *installed("markets")]
+        names = [*MARKETS, *installed_points("markets")]
         raise ConfigError(
             f"no synthetic market '{name}'; {nearest(str(name), names)}There are "
             f"{', '.join(names)}, and module:name of your own."
@@ -491,10 +491,10 @@ def _own_task(config: EnvConfig, seed: int) -> Task | None:
         bare = text.removesuffix(f"({values})")  # the path of a file may have brackets as well
     task = function = load("markets", bare)
     if callable(function):
-        task = called(function, text, values or "", num_bars=num_bars, seed=seed)
+        task = call_named(function, text, values or "", num_bars=num_bars, seed=seed)
     if not (callable(function) and isinstance(task, Task)):
         raise ConfigError(
-            f"{text}: {'returned' if callable(function) else 'is'} {described(task)}; give a "
+            f"{text}: {'returned' if callable(function) else 'is'} {describe(task)}; give a "
             "function of num_bars and seed that returns a Task, e.g. that of nca.synthetic.make."
         )
     size, count = (num_bars, task.num_assets), len(task.state_names)

@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from nca_trader.config.records import Mismatch, converted, read_json
+from nca_trader.config.records import Mismatch, convert, read_json
 from nca_trader.errors import ConfigError, argument, printable
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.figures import (
@@ -134,7 +134,10 @@ class Standing(NamedTuple):
     def reached(self, axis: int) -> list[float]:
         """Return the steps (axis 0) or seconds (1) of each seed to 95%; inf where it did not."""
         return [
-            next((float(p[axis]) for p in known(row["curve"], axis) if p[2] >= REACHED), math.inf)
+            next(
+                (float(p[axis]) for p in known_points(row["curve"], axis) if p[2] >= REACHED),
+                math.inf,
+            )
             for row in self.rows
         ]
 
@@ -218,7 +221,7 @@ def read_rows(paths: Sequence[str | os.PathLike[str]]) -> list[Row]:
             try:
                 # Other keys are not the board's.
                 own = {k: row[k] for k in names if k in row} if isinstance(row, dict) else row
-                converted(own, _Stored)
+                convert(own, _Stored)
             except Mismatch as wrong:
                 raise ConfigError(
                     f"{where}: is not a row of `prove`: {printable(wrong.sentence)}."
@@ -392,13 +395,13 @@ def draw_market(
             colour, dash = colours[entry.name]
             colour = printed.get(colour, colour)
             name = entry.name if place == 0 else None
-            curves = [known(row["curve"], column) for row in entry.rows]
+            curves = [known_points(row["curve"], column) for row in entry.rows]
             # Of one that was trained elsewhere the level alone is known.
             if not all(len(curve) > 1 and curve[-1][column] > 0 for curve in curves):
                 level = interquartile(entry.fractions)[0]
                 axes.axhline(level, color=colour, linestyle=":", linewidth=1.6, label=name)
                 continue
-            x, middle, low, high = joined(curves, column)
+            x, middle, low, high = join_curves(curves, column)
             axes.plot(x, middle, color=colour, linestyle=dash, linewidth=1.6, label=name)
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.axhline(REACHED, color=printed.get(MUTED, MUTED), linewidth=0.8)
@@ -419,12 +422,12 @@ def draw_market(
     figure.legend(loc="outside upper left", ncols=columns, frameon=False)
 
 
-def known(curve: Sequence[Sequence[Any]], column: int) -> list[Sequence[float]]:
+def known_points(curve: Sequence[Sequence[Any]], column: int) -> list[Sequence[float]]:
     """Return the points that have a fraction and this column: who trained elsewhere has neither."""
     return [point for point in curve if point[2] is not None and point[column] is not None]
 
 
-def joined(
+def join_curves(
     curves: Sequence[Sequence[Sequence[float]]], column: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Join the curves of seeds along their steps (column 0) or seconds (1).

@@ -83,7 +83,7 @@ def frozen(market: str) -> Frozen:
             f"no frozen environment {market!r}; {nearest(str(market), FROZEN)}There are "
             f"{', '.join(FROZEN)}."
         )
-    config = shown(load_env(name))
+    config = show_features(load_env(name))
     config = dataclasses.replace(
         config,
         market_bars=CELLS // market_of(config).num_assets,
@@ -99,7 +99,7 @@ def frozen(market: str) -> Frozen:
     return found
 
 
-def shown(config: EnvConfig) -> EnvConfig:
+def show_features(config: EnvConfig) -> EnvConfig:
     """Return the environment in which an agent observes `FEATURES`, not the market's state.
 
     What else the config names follows them: `moving_volatility` is about the size of returns, which

@@ -20,7 +20,7 @@ from nca_trader.agents.policy import Params, Policy, decide
 from nca_trader.envs.account.state import open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Dynamics, Market
-from nca_trader.envs.rewards import begun
+from nca_trader.envs.rewards import begin_account
 from nca_trader.envs.trading import Episode, TradingEnv, transition
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import encode
@@ -176,7 +176,7 @@ def flat_episodes(dynamics: Dynamics, count: int) -> Episode:
     """Return the episodes of `count` accounts that begin flat."""
 
     def begin(weight: Array) -> Episode:
-        return Episode(begun(dynamics.spec, open_account(weight, dynamics.rules)))
+        return Episode(begin_account(dynamics.spec, open_account(weight, dynamics.rules)))
 
     return jax.vmap(begin)(jnp.zeros((count, dynamics.spec.num_assets)))
 

@@ -27,7 +27,7 @@ from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import gather_account
 from nca_trader.config.agent import alone
 from nca_trader.config.learning import LearnerConfig, OptimizerConfig
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.config.toml import to_toml
 from nca_trader.envs import FROZEN, load_env
 from nca_trader.envs.trading import TradingEnv
@@ -36,14 +36,14 @@ from nca_trader.learner.exact import check_finite, coupled
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
 from nca_trader.markets import SyntheticMarket, market_of
-from nca_trader.optimum.frozen import env_of, fields_of, frozen, shown
+from nca_trader.optimum.frozen import env_of, fields_of, frozen, show_features
 from nca_trader.optimum.measure import CELLS, evaluation_bars, reached_by
 from nca_trader.optimum.optima.synthetic import solved
 from nca_trader.optimum.outside.entry import entry_of
 from nca_trader.optimum.outside.outside import Asked, prove_entry
 from nca_trader.optimum.rows import Point, Score
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
-from nca_trader.progress import Progress, tracked
+from nca_trader.progress import Progress, track
 from nca_trader.runs.consent import own_names
 
 # Bars times assets of the training path. Where a signal is 1% of the variance, the number of bars
@@ -150,7 +150,7 @@ def known_market(
     """
     if name in FROZEN:
         frozen(name)  # refuses an edited preset
-    config = shown(load_env(name)).with_account(given)
+    config = show_features(load_env(name)).with_account(given)
     if not config.market:
         raise ConfigError(f"{name}: its bars are real, and no optimum is known; try ou_mid.")
     market = solved(market_of(config))
@@ -196,7 +196,7 @@ def suited(learner: LearnerConfig, env: TradingEnv) -> tuple[LearnerConfig, floa
             check(env)
         except ConfigError:
             continue
-        found = switched(learner, advantages=name)
+        found = switch(learner, advantages=name)
         key = "coupled" if name == "exact" and coupled(env.market.dynamics) else name
         if name == learner.advantages or key not in SPED:
             return found, 1.0
@@ -242,7 +242,7 @@ def controls_of(agent: AgentConfig, num_assets: int) -> dict[str, AgentConfig]:
         one_bar = dataclasses.replace(load_agent("mlp").policy, window=1)
         found["no_history"] = dataclasses.replace(agent, policy=one_bar)
     if agent.policy.neighbours != "none" and num_assets > 1:
-        alone = switched(agent.policy, neighbours="none")
+        alone = switch(agent.policy, neighbours="none")
         found["no_neighbours"] = dataclasses.replace(agent, policy=alone)
     short = max(agent.learner.steps // CONTROL_PART, 1)
     learner = dataclasses.replace(agent.learner, steps=short)
@@ -414,7 +414,7 @@ def train_and_evaluate(config: EnvConfig, agent: AgentConfig, seed: int) -> list
     every = -(-updates // LOOKS)
     state = learner.init(jax.random.key(int(key) >> 1))
     seconds, curve = 0.0, [Point(0.0, 0, reached_by(fresh, policy, state.params))]
-    for update in tracked(range(1, updates + 1), "train", "updates"):
+    for update in track(range(1, updates + 1), "train", "updates"):
         began = time.perf_counter()
         state = jax.block_until_ready(learner.step(state)[0])
         seconds += time.perf_counter() - began

@@ -170,14 +170,14 @@ class Patience(NamedTuple):
         begun, wait = clock.monotonic(), self.first
         while True:
             yield clock.monotonic() - begun
-            clock.sleep(jittered(wait, what))
+            clock.sleep(jitter(wait, what))
             wait = min(2.0 * wait, self.last)
 
 
 PATIENCE = Patience()
 
 
-def jittered(wait: float, what: str) -> float:
+def jitter(wait: float, what: str) -> float:
     """Return half to all of `wait`: sessions that failed together must not return together."""
     text = f"{what}{wait}"
     return wait * (0.5 + hashlib.sha256(text.encode()).digest()[0] / 510)

@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike
 
 from nca_trader.cloud import CloudPath
 from nca_trader.config import AccountConfig
-from nca_trader.config.ranges import described, expect
+from nca_trader.config.ranges import describe, expect
 from nca_trader.envs.account.risk import sizes
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.evaluate.simulate import decide_last
-from nca_trader.paper.journal.bars import completed
+from nca_trader.paper.journal.bars import complete
 from nca_trader.paper.session.core import Core, Observed, View
 from nca_trader.paper.session.subjects import agent_of
 from nca_trader.runs.exported import read_run
@@ -217,7 +217,7 @@ class AgentStream:
             )
         worth = 1.0 if equity is None else equity
         if not (isinstance(worth, int | float | np.number) and 0.0 < worth < np.inf):
-            raise ConfigError(f"equity is {described(equity)}; give a number above 0.")
+            raise ConfigError(f"equity is {describe(equity)}; give a number above 0.")
         return self._step(one, held, before, float(worth))
 
     def _step(
@@ -229,7 +229,7 @@ class AgentStream:
     ) -> np.ndarray:
         """Learn a bar, and decide at it where `held` is given."""
         state, none = self._state, np.zeros(len(self.symbols), bool)
-        bar = completed(bar, state.close)
+        bar = complete(bar, state.close)
         legs, view = self._core.legs(state, bar), View()
         if held is not None and self._core.ready(state, bar):
             zeros = np.zeros(len(held))

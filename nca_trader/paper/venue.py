@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, get_origin, get_type_hints
 
 import numpy as np
 
-from nca_trader.config.records import Mismatch, converted
+from nca_trader.config.records import Mismatch, convert
 from nca_trader.errors import NcaTraderError, printable
 
 LARGEST = 1e18  # of money, prices and units; beyond it sums lose all digits, or overflow
@@ -172,12 +172,12 @@ class Books(NamedTuple):
     units: np.ndarray
 
 
-def valued(units: np.ndarray, price: np.ndarray) -> np.ndarray:
+def value_of(units: np.ndarray, price: np.ndarray) -> np.ndarray:
     """Return `[A]` what positions are worth in money.
 
     0 units of an asset without a price yet are worth 0, and not NaN.
 
-    >>> valued(np.array([2.0, 0.0]), np.array([10.0, np.nan]))
+    >>> value_of(np.array([2.0, 0.0]), np.array([10.0, np.nan]))
     array([20.,  0.])
     """
     return np.where(units == 0.0, 0.0, units * price)
@@ -273,7 +273,7 @@ def fault_of(item: Any, kind: Any) -> str:
         value, kept = getattr(item, name, item), get_origin(hint) or hint
         try:
             # The declared type, as of a file's values.
-            read = converted(value, hint) if hint in PLAIN else value
+            read = convert(value, hint) if hint in PLAIN else value
         except (Mismatch, OverflowError):
             read = None
         good = isinstance(read, kept)

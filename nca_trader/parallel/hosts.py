@@ -1,8 +1,8 @@
 """Collectives of the processes of a run, one per host.
 
 In a run of one process every function returns immediately. In a run of several, `broadcast`,
-`all_gather`, `barrier`, `on_first` and `copied` are collectives: every process must call them, in
-the same order.
+`all_gather`, `barrier`, `on_first` and `copy_to_host` are collectives: every process must call
+them, in the same order.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def on_first(do: Callable[[], T]) -> T | None:
     return result
 
 
-def copied(leaf: Array) -> np.ndarray:
+def copy_to_host(leaf: Array) -> np.ndarray:
     """Copy a whole array to this host, including parts on devices of others."""
     # numpy cannot read parts on devices of other processes.
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):

@@ -102,14 +102,14 @@ def is_described(mesh: Mesh) -> bool:
     return "CompileOnly" in type(mesh.devices.flat[0].client).__name__
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicate(mesh: Mesh) -> NamedSharding:
     """Sharding of an array that is whole on every device."""
     return NamedSharding(mesh, P())
 
 
 def everywhere(tree: Any, mesh: Mesh) -> Any:
     """Put arrays whole on every device; return their shapes on an AOT topology."""
-    sharding = replicated(mesh)
+    sharding = replicate(mesh)
     if not is_described(mesh):
         return jax.device_put(tree, sharding)
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)

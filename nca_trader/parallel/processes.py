@@ -87,7 +87,7 @@ def _problems(peers: Peers) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def joined(peers: Peers) -> Iterator[None]:
+def join_processes(peers: Peers) -> Iterator[None]:
     """Join this process to its run; call it before JAX initialises its devices.
 
     Only the first process writes to stdout; the others log errors alone.

@@ -56,7 +56,7 @@ def flatten(tree: Any) -> dict[str, np.ndarray]:
     A collective: where a leaf is on devices of several processes, all of them must call it.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): hosts.copied(_data(leaf)) for path, leaf in leaves}
+    return {jax.tree_util.keystr(path): hosts.copy_to_host(_data(leaf)) for path, leaf in leaves}
 
 
 def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:

@@ -17,10 +17,10 @@ from nca_trader.config.account import complete_account
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.risk import bars_of_size
 from nca_trader.envs.market import feature_set_of
-from nca_trader.envs.rewards import begun, remembered
+from nca_trader.envs.rewards import begin_account, remember
 from nca_trader.errors import ConfigError
 from nca_trader.runs.universe import run_on
-from nca_trader.strategies.blend import Own, moved, ordered, own_account
+from nca_trader.strategies.blend import Own, move_account, order_on_account, own_account
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bar
 
@@ -104,20 +104,20 @@ def deciding(run: Run, given: AccountConfig) -> Strategy:
     def init(num_assets: int) -> Deciding:
         own, none = own_account(num_assets, rules), jnp.zeros((), bool)
         policy = policy_of(num_assets)
-        own = own._replace(account=begun(policy.spec, own.account))
+        own = own._replace(account=begin_account(policy.spec, own.account))
         count = jnp.zeros((), jnp.int32)
         return Deciding(own, inputs.init(num_assets), policy.begin(), count, count, none)
 
     def act(state: Deciding, bar: Bar, portfolio: Any) -> tuple[Deciding, Order]:
         policy = policy_of(len(bar.close))
-        own, legs = moved(state.own, bar, portfolio.trading, rules)
+        own, legs = move_account(state.own, bar, portfolio.trading, rules)
         kept, row, base = inputs.update(state.inputs, bar)
         # A NaN stays in the stream until the receptive field has passed over it.
         unfit = jnp.where(
             jnp.isfinite(row).all(), jnp.maximum(state.unfit - 1, 0), policy.receptive_field
         ).astype(jnp.int32)
         ready = portfolio.trading & (state.rows >= policy.first_decision)
-        own = own._replace(account=remembered(policy.spec, own.account, ~state.decided))
+        own = own._replace(account=remember(policy.spec, own.account, ~state.decided))
         account = own.account._replace(base=base)
         stream, logits, target = decide_next(
             policy, params, state.stream, row, jnp.asarray(bar.present), account
@@ -125,7 +125,7 @@ def deciding(run: Run, given: AccountConfig) -> Strategy:
         fit = jnp.isfinite(logits).all() & jnp.isfinite(target).all() & (unfit == 0)
         # What cannot be decided is not ordered on its account either.
         order = Order(jnp.where(ready & fit, target, jnp.nan).astype(jnp.float64))
-        own, asked = ordered(own, order, bar, legs, rules)
+        own, asked = order_on_account(own, order, bar, legs, rules)
         asked = jnp.where(ready & ~fit, jnp.inf, asked)
         decided = state.decided | ready
         return Deciding(own, kept, stream, state.rows + 1, unfit, decided), Order(asked)

@@ -27,12 +27,12 @@ import jax
 import numpy as np
 
 from nca_trader.agents import quantise
-from nca_trader.agents.policy import Params, Policy, make_policy, stacked, unstacked
+from nca_trader.agents.policy import Params, Policy, make_policy, stack, unstack
 from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.agent import MAX_AGENTS
-from nca_trader.config.records import BLANK, is_whole, plain, read_json, record, seal, shown
+from nca_trader.config.records import BLANK, is_whole, plain, read_json, record, seal, show
 from nca_trader.config.toml import from_toml_text, to_toml
 from nca_trader.errors import ConfigError, RunError, StateError, argument
 from nca_trader.machine import write_atomically
@@ -123,7 +123,7 @@ class Compact(NamedTuple):
         if num_agents > 1:
             if unknown := [name for name in self.tensors if _agent_of(name) >= num_agents]:
                 raise ValueError(f"tensor {unknown[0]!r} is unknown")
-            return stacked([self._of(agent).params(policy) for agent in range(num_agents)])
+            return stack([self._of(agent).params(policy) for agent in range(num_agents)])
         # Shapes alone: no parameters are drawn.
         like = jax.eval_shape(policy.init, jax.random.key(0))
         shapes = {
@@ -184,7 +184,7 @@ def compact(
     """
     if run.num_acting > 1:
         joined = Compact(coding, {}, {})
-        for agent, one in enumerate(unstacked(params, run.num_acting)):
+        for agent, one in enumerate(unstack(params, run.num_acting)):
             part = _compact(run, one, coding, features, present, seed)
             joined.tensors.update({f"{agent}.{name}": x for name, x in part.tensors.items()})
             joined.steps.update({f"{agent}.{name}": x for name, x in part.steps.items()})
@@ -276,7 +276,7 @@ class Exported(Run):
         number = texts["seed"]
         # As text: `int` takes other spellings of a number, and fails on thousands of digits.
         if number not in map(str, range(self.agent_config.num_seeds)) and number != MEAN:
-            raise StateError(f"{path}: seed = {shown(number)} is not one of its agents; {AGAIN}.")
+            raise StateError(f"{path}: seed = {show(number)} is not one of its agents; {AGAIN}.")
         self._seed = None if number == MEAN else int(number)
         self._forced = True  # `export` refuses an agent that is not deployed
         usual, where = parsed[REFERENCE], f"{path}: {REFERENCE}"

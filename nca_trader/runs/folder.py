@@ -37,8 +37,8 @@ from nca_trader.cloud import CloudPath, Place, Version, cache_folder, together
 from nca_trader.config.records import (
     CHECKSUM,
     RESTORE,
+    open_record,
     record,
-    unsealed,
 )
 from nca_trader.errors import RunError, StateError, logger
 from nca_trader.machine import (
@@ -325,7 +325,7 @@ def read_rows(
 
 def _read_row(line: bytes, where: str, keys: Sequence[str]) -> dict[str, Any]:
     # The checksum covers the end, which may not be written yet.
-    value, checked = unsealed(line.removesuffix(b"\n") + b"\n", where)
+    value, checked = open_record(line.removesuffix(b"\n") + b"\n", where)
     row = record(dict[str, Any], value, where)
     for name, number in row.items():
         if name in ROW or type(number) is not float:  # most are, and `record` takes its time

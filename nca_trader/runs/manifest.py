@@ -43,11 +43,11 @@ from nca_trader.config.agent import KINDS
 from nca_trader.config.extensions import origin_of
 from nca_trader.config.records import (
     RESTORE,
+    open_record,
     plain,
     record,
-    sealed,
-    shown,
-    unsealed,
+    seal_record,
+    show,
 )
 from nca_trader.config.toml import from_toml_text
 from nca_trader.envs.market import feature_set_of
@@ -176,12 +176,12 @@ class Run:
         self.lines = Lines(self.path / "metrics.jsonl")
         file = run_file(self.path)
         content = file.read_bytes()
-        manifest, checked = unsealed(content, str(file))
+        manifest, checked = open_record(content, str(file))
         # What is not an object passes here, and `record` below reports it.
         known: Any = manifest.get("format") if isinstance(manifest, dict) else FORMAT
         if known != FORMAT:
             raise RunError(
-                f"{file}: format {shown(known)}, this version reads {FORMAT}; "
+                f"{file}: format {show(known)}, this version reads {FORMAT}; "
                 "use the version that wrote it."
             )
         # After the format: another one may lack fields, which is not damage.
@@ -373,7 +373,7 @@ class Run:
         file = self.path / name
         if not file.is_file():
             return None
-        value, checked = unsealed(file.read_bytes(), str(file))
+        value, checked = open_record(file.read_bytes(), str(file))
         found = record(cls, value, str(file))
         _refuse_unsealed(file, checked)
         return found
@@ -448,7 +448,7 @@ class Run:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row to metrics.jsonl, with its checksum."""
-        self.lines.append(sealed(row, indent=None).removesuffix("\n"))
+        self.lines.append(seal_record(row, indent=None).removesuffix("\n"))
 
     def cut(self, done: int) -> None:
         """Delete the rows after those of `done` updates, and a last one that has no end."""
@@ -464,7 +464,7 @@ class Run:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a record as a JSON file of the run with its checksum, whole or not at all."""
-        write_atomically(self.path / name, sealed(plain(value)))
+        write_atomically(self.path / name, seal_record(plain(value)))
 
 
 def stored_spec(

@@ -12,7 +12,7 @@ import numpy as np
 
 from nca_trader.cloud import CloudPath, Place
 from nca_trader.config import AgentConfig
-from nca_trader.config.records import difference, plain, sealed
+from nca_trader.config.records import difference, plain, seal_record
 from nca_trader.config.toml import to_toml
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, argument
@@ -120,6 +120,6 @@ def _begin_run(
         present, features = np.asarray(env.bars.present), np.asarray(env.features)
         measured = reference_of(features, present, tuple(env.spec.features), env.spec.warmup)
         if measured is not None:
-            write_atomically(path / REFERENCE_FILE, sealed(plain(measured)))
+            write_atomically(path / REFERENCE_FILE, seal_record(plain(measured)))
     # Last: a folder with run.json is whole.
-    write_atomically(path / "run.json", sealed(plain(manifest)))
+    write_atomically(path / "run.json", seal_record(plain(manifest)))

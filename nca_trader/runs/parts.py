@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.config.records import RESTORE, difference, sealed, unsealed
+from nca_trader.config.records import RESTORE, difference, open_record, seal_record
 from nca_trader.errors import RunError, StateError
 from nca_trader.machine import make_directory, refuse_links_in, refuse_packed, write_atomically
 
@@ -62,7 +62,7 @@ class WorkFolder:
                 )
             return
         refuse_links_in(self.folder)
-        there, _ = unsealed(self._file.read_bytes(), str(self._file))
+        there, _ = open_record(self._file.read_bytes(), str(self._file))
         if adopted is not None:
             self.settings[adopted] = there.get(adopted)
         changed = difference(there, self.settings)
@@ -84,7 +84,7 @@ class WorkFolder:
         """
         if self.folder is not None and not self._file.exists():
             make_directory(self.folder)
-            write_atomically(self._file, sealed(self.settings))
+            write_atomically(self._file, seal_record(self.settings))
 
     def read(self, number: int) -> dict[str, np.ndarray] | None:
         """Return the arrays of a part; None where it is not there.

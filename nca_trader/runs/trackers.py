@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from nca_trader.cloud import CloudPath, Place, local
-from nca_trader.config.extensions import installed, own_code
-from nca_trader.config.ranges import described, nearest
+from nca_trader.config.extensions import installed_points, own_code
+from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.records import finite, plain
 from nca_trader.errors import ConfigError, argument, logger, printable
 from nca_trader.machine import Worker, refuse_links_in, write_atomically
@@ -226,14 +226,14 @@ def tracker_of(named: str | Tracker | None) -> Tracker | None:
         missing = [name for name in ("start", "log", "finish") if not hasattr(named, name)]
         if missing:
             raise ConfigError(
-                f"track = {described(named)}: has no {', '.join(missing)}; give a name or an "
+                f"track = {describe(named)}: has no {', '.join(missing)}; give a name or an "
                 "object like `nca_trader.runs.trackers.Tracker`."
             )
         return named
     kind, _, options = named.partition(":")
     if kind in TRACKERS:
         return TRACKERS[kind](options)
-    others = installed("trackers")
+    others = installed_points("trackers")
     if kind not in others:
         known = [*TRACKERS, *others]
         raise ConfigError(

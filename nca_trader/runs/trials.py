@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath, Place, place, together
-from nca_trader.config.records import plain, sealed, unsealed
+from nca_trader.config.records import open_record, plain, seal_record
 from nca_trader.config.records import record as record_of
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.trading import TradingEnv
@@ -158,7 +158,7 @@ def record(root: Place, entry: Entry) -> None:
       StateError: the log cannot be written.
     """
     # One line, since the log is read line by line.
-    line = sealed(plain(entry), indent=None)
+    line = seal_record(plain(entry), indent=None)
     if isinstance(root, CloudPath):
         # A store can neither lock nor append, and runs may end there at the same time: each entry
         # is an object. By time, so that they are read in order; random, so that names differ.
@@ -221,7 +221,7 @@ def entries(root: Place) -> list[Entry]:
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         where = f"{path} line {number}: not an entry"
         # Lines of older versions have no checksum.
-        value = unsealed(line, where, remedy)[0]
+        value = open_record(line, where, remedy)[0]
         found.append(record_of(Entry, value, where, remedy))
     return found
 

@@ -22,7 +22,7 @@ from jax import Array
 
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account, gather_account
-from nca_trader.config.ranges import described, expect
+from nca_trader.config.ranges import describe, expect
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book, Order
 from nca_trader.envs.account.risk import VolatilityState, before_bars, size
@@ -149,12 +149,12 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
         raise ConfigError(f"{where}: a name is of a-z, 0-9, . _ and -; give another.")
     if not (isinstance(part, tuple | list) and len(part) == 2):
-        raise ConfigError(f"{where} is {described(part)}; give (strategy or run, share).")
+        raise ConfigError(f"{where} is {describe(part)}; give (strategy or run, share).")
     subject, share = part
     number = isinstance(share, Real) and not isinstance(share, bool) and np.isfinite(float(share))
     # In a sweep a share is traced and has no value yet.
     if not (number or isinstance(share, Array)):
-        raise ConfigError(f"{where}: its share is {described(share)}; give a number, e.g. 0.5.")
+        raise ConfigError(f"{where}: its share is {describe(share)}; give a number, e.g. 0.5.")
     if isinstance(subject, Strategy):
         strategy = subject
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
@@ -169,7 +169,7 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
             raise ConfigError(f"{where}: {error}") from None
         return BlendPart(name, share, strategy, subject, subject)
     raise ConfigError(
-        f"{where} is {described(subject)}; give a Strategy, e.g. nca.rules.sma_cross(10, 30), or a "
+        f"{where} is {describe(subject)}; give a Strategy, e.g. nca.rules.sma_cross(10, 30), or a "
         "Run."
     )
 
@@ -232,7 +232,7 @@ def own_account(num_assets: int, rules: AccountConfig) -> Own:
     )
 
 
-def moved(own: Own, bar: Bar, trading: Array, rules: AccountConfig) -> tuple[Own, Legs]:
+def move_account(own: Own, bar: Bar, trading: Array, rules: AccountConfig) -> tuple[Own, Legs]:
     """Move a part's account through a bar, where it trades; the account opens at the first close.
 
     Returns:
@@ -252,7 +252,7 @@ def moved(own: Own, bar: Bar, trading: Array, rules: AccountConfig) -> tuple[Own
     return Own(account, book, close, missing, bar.time[0], sizes, trading), legs
 
 
-def ordered(
+def order_on_account(
     own: Own, order: Order, bar: Bar, legs: Legs, rules: AccountConfig
 ) -> tuple[Own, Array]:
     """Order on a part's account, where it trades.
@@ -285,13 +285,13 @@ def alone(strategy: Strategy, rules: AccountConfig) -> Strategy:
     def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         inner, own, last = state
         opens = portfolio.trading & ~own.trading
-        own, legs = moved(own, bar, portfolio.trading, rules)
+        own, legs = move_account(own, bar, portfolio.trading, rules)
         seen = exits.portfolio(own.account, own.book, portfolio.trading)
         inner, order = strategy.decide(inner, bar, seen)
         none = jnp.isnan(order.target)
         target = jnp.where(none & opens, last, order.target)
         last = jnp.where(none, last, order.target)
-        own, asked = ordered(own, order._replace(target=target), bar, legs, rules)
+        own, asked = order_on_account(own, order._replace(target=target), bar, legs, rules)
         return (inner, own, last), Order(asked)
 
     return Strategy(init, act, strategy.name, strategy.order, memory=strategy.memory)

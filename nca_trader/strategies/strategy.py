@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import Sizing, refuse_delay
-from nca_trader.config.ranges import described, refuse, whole
+from nca_trader.config.ranges import describe, refuse, whole
 from nca_trader.data.features import bars_to_forget
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.risk import before_bars, size
@@ -96,7 +96,7 @@ class Strategy:
             function = getattr(self, field)
             if not callable(function):
                 raise ConfigError(
-                    f"Strategy({field}=...) is {described(function)}; give a function of {form}, "
+                    f"Strategy({field}=...) is {describe(function)}; give a function of {form}, "
                     "e.g. nca.Strategy(init, act, name='mine')."
                 )
         if not _takes_one(self.init):
@@ -105,7 +105,7 @@ class Strategy:
                 "init(num_assets), or give its other arguments values."
             )
         if not isinstance(self.name, str):
-            raise ConfigError(f"Strategy(name=...) is {described(self.name)}; give a text.")
+            raise ConfigError(f"Strategy(name=...) is {describe(self.name)}; give a text.")
         if self.order not in ("on_change", "rebalance"):
             raise ConfigError(
                 f"Strategy(order={self.order!r}): there are 'on_change' and 'rebalance'."

@@ -17,7 +17,7 @@ import pandas as pd
 from jax import Array
 
 from nca_trader.config import AccountConfig
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.envs.account.exits import open_book, portfolio
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
@@ -66,7 +66,7 @@ def refuse_no_targets(targets: Any) -> None:
         hint = "; give nca_trader.envs.sb3.targets_of(model, env), the weights that it chooses"
     elif callable(targets):
         hint = "; pass what it returns: call it first"
-    raise ConfigError(f"{argument('targets')} is {described(targets)}{hint}; {ACCEPTED}.")
+    raise ConfigError(f"{argument('targets')} is {describe(targets)}{hint}; {ACCEPTED}.")
 
 
 def needs_account(bars: Bars, strategy: Strategy) -> bool:
@@ -364,7 +364,7 @@ def call_function(bars: Bars, function: Callable[[Bars], Any]) -> Any:
         ) from error
     if found is None or np.ndim(found) == 0:
         raise ConfigError(
-            f"{name}: returns {described(found)} for {len(bars)} bars; return one row of weights "
+            f"{name}: returns {describe(found)} for {len(bars)} bars; return one row of weights "
             "per bar, [N] or [N, A], NaN for no order."
         )
     return found

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 from nca_trader.config.extensions import load
-from nca_trader.config.ranges import described, refuse
+from nca_trader.config.ranges import describe, refuse
 from nca_trader.errors import ConfigError, logger, printable
 from nca_trader.machine import Worker
 from nca_trader.watch.alerts import FIRING, Notification
@@ -45,7 +45,7 @@ def sink_of(text: str) -> Sink:
     except ConfigError as error:
         raise ConfigError(f"sink {text}: {error}") from None
     if not callable(found):
-        raise ConfigError(f"sink {text}: {described(found)} is not a function; name one.")
+        raise ConfigError(f"sink {text}: {describe(found)} is not a function; name one.")
     return found
 
 

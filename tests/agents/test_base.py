@@ -15,7 +15,7 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader import ConfigError
 from nca_trader.agents.base import RULES, base_of, env_on_base, strategy_named
-from nca_trader.agents.policy import make_policy, stacked
+from nca_trader.agents.policy import make_policy, stack
 from nca_trader.config import PolicyConfig
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.paper.session import trade as session
@@ -41,7 +41,7 @@ def first_parameters(env, agent):
     policy = make_policy(agent, env.spec)
     keys = jax.random.split(jax.random.key(0), agent.num_seeds)
     each = [jax.tree.map(np.asarray, policy.init(key)) for key in keys]
-    return stacked(each) if agent.num_seeds > 1 else each[0]
+    return stack(each) if agent.num_seeds > 1 else each[0]
 
 
 @pytest.mark.heavy

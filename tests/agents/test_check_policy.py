@@ -12,7 +12,7 @@ import pytest
 from nca_trader.agents.check import CHECKS, check_policy
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, PolicyConfig
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.envs.check import name_of
 from nca_trader.errors import CheckFailed
 from nca_trader.types import EnvSpec
@@ -28,9 +28,9 @@ TINY = PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2), head_hidden
 KINDS = {
     "nca": TINY,
     "nca with neighbours": dataclasses.replace(TINY, neighbours="nearest", fire_rate=0.5),
-    "mlp": switched(TINY, kind="mlp", window=4),
-    "no history": switched(TINY, kind="mlp", window=1),
-    "gru": switched(TINY, kind="gru", window=4),
+    "mlp": switch(TINY, kind="mlp", window=4),
+    "no history": switch(TINY, kind="mlp", window=1),
+    "gru": switch(TINY, kind="gru", window=4),
 }
 COUNT = itertools.count()
 

@@ -143,7 +143,7 @@ def borders(desk, command, after):
     if command in ("demo", "train"):
         desk.border("nca_trader.learner.train.train")
     if command == "train":
-        desk.border("nca_trader.parallel.processes.joined")
+        desk.border("nca_trader.parallel.processes.join_processes")
     if command in ("prove", "board"):
         desk.border("nca_trader.optimum.prove.prove", ends=command == "board", gives=[])
         desk.border("nca_trader.optimum.board.write_board", ends=False)

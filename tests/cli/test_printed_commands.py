@@ -13,7 +13,7 @@ from tiny import UNTIL
 
 import nca_trader
 from nca_trader.cli import build_parser, demo, prove
-from nca_trader.cli.options import again, typed
+from nca_trader.cli.options import again, write_command
 from nca_trader.evaluate import export
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.scale.doctor import examine
@@ -157,7 +157,7 @@ def test_what_the_doctor_prints_checks_the_same_file():
 
 
 def test_every_kind_of_value_survives_a_shell():
-    line = typed("train", env="a b.toml", steps=None, seed=-1, set=["x='y z'", "q=$HOME"])
+    line = write_command("train", env="a b.toml", steps=None, seed=-1, set=["x='y z'", "q=$HOME"])
     words = ["nca-trader", "train", "--env", "a b.toml", "--seed=-1"]
     assert shlex.split(line) == [*words, "--set", "x='y z'", "--set", "q=$HOME"]
 

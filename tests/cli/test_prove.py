@@ -15,7 +15,7 @@ import nca_trader as nca
 from benchmarks import board
 from nca_trader import load_agent
 from nca_trader.agents.policy import make_policy
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.config.toml import preset_folder
 from nca_trader.errors import ConfigError
 from nca_trader.markets import task_of
@@ -187,7 +187,7 @@ def test_a_rate_that_does_not_fall_is_not_raised(market):
 
 def test_an_agent_that_is_made_for_pathwise_gradients_keeps_its_batch_and_rate():
     own = load_agent("nano")
-    made = switched(own.learner, advantages="pathwise", envs_per_segment=2)
+    made = switch(own.learner, advantages="pathwise", envs_per_segment=2)
     trial = prepare("merton", dataclasses.replace(own, learner=made))
     assert trial.agent.learner == made and trial.agent.optimizer == own.optimizer
 
@@ -197,7 +197,7 @@ def test_a_control_learns_as_the_agent_does_but_for_what_it_lacks():
     found = controls_of(nano, 16)
     assert list(found) == ["no_history", "no_neighbours"]
     assert found["no_history"].policy.window == 1
-    alone = switched(nano.policy, neighbours="none")
+    alone = switch(nano.policy, neighbours="none")
     assert found["no_neighbours"].policy == alone
     short = dataclasses.replace(nano.learner, steps=nano.learner.steps // 4)
     assert {(a.learner, a.optimizer, a.curriculum) for a in found.values()} == {

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from nca_trader.config.records import sealed
+from nca_trader.config.records import seal_record
 
 RULES = """
 [[rule]]
@@ -37,7 +37,7 @@ def run(tmp_path):
 
 def row(update, kl, **more):
     known = {"update": update, "reward": 0.5, "approx_kl": kl, "loss": 1.0}
-    return sealed(known | more, indent=None)
+    return seal_record(known | more, indent=None)
 
 
 def test_once_prints_every_figure_and_every_rule(command, run):

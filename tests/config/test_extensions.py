@@ -218,7 +218,7 @@ def test_an_entry_point_is_a_name_and_its_package_is_named_when_missing(own, tmp
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ext-dist\nVersion: 1.2\n")
     (about / "entry_points.txt").write_text("[nca_trader.features]\next_mine = ext_entry:mine\n")
     monkeypatch.syspath_prepend(str(tmp_path / "lib"))
-    extensions.installed.cache_clear()
+    extensions.installed_points.cache_clear()
     try:
         assert "ext_mine" in FEATURES and "ext_mine" in list(FEATURES)
         bars = nca.sample_bars("sp500")[:60]
@@ -228,11 +228,11 @@ def test_an_entry_point_is_a_name_and_its_package_is_named_when_missing(own, tmp
         codes = codes_of({"ext_mine": "features"})
         assert codes["ext_mine"].package == "ext-dist 1.2"
         (about / "entry_points.txt").unlink()
-        extensions.installed.cache_clear()
+        extensions.installed_points.cache_clear()
         with pytest.raises(RunError, match=r"ext_mine is of the package ext-dist 1\.2, which is"):
             refuse_changed(codes, "runs/a")
     finally:
-        extensions.installed.cache_clear()
+        extensions.installed_points.cache_clear()
 
 
 def test_an_entry_point_in_the_folder_of_the_command_is_not_installed(own, tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def test_an_entry_point_in_the_folder_of_the_command_is_not_installed(own, tmp_p
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ext-here\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[nca_trader.features]\next_planted = numpy:load\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    caches = (extensions.installed, extensions._extending)
+    caches = (extensions.installed_points, extensions._extending)
     for cache in caches:
         cache.cache_clear()
     try:
@@ -250,7 +250,7 @@ def test_an_entry_point_in_the_folder_of_the_command_is_not_installed(own, tmp_p
         with pytest.raises(ConfigError, match="an installed package without an entry point"):
             load("features", "numpy:load(file='x')")
         monkeypatch.chdir(tmp_path.parent)  # the same package, installed elsewhere, is found
-        extensions.installed.cache_clear()
+        extensions.installed_points.cache_clear()
         assert "ext_planted" in FEATURES
     finally:
         for cache in caches:
@@ -560,7 +560,7 @@ def test_a_signature_restricts_own_files_and_no_installed_package(tmp_path, monk
     code = "import importlib\nHERE = importlib.import_module('ext_beside').HERE\n"
     (site / "ext_point.py").write_text(f"{code}def paid(config, spec, step):\n    return HERE\n")
     monkeypatch.syspath_prepend(str(site))
-    caches = (extensions.installed, extensions._extending)
+    caches = (extensions.installed_points, extensions._extending)
     for cache in caches:
         cache.cache_clear()
     try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.records import sealed, unsealed
+from nca_trader.config.records import open_record, seal_record
 from nca_trader.data.shards import MANIFEST, open_shards, write_shards
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError, RunError, StateError
@@ -116,11 +116,11 @@ def test_wrong_types_and_keys_of_a_run_are_one_line(mine):
     rng = np.random.default_rng(5)
     for name in ("run.json", "selection.json"):
         file = mine.path / name
-        value = unsealed(file.read_bytes(), name)[0]
+        value = open_record(file.read_bytes(), name)[0]
         for wrong in damaged(value, rng, 150):
-            file.write_text(sealed(wrong))
+            file.write_text(seal_record(wrong))
             read_or_one_line(lambda: Run(mine.path), StateError, RunError)
-        file.write_text(sealed(value))
+        file.write_text(seal_record(value))
 
 
 def test_wrong_types_and_keys_of_metrics_trials_and_shards_are_one_line(mine, tmp_path):
@@ -130,15 +130,15 @@ def test_wrong_types_and_keys_of_metrics_trials_and_shards_are_one_line(mine, tm
         (metrics, lambda: mine.run.metrics()),
         (ledger, lambda: trials.entries(mine.runs)),
     ):
-        row = unsealed(file.read_bytes().splitlines(keepends=True)[0], file.name)[0]
+        row = open_record(file.read_bytes().splitlines(keepends=True)[0], file.name)[0]
         for wrong in damaged(row, rng, 100):
-            file.write_text(sealed(wrong, indent=None))
+            file.write_text(seal_record(wrong, indent=None))
             read_or_one_line(read, StateError)
     write_shards([mine.bars], tmp_path / "shards")
     file = tmp_path / "shards" / MANIFEST
-    manifest = unsealed(file.read_bytes(), MANIFEST)[0]
+    manifest = open_record(file.read_bytes(), MANIFEST)[0]
     for wrong in damaged(manifest, rng, 150):
-        file.write_text(sealed(wrong))
+        file.write_text(seal_record(wrong))
         read_or_one_line(lambda: open_shards(tmp_path / "shards"), StateError, ValueError)
 
 

@@ -14,12 +14,12 @@ from nca_trader.agents import load_agent
 from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.records import (
     Mismatch,
-    converted,
+    convert,
+    open_record,
     plain,
     read_json,
     record,
-    sealed,
-    unsealed,
+    seal_record,
 )
 from nca_trader.config.toml import from_toml_text, preset_names, to_toml
 from nca_trader.envs import load_env
@@ -72,7 +72,7 @@ def test_a_stored_record_reads_back_equal_and_knows_its_keys(kind, data):
     value = data.draw(values(kind))
     written = json.dumps(plain(value))
     assert record(kind, read_json(written, "file"), "file") == value
-    assert record(kind, unsealed(sealed(plain(value)).encode(), "file")[0], "file") == value
+    assert record(kind, open_record(seal_record(plain(value)).encode(), "file")[0], "file") == value
     parsed = json.loads(written)
     with pytest.raises(StateError, match="is not a known key") as info:
         record(kind, parsed | {"colour": 1}, "file")
@@ -108,7 +108,7 @@ def test_every_field_of_a_config_reads_back_equal(whole):
         hints = typing.get_type_hints(type(part))
         for field, value in itertools.product(dataclasses.fields(part), TRIED):
             try:
-                given = converted(plain(value), hints[field.name])
+                given = convert(plain(value), hints[field.name])
                 changed = dataclasses.replace(part, **{field.name: given})
                 config = dataclasses.replace(whole(), **{name: changed}) if name else changed
             except (ConfigError, Mismatch):

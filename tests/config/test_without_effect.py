@@ -30,8 +30,8 @@ from nca_trader.config import (
 )
 from nca_trader.config.agent import RANGED
 from nca_trader.config.env import REWARDS
-from nca_trader.config.ranges import switched
-from nca_trader.config.records import sealed, unsealed
+from nca_trader.config.ranges import switch
+from nca_trader.config.records import open_record, seal_record
 from nca_trader.config.toml import from_toml_text, preset_names, to_toml
 from nca_trader.envs.actions import tilt_price, to_target
 from nca_trader.envs.market import Dynamics, spec_of
@@ -253,9 +253,9 @@ def test_a_stored_run_loads_without_what_has_no_effect(tmp_path):
         assert text.count(old) == 1
         text = text.replace(old, new)
     file.write_text(text)
-    manifest, _ = unsealed(about.read_bytes(), "run.json")
+    manifest, _ = open_record(about.read_bytes(), "run.json")
     manifest["config"]["agent.toml"] = hashlib.sha256(text.encode()).hexdigest()
-    about.write_text(sealed(manifest))
+    about.write_text(seal_record(manifest))
     assert Run(run.path).agent_config == tiny.AGENT
     with pytest.raises(ConfigError, match="ensemble='agreement' has no effect"):
         load_agent(file)
@@ -310,6 +310,6 @@ def test_a_copy_of_another_mode_leaves_out_what_it_does_not_have():
     with pytest.raises(ConfigError, match="steps=3"):
         dataclasses.replace(nano, kind="mlp")
     expected = PolicyConfig(kind="mlp", channels=16, hidden=64, window=9)
-    assert switched(nano, kind="mlp", window=9) == expected
+    assert switch(nano, kind="mlp", window=9) == expected
     learn = LearnerConfig(value_coef=0.1, gae_lambda=0.9)
-    assert switched(learn, advantages="exact") == LearnerConfig(advantages="exact", gae_lambda=0.9)
+    assert switch(learn, advantages="exact") == LearnerConfig(advantages="exact", gae_lambda=0.9)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nca_trader.config import EnvConfig
-from nca_trader.config.records import sealed
+from nca_trader.config.records import seal_record
 from nca_trader.data.shards import MANIFEST, Shard, Shards, open_shards, stream, write_shards
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import BarError, ConfigError, StateError
@@ -168,7 +168,7 @@ def test_a_damaged_manifest_is_refused(shards, damage, error, say):
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
     damage(manifest)
-    path.write_text(sealed(manifest))
+    path.write_text(seal_record(manifest))
     with pytest.raises(error, match=say):
         opened = open_shards(shards.folder)
         opened.read(opened[0])

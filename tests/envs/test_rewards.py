@@ -15,7 +15,7 @@ from nca_trader.envs import load_env, rewards
 from nca_trader.envs.account.state import Legs, open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import spec_of
-from nca_trader.envs.trading import kept
+from nca_trader.envs.trading import keep_mask
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
 from nca_trader.types import EnvSpec
@@ -80,7 +80,7 @@ def test_differential_sharpe_after_almost_nothing_pays_what_a_return_is_worth():
     """Returns of 0.002% and then 1% paid -1,263,911 from moments of 0."""
     config = EnvConfig(reward="differential_sharpe")
     spec = dataclasses.replace(spec_of(config, ("A",)), variance=1e-4)
-    account = rewards.begun(spec, open_account(jnp.zeros(1)))
+    account = rewards.begin_account(spec, open_account(jnp.zeros(1)))
     legs = Legs(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
     for r in (2e-5, 1e-2):
         kept = account.memory.kept
@@ -88,7 +88,7 @@ def test_differential_sharpe_after_almost_nothing_pays_what_a_return_is_worth():
         step = rewards.Step(jnp.float32(r), none, none, legs, Costs(), 1.0, kept)
         reward = rewards.reward_of(config, spec, step)
         account = account._replace(log_equity=account.log_equity + r)
-        account = rewards.remembered(spec, account)
+        account = rewards.remember(spec, account)
         assert float(reward) == pytest.approx(r / 0.01, rel=0.02)  # in deviations of 1%
 
 
@@ -306,7 +306,7 @@ def test_feature_dropout_hides_features_and_nothing_else():
     actions = drawn(env)
     state, _ = env.reset(jax.random.key(5))
     rows = np.arange(env.spec.warmup, len(env))
-    there = np.asarray(kept(0.3, state.drop, jnp.asarray(rows), 2))
+    there = np.asarray(keep_mask(0.3, state.drop, jnp.asarray(rows), 2))
     assert 0.5 < there.mean() < 0.9 and not (there[:, 0] == there[:, 1]).all()
     steps, plain = live(env, actions, 5), live(make_env(fill="next_open"), actions, 5)
     for ours, theirs in zip(

@@ -6,7 +6,7 @@ from drawn import random_bars
 from untrained import untrained_run
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest
-from nca_trader.agents.policy import mean_policy, unstacked
+from nca_trader.agents.policy import mean_policy, unstack
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.evaluate.simulate import simulate_agent
@@ -49,7 +49,7 @@ def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, b
     given = (run.account, 0, len(bars))
     mean, _ = simulate_agent(bars, run, (blind,), *given)
     alone = []
-    for seed, one in enumerate(unstacked(blind, SEEDS)):
+    for seed, one in enumerate(unstack(blind, SEEDS)):
         trace, _ = simulate_agent(bars, Run(run.path, seed=seed), (one,), *given)
         alone.append(trace.target)
     want = np.mean(alone, axis=0)
@@ -69,7 +69,7 @@ def test_a_batch_a_stream_and_each_agent_alone_see_the_same_cells(run, bars):
     x = rng.normal(size=(1, 40, 2, one.spec.num_features)).astype(np.float32)
     present = rng.random((1, 40, 2)) < 0.9
     cells = several.encode(params, x, present)
-    each = [one.encode(part, x, present) for part in unstacked(params, SEEDS)]
+    each = [one.encode(part, x, present) for part in unstack(params, SEEDS)]
     np.testing.assert_allclose(cells, np.concatenate(each, axis=-1), atol=2e-5)
     state = several.begin()
     for t in range(40):
@@ -79,7 +79,7 @@ def test_a_batch_a_stream_and_each_agent_alone_see_the_same_cells(run, bars):
     logits, _ = several.act(params, cells[0, -1], seen)
     parts = [
         one.act(part, of[0, -1], seen)[0]
-        for part, of in zip(unstacked(params, SEEDS), each, strict=True)
+        for part, of in zip(unstack(params, SEEDS), each, strict=True)
     ]
     np.testing.assert_allclose(logits, np.concatenate(parts, axis=-1), atol=2e-5)
 

@@ -50,7 +50,7 @@ def test_moves_of_a_scaled_market_are_those_of_its_prices_to_that_power(scale):
     powers = {name: getattr(bars, name) ** scale for name in ("open", "high", "low", "close")}
     expected = legs_of(dataclasses.replace(bars, **powers))
     with jax.enable_x64(True):
-        got = rollout.moved(legs_of(bars), jnp.asarray(scale))
+        got = rollout.scale_returns(legs_of(bars), jnp.asarray(scale))
     np.testing.assert_allclose(got.overnight, expected.overnight, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(got.intraday, expected.intraday, rtol=1e-12, atol=1e-15)
     move = np.log1p(np.asarray(expected.overnight)) + np.log1p(np.asarray(expected.intraday))
@@ -78,7 +78,7 @@ def part():
 
     def again(old, cost, moves):
         """The rollout `old` as replay learns from it under these factors."""
-        kept = sampled.stored(old, rollout.Begun(segments.episode, segments.episode))
+        kept = sampled.store_rollout(old, rollout.Begun(segments.episode, segments.episode))
         args = (setup, params, params, env.market, kept, (cost, moves))
         return sampled.revalued(*args)[0]
 

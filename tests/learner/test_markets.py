@@ -11,7 +11,7 @@ from tiny import AGENT, ENV, STEPS_PER_UPDATE
 
 from nca_trader import Run, TradingEnv, machine, make_learner, make_mesh, make_policy
 from nca_trader.cli import main
-from nca_trader.config.records import sealed, unsealed
+from nca_trader.config.records import open_record, seal_record
 from nca_trader.config.toml import to_toml
 from nca_trader.data.shards import open_shards, write_shards
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
@@ -189,9 +189,9 @@ def test_a_run_of_several_universes_trades_each_of_them(bars, tmp_path):
 def test_a_run_of_other_shards_is_refused(place, bars):
     shards = write(bars[: sum(LENGTHS)], place / "others")
     file = place / "others" / "shards.json"
-    manifest = unsealed(file.read_bytes(), file.name)[0]
+    manifest = open_record(file.read_bytes(), file.name)[0]
     manifest["shards"].reverse()
-    file.write_text(sealed(manifest))
+    file.write_text(seal_record(manifest))
     with pytest.raises(RunError, match="data sha256 was"):
         train(TradingEnv(open_shards(place / "others"), ENV), TURN, place / "straight")
     assert len(shards) == 3

@@ -23,7 +23,7 @@ from nca_trader.config import (
     PopulationConfig,
     PrecisionConfig,
 )
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.learner import exact, rollout, update
 from nca_trader.learner import learner as learners
 from nca_trader.runs.checkpoint import flatten, unflatten
@@ -95,8 +95,8 @@ def agent_with(kind="nca", estimator="gae", extra="", **mesh):
     learn = {"advantages": estimator} | given.pop("learner", {})
     return dataclasses.replace(
         AGENT,
-        policy=switched(AGENT.policy, **policy),
-        learner=switched(AGENT.learner, **learn),
+        policy=switch(AGENT.policy, **policy),
+        learner=switch(AGENT.learner, **learn),
         optimizer=dataclasses.replace(AGENT.optimizer, max_grad_norm=CLIPS[estimator]),
         mesh=MeshConfig(**mesh),
         **given,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.markets.market import Path, SyntheticMarket, draw, linear_pay
 
 # A asset's next return is its signal and a shock; shocks are correlated, signals are not.
@@ -57,7 +57,7 @@ def fractions(folder, seeds, steps, **policy):
     agent = dataclasses.replace(
         preset,
         num_seeds=seeds,
-        policy=switched(preset.policy, base="none", steps=2, neighbours="all", **policy),
+        policy=switch(preset.policy, base="none", steps=2, neighbours="all", **policy),
         learner=dataclasses.replace(preset.learner, steps=steps),
         optimizer=dataclasses.replace(preset.optimizer, learning_rate=1e-2),
     )

@@ -101,7 +101,7 @@ def test_a_fresh_rollout_out_of_the_ring_is_learnt_from_as_without_it(stage):
         segments, fresh = stage.begin(segments, keys)
         draw = Draw(keys, fresh)
         _, rollout = sampled.roll_out(setup, params, market, segments, draw)
-        kept = sampled.stored(rollout, Begun(segments.episode, fresh))
+        kept = sampled.store_rollout(rollout, Begun(segments.episode, fresh))
         ring = sampled.add(sampled.init(kept, 2), kept)
         old = sampled.sample(ring, jax.random.key(0))
         one = lambda tree: jax.tree.map(lambda leaf: leaf[None], tree)  # noqa: E731
@@ -140,7 +140,7 @@ def test_an_old_rollout_at_the_costs_of_its_day_is_what_was_collected_ruin_and_a
     keys = jax.random.split(jax.random.key(1), 16)
     segments, fresh = stage.begin(stage.empty_segments(), keys)
     _, rollout = stage.collect(env.market, segments, fresh, keys)
-    kept = sampled.stored(rollout, Begun(segments.episode, fresh))
+    kept = sampled.store_rollout(rollout, Begun(segments.episode, fresh))
     args = (stage.params, stage.params, env.market, kept)
     again = jax.jit(lambda *args: sampled.revalued(stage.setup, *args)[0])(*args)
     for name in ("seen", "reward", "log_prob", "value", "bootstrap"):
@@ -197,7 +197,7 @@ def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_re
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
     assert sampled.transitions_per_gb(one) == 10**9 * 16 * 8 * 2 // held
     assert sampled.transitions_per_gb(one) >= 10_000_000  # of two assets, even
-    assert sampled.described(state.replay).startswith("replay: 512 transitions in 0.01")
+    assert sampled.describe_ring(state.replay).startswith("replay: 512 transitions in 0.01")
 
 
 def test_one_asset_takes_8_bytes_a_transition_and_44_an_account_of_a_segment(stage):

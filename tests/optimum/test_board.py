@@ -71,9 +71,9 @@ def test_seeds_are_joined_and_a_seed_that_did_not_arrive_counts_as_never():
 def test_curves_are_joined_where_every_seed_has_been():
     slow = [[0, 0.0, 0.0, 0.0], [100, 9.0, 1.0, 0.0]]
     fast = [[0, 0.0, 0.0, 0.0], [100, 3.0, 1.0, 0.0]]
-    x, middle, low, high = board.joined([slow, fast, fast], 1)
+    x, middle, low, high = board.join_curves([slow, fast, fast], 1)
     assert x[-1] <= 9.0 and (low <= middle).all() and (middle <= high).all()
-    x, middle, *_ = board.joined([slow] * 3, 0)
+    x, middle, *_ = board.join_curves([slow] * 3, 0)
     np.testing.assert_allclose(middle, x / 100, rtol=1e-9)
 
 

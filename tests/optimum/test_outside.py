@@ -640,7 +640,7 @@ def test_a_run_plays_as_it_does_in_this_process(tmp_path):
         path = nca.TradingEnv(nca.synthetic.make("ou", num_bars=length, seed=int(seed)), config)
         given = (path, run.policy, run.params(), rows[None, paths.HISTORY :])
         each.append(greedy_positions(*given)[0])
-    expected = paths.earned(drawn, np.stack(each, axis=1))
+    expected = paths.judge(drawn, np.stack(each, axis=1))
     assert proof.reached.fraction == pytest.approx(expected.fraction, abs=1e-3)
     assert proof.reached.turnover == pytest.approx(expected.turnover, abs=1e-3)
     assert expected.turnover > 0.005 and proof.row()["steps"] >= 64
@@ -664,4 +664,4 @@ def test_paths_hold_whole_pieces_for_any_number_of_assets(monkeypatch, assets):
     drawn = paths.draw_paths(market, config, 1)
     assert drawn.rows.shape == (3, WARM + COUNTED)
     best = paths.optimal_positions(drawn.task, drawn.rows)
-    assert paths.earned(drawn, np.moveaxis(best, 0, 1)).fraction == pytest.approx(1.0)
+    assert paths.judge(drawn, np.moveaxis(best, 0, 1)).fraction == pytest.approx(1.0)

@@ -31,7 +31,7 @@ from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import CheckFailed, ConfigError
 from nca_trader.learner.learner import make_learner, shard_updates
 from nca_trader.parallel import processes
-from nca_trader.parallel.mesh import make_mesh, replicated
+from nca_trader.parallel.mesh import make_mesh, replicate
 from nca_trader.parallel.processes import Peers, check, find_place, is_loss, meet, options
 from nca_trader.runs.checkpoint import Checkpoints, flatten
 from nca_trader.runs.manifest import Run
@@ -310,7 +310,7 @@ def on_halves(first, second, mesh):
     half = mesh.size // 2
     pairs = zip([first] * half + [second] * half, mesh.devices.flat, strict=True)
     copies = [jax.device_put(value, device) for value, device in pairs]
-    return jax.make_array_from_single_device_arrays(np.shape(first), replicated(mesh), copies)
+    return jax.make_array_from_single_device_arrays(np.shape(first), replicate(mesh), copies)
 
 
 # Joins with what the environment says of the cluster, and writes what it saw.

@@ -54,6 +54,6 @@ def test_another_process_ends_as_the_first_that_gave_up(mistake, monkeypatch):
 
 def test_a_copy_is_whole_and_no_view_of_the_device():
     split = jax.device_put(jnp.arange(8.0), NamedSharding(make_mesh(8), P("data")))
-    copy = hosts.copied(split)
+    copy = hosts.copy_to_host(split)
     copy[0] = 5.0
     assert copy.tolist()[1:] == list(range(1, 8)) and split[0] == 0.0

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader import ConfigError, make_mesh
 from nca_trader.parallel import mesh
-from nca_trader.parallel.mesh import BATCH, DATA, FSDP, MODEL, batch_shards, everywhere, replicated
+from nca_trader.parallel.mesh import BATCH, DATA, FSDP, MODEL, batch_shards, everywhere, replicate
 
 
 @pytest.mark.parametrize("devices", [1, 2, 8])
@@ -26,7 +26,7 @@ def test_the_data_axis_gives_each_device_its_own_rows_and_replicated_gives_each_
     parts = jax.device_put(rows, NamedSharding(here, P(DATA))).addressable_shards
     assert [part.data.shape for part in parts] == [(16 // devices, 1)] * devices
     np.testing.assert_array_equal(np.concatenate([part.data for part in parts]), rows)
-    copies = jax.device_put(rows, replicated(here)).addressable_shards
+    copies = jax.device_put(rows, replicate(here)).addressable_shards
     assert len({copy.device for copy in copies}) == devices
     for copy in copies:
         np.testing.assert_array_equal(copy.data, rows)

@@ -21,7 +21,7 @@ import nca_trader as nca
 from nca_trader import ConfigError, RunError
 from nca_trader.cli import main
 from nca_trader.config.extensions import load, receive, sources_of
-from nca_trader.config.records import plain, sealed, unsealed
+from nca_trader.config.records import open_record, plain, seal_record
 from nca_trader.paper.journal.journal import Journal, read_events, verify
 from nca_trader.runs import consent, exported, trials
 from nca_trader.runs.consent import codes_of, key_file
@@ -118,10 +118,10 @@ def forge_run(folder, file, table, key, name, recorded=True):
     """Write a name into a run folder, and make every checksum in it right again."""
     text = with_name((folder / file).read_text(), table, key, name)
     (folder / file).write_text(text)
-    about, _ = unsealed((folder / "run.json").read_bytes(), "run.json")
+    about, _ = open_record((folder / "run.json").read_bytes(), "run.json")
     about["config"][file] = hashlib.sha256(text.encode()).hexdigest()
     about["code"] = code_record(name, KINDS[key]) if recorded else None
-    (folder / "run.json").write_text(sealed(about))
+    (folder / "run.json").write_text(seal_record(about))
 
 
 def forge_export(path, file, table, key, name, recorded=True):
@@ -296,9 +296,9 @@ def test_a_run_that_is_trained_with_own_code_is_signed_and_so_is_its_export(here
 
 @pytest.mark.parametrize("source", ["evil:run", "evil.py:run()", "http://127.0.0.1:9/bars.csv"])
 def test_what_a_run_says_of_its_bars_runs_no_code_and_calls_no_host(here, capsys, source):
-    about, _ = unsealed((here / "runs/plain/run.json").read_bytes(), "run.json")
+    about, _ = open_record((here / "runs/plain/run.json").read_bytes(), "run.json")
     about["data"]["source"] = source
-    (here / "runs/plain/run.json").write_text(sealed(about))
+    (here / "runs/plain/run.json").write_text(seal_record(about))
     capsys.readouterr()
     assert main("export --run runs/plain --out other.nca --min-agreement 0".split()) == 2
     assert "give them by --data" in capsys.readouterr().err
@@ -367,9 +367,9 @@ def test_a_folder_that_cannot_be_signed_is_remembered_by_this_process(here, monk
 def test_a_refusal_names_all_code_and_a_name_of_two_kinds_is_one(here, monkeypatch):
     forge_run(here / "runs/plain", "env.toml", "", "features", "good:paid")
     forge_run(here / "runs/plain", "env.toml", "", "reward", "evil:run")
-    about, _ = unsealed((here / "runs/plain/run.json").read_bytes(), "run.json")
+    about, _ = open_record((here / "runs/plain/run.json").read_bytes(), "run.json")
     about["code"] |= code_record("good:paid")
-    (here / "runs/plain/run.json").write_text(sealed(about))
+    (here / "runs/plain/run.json").write_text(seal_record(about))
     with pytest.raises(RunError, match=r"features good:paid of good .*; rewards evil:run of evil"):
         nca.Run("runs/plain")
     # Built in as a reward, and the name of a feature that a package brings.
@@ -537,8 +537,8 @@ def test_a_forged_store_of_a_sweep_runs_no_code(here):
     bars, grid = nca.read_bars("bars.csv"), {"fast": [2, 5], "slow": [10]}
     nca.sweep(bars, nca.rules.sma_cross, grid, resume="parts")
     for file in (here / "parts").glob("*.json"):
-        about, _ = unsealed(file.read_bytes(), "parts")
-        file.write_text(sealed(evil(about)))
+        about, _ = open_record(file.read_bytes(), "parts")
+        file.write_text(seal_record(evil(about)))
     with pytest.raises(nca.NcaTraderError):
         nca.sweep(bars, nca.rules.sma_cross, grid, resume="parts")
     assert not (here / "marker").exists() and "evil" not in sys.modules

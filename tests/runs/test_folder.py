@@ -14,7 +14,7 @@ from tiny import AGENT
 from nca_trader import machine
 from nca_trader.cli import main
 from nca_trader.cloud import CloudPath, place
-from nca_trader.config.records import sealed
+from nca_trader.config.records import seal_record
 from nca_trader.errors import RunError, StoreError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.learner.train import steps_done, train
@@ -231,13 +231,13 @@ def test_what_follows_a_run_in_a_store_reads_only_what_has_grown(objects, small_
     rows, lines = Rows(place("s3://b/m")), Lines(place("s3://b/m"))
     assert rows.poll() == [] and rows.written() is None
     for number in range(10):
-        lines.append(sealed({"update": number}, indent=None).removesuffix("\n"))
+        lines.append(seal_record({"update": number}, indent=None).removesuffix("\n"))
         lines.flush()
     assert [row["update"] for row in rows.poll()] == list(range(10))
     assert len(objects) > 3
     objects.gets.clear()
     assert rows.poll() == [] and not objects.gets
-    lines.append(sealed({"update": 10}, indent=None).removesuffix("\n"))
+    lines.append(seal_record({"update": 10}, indent=None).removesuffix("\n"))
     lines.flush()
     assert rows.poll() == [{"update": 10}] and len(objects.gets) == 1
     lines.cut(3)

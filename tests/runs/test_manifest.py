@@ -17,7 +17,7 @@ from tiny import AGENT, ENV
 
 from nca_trader import machine
 from nca_trader.config import CheckpointConfig, EnvConfig, MeshConfig
-from nca_trader.config.records import sealed
+from nca_trader.config.records import seal_record
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.evaluate.backtest import backtest
@@ -200,18 +200,18 @@ def test_a_run_without_checkpoints_says_how_it_began(env, tmp_path):
     [
         ("run.json", "{", StateError, "run.json: not JSON"),
         ("run.json", "[]", StateError, r"run.json: \[\] where an object is expected"),
-        ("run.json", sealed({"format": 5}), StateError, "run.json: has no 'name'"),
+        ("run.json", seal_record({"format": 5}), StateError, "run.json: has no 'name'"),
         ("run.json", '{"format": 5}', StateError, "run.json: has no 'name'"),
         ("run.json", '{"format": 4}', RunError, "format 4, this version reads 5; use the version"),
         ("run.json", '{"format": 99}', RunError, "run.json: format 99, this version reads 5"),
         ("run.json", b"\xff\xfe", StateError, "run.json: not JSON"),
         ("selection.json", "nonsense", StateError, "selection.json: not JSON"),
         ("selection.json", '{"selected": 0}', StateError, "selection.json: has no 'checksum'"),
-        ("selection.json", sealed({"selected": 3}), RunError, "has no agent 3; it trained 1"),
-        ("selection.json", sealed({"seLected": 0}), StateError, "did you mean 'selected'"),
+        ("selection.json", seal_record({"selected": 3}), RunError, "has no agent 3; it trained 1"),
+        ("selection.json", seal_record({"seLected": 0}), StateError, "did you mean 'selected'"),
         (
             "selection.json",
-            sealed({"selected": "0"}),
+            seal_record({"selected": "0"}),
             StateError,
             "a whole number or null is expected",
         ),
@@ -444,7 +444,7 @@ def rewrite(path, change):
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
     change(manifest)
-    path.write_text(sealed(manifest))
+    path.write_text(seal_record(manifest))
 
 
 SPECS = {

@@ -235,14 +235,14 @@ def test_a_tracker_of_the_current_folder_is_not_installed(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     for entry in ("", ".", str(tmp_path)):
         monkeypatch.setattr(sys, "path", [entry, *sys.path])
-        extensions.installed.cache_clear()
+        extensions.installed_points.cache_clear()
         with pytest.raises(ConfigError, match=r"planted:.* is not known"):
             tracker_of("planted:[]")
     monkeypatch.chdir("/")
-    extensions.installed.cache_clear()
+    extensions.installed_points.cache_clear()
     with pytest.raises(ConfigError, match="has no start"):  # found where it is installed
         tracker_of("planted:[]")
-    extensions.installed.cache_clear()
+    extensions.installed_points.cache_clear()
 
 
 @pytest.mark.heavy

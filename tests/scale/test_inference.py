@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader import make_mesh, make_policy
 from nca_trader.config import AgentConfig, PolicyConfig
-from nca_trader.config.ranges import switched
+from nca_trader.config.ranges import switch
 from nca_trader.scale.hlo import COLLECTIVES, read_module, runs
 from nca_trader.types import EnvSpec
 
@@ -19,7 +19,7 @@ def made(kind, batch, length):
     """A policy, parameters that are not zero, and bars [B, T, A, F] with some missing."""
     spec = EnvSpec(symbols=("X", "Y"), features=("a", "b", "c"), targets=(-1.0, 0.0, 1.0), warmup=0)
     own = {"neighbours": "ring"} if kind == "nca" else {"window": 6}
-    policy = make_policy(AgentConfig(policy=switched(SMALL, kind=kind, **own)), spec)
+    policy = make_policy(AgentConfig(policy=switch(SMALL, kind=kind, **own)), spec)
     rng = np.random.default_rng(0)
     shapes = jax.eval_shape(policy.init, jax.random.key(0))
     params = jax.tree.map(lambda s: (0.4 * rng.normal(size=s.shape)).astype("f4"), shapes)

@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 
 from nca_trader.paper.feeds.feed import ReplayFeed
-from nca_trader.paper.journal.bars import bar_of, completed
+from nca_trader.paper.journal.bars import bar_of, complete
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venue import (
@@ -31,7 +31,7 @@ def bar_at(seconds, *rows):
     """A bar of open, high, low, close and volume of each asset; None where it is missing."""
     names = [str(number) for number in range(len(rows))]
     bar = bar_of(dict(zip(names, rows, strict=True)), tuple(names), seconds)
-    return completed(bar, np.full(len(rows), np.nan))
+    return complete(bar, np.full(len(rows), np.nan))
 
 
 class Still:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from nca_trader.agents.policy import stacked
+from nca_trader.agents.policy import stack
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.manifest import Run
@@ -31,7 +31,7 @@ def untrained_run(path, bars, env, agent, params=None):
     """A run folder with one checkpoint; its parameters are drawn unless they are given."""
     run = open_run(TradingEnv(bars, env), agent, path, seed=0)
     if params is None and agent.num_seeds > 1:
-        params = stacked([drawn(run.each, seed) for seed in range(agent.num_seeds)])
+        params = stack([drawn(run.each, seed) for seed in range(agent.num_seeds)])
     elif params is None:
         params = drawn(run.policy)
     with Checkpoints(run.path / "checkpoints") as checkpoints:

@@ -12,7 +12,7 @@ import urllib.request
 
 import pytest
 
-from nca_trader.config.records import sealed
+from nca_trader.config.records import seal_record
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.machine import write_atomically
 from nca_trader.paper.journal.journal import Journal
@@ -123,7 +123,7 @@ NS = 1_000_000_000
 
 
 def line(update, **more):
-    return sealed({"update": update} | more, indent=None)
+    return seal_record({"update": update} | more, indent=None)
 
 
 @pytest.fixture

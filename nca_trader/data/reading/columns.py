@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.cloud import CloudPath
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.config.reading import length_of, role_of
 from nca_trader.data.calendar import bar_length
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse
 from nca_trader.data.reading.formats import Frame, load
 from nca_trader.data.reading.numbers import floats
-from nca_trader.data.reading.times import kept, read_times, whole
+from nca_trader.data.reading.times import keep_cells, read_times, whole
 from nca_trader.errors import ConfigError, argument
 from nca_trader.types import Bars
 
@@ -62,7 +62,7 @@ def parse_extra(extra: str | Mapping[str, Any] | None) -> dict[str, Added]:
         pairs = (part.strip().partition("=") for part in extra.split(","))
         extra = {name: source for name, _, source in pairs}
     if not isinstance(extra, Mapping | None):
-        raise ConfigError(f"{argument('extra')} is {described(extra)}; give frames by name.")
+        raise ConfigError(f"{argument('extra')} is {describe(extra)}; give frames by name.")
     found = {}
     for name, source in (extra or {}).items():
         if not (isinstance(name, str) and NAME.fullmatch(name)):
@@ -75,7 +75,7 @@ def parse_extra(extra: str | Mapping[str, Any] | None) -> dict[str, Added]:
         source = source.to_frame(name) if isinstance(source, pd.Series) else source
         if not isinstance(source, Frame | str | os.PathLike | CloudPath) or str(source) == "":
             raise ConfigError(
-                f"{argument('extra')}: {name} is {described(source)}; give a frame, a file, a "
+                f"{argument('extra')}: {name} is {describe(source)}; give a frame, a file, a "
                 "column of the bars' file, or one of these and a delay."
             )
         found[name] = Added(source, _delay(name, delay))
@@ -87,7 +87,7 @@ def _delay(name: str, delay: Any) -> np.timedelta64 | None:
         return None
     length = length_of(delay)
     if not length >= np.timedelta64(0, "ns"):
-        say = f"{name} has the delay {described(delay)}; give a time such as 1d, 12h or 0s"
+        say = f"{name} has the delay {describe(delay)}; give a time such as 1d, 12h or 0s"
         raise ConfigError(f"{argument('extra')}: {say}.")
     return length
 
@@ -174,7 +174,7 @@ def _values(name: str, source: Any, request: Request) -> Values:
     if len(at) != 1:
         say = f"does not show which column it is; the columns are {', '.join(map(str, labels))}"
         raise refusal(where, Kind.D005, say, f"Call it {name}")
-    time = whole([kept(chunk.frame.iloc[:, roles["time"]]) for chunk in chunks])
+    time = whole([keep_cells(chunk.frame.iloc[:, roles["time"]]) for chunk in chunks])
     read = read_times(time, request.timezone, request.dates)
     refuse(where, read.faults)
     value = np.concatenate([floats(chunk.frame.iloc[:, at[0]], chunk) for chunk in chunks])

@@ -13,7 +13,7 @@ from nca_trader.data.reading.numbers import NUMBERS, spread_columns
 from nca_trader.data.reading.parse import LONGEST, is_name
 from nca_trader.data.reading.repairs import (
     REUSE,
-    adjusted,
+    adjust,
     are_marked,
     gaps_of_half_a_year,
     repeated_rows,
@@ -88,7 +88,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
     for fault in faults:
         if fault.mask is not None and fault.code in ROW_FAULTS:
             sound = sound & ~fault.mask
-    columns = adjusted(table.columns, stays)
+    columns = adjust(table.columns, stays)
     return faults + between + series_faults(columns, table.symbols, sound, request.timezone)
 
 

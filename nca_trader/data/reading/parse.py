@@ -47,8 +47,8 @@ from nca_trader.data.reading.formats import Frame, load
 from nca_trader.data.reading.numbers import floats, numbers, spread_columns
 from nca_trader.data.reading.times import (
     is_clock,
-    joined,
-    kept,
+    join_clock,
+    keep_cells,
     read_times,
     whole,
 )
@@ -317,7 +317,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         for key, array in arrays.items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
         for key in times.keys() & set(raw):
-            times[key].append(kept(raw[key]))
+            times[key].append(keep_cells(raw[key]))
         begin += len(raw)
         if not isinstance(source, Frame):  # whose owner holds it in memory already
             _check_size(chunk.name, begin, begin / chunk.share, request)
@@ -329,7 +329,7 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
         raise refusal(chunk.name, Kind.D002, "there are no rows")
     _check_own(chunk, columns, request)
     time = whole(times.pop("time"))
-    time = joined(time, whole(times.pop("clock"))) if two else time
+    time = join_clock(time, whole(times.pop("clock"))) if two else time
     read = read_times(time, request.timezone, request.dates)
     del time  # the texts take half as much memory as all else
     pa.default_memory_pool().release_unused()

@@ -57,7 +57,7 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
     if "part-reuse" in repairs:
         columns["symbol"], symbols = _parted(columns, symbols)
     # After the symbols are split up: each span starts at its own first factor.
-    columns = adjusted(columns, np.ones(len(columns["time"]), dtype=bool))
+    columns = adjust(columns, np.ones(len(columns["time"]), dtype=bool))
     # The columns and texts that only detection needs are freed here.
     return Table(name=table.name, columns=columns, symbols=symbols, notes=table.notes)
 
@@ -117,7 +117,7 @@ def _parted(columns: Mapping[str, np.ndarray], symbols: list[str]) -> tuple[np.n
     return new.astype(np.int32), [names[i] for i in order]
 
 
-def adjusted(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np.ndarray]:
+def adjust(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np.ndarray]:
     """Return the columns with prices multiplied by f_t / f_first, for splits and dividends.
 
     f is split times dividend, and f_first is that of the symbol's first present row. Volume is

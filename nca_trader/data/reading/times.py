@@ -52,7 +52,7 @@ def is_clock(column: pd.Series) -> bool:
     return bool(_texts(column).str.fullmatch(clock).mean() > 0.5)
 
 
-def joined(date: pd.Series, clock: pd.Series) -> pd.Series:
+def join_clock(date: pd.Series, clock: pd.Series) -> pd.Series:
     """Return the times of a date and a clock in two columns.
 
     A clock of digits is 930 or 0930, or 93000 or 093000, as the longest one shows.
@@ -95,14 +95,14 @@ class _Written(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def kept(column: pd.Series) -> pd.Series:
+def keep_cells(column: pd.Series) -> pd.Series:
     """Return what is kept of a chunk's times until all are known: texts without more than fits."""
     moments = pd.api.types.is_datetime64_any_dtype(column.dtype)
     return column if moments or holds_numbers(column) else _texts(column).str.slice(0, LONGEST)
 
 
 def whole(parts: list[pd.Series]) -> pd.Series:
-    """Return the column of parts as `kept`, as texts if some of them are."""
+    """Return the column of parts as `keep_cells`, as texts if some of them are."""
     if len({holds_numbers(part) for part in parts}) > 1:
         parts = [_texts(part) for part in parts]
     return pd.concat(parts, ignore_index=True)
@@ -114,7 +114,7 @@ def read_times(column: pd.Series, timezone: str | None, dates: str | None) -> Ti
     A later row in another form cannot be read.
 
     Args:
-      column: the times as `kept`.
+      column: the times as `keep_cells`.
       timezone: IANA zone of times without UTC offset, or an offset; None: UTC.
       dates: "dmy", "mdy", or None: as the file proves.
     """

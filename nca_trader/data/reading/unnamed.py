@@ -21,7 +21,7 @@ from nca_trader.data.reading.repairs import (
     ADJUSTMENTS,
     EVENTS,
     SURE,
-    adjusted,
+    adjust,
     following_bars,
     odds_of_nights,
 )
@@ -326,7 +326,7 @@ def _unadjusted(name: str, value: np.ndarray, table: Table) -> tuple[np.ndarray,
             rows = np.lexsort((table["time"], code))
             rows = rows[table["present"][rows]]
             before, after = rows[:-1], rows[1:]
-            prices = adjusted(table.columns, table["present"])  # by splits that the user gave
+            prices = adjust(table.columns, table["present"])  # by splits that the user gave
             night = np.log(prices["open"][after] / prices["close"][before])
             ratio = np.log(np.where(value[after] > 0.0, value[after], 1.0))
             falls = np.abs(night + ratio) < np.abs(night)

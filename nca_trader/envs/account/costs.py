@@ -4,7 +4,7 @@
 through `nca_trader.envs.account.state.worsening`, as they do for slippage, spread and impact.
 
 A cost, a reward or an action scheme of your own runs inside the training program, so it must be a
-pure function of its arguments. `examined` traces it, twice and without data, and refuses what is
+pure function of its arguments. `examine` traces it, twice and without data, and refuses what is
 not.
 """
 
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader.config.extensions import own_code
-from nca_trader.config.ranges import described
+from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import arrays, float64_on_cpu
@@ -30,7 +30,7 @@ ADDRESS = re.compile(r"0x[0-9a-f]+")  # of a function, other in each trace
 SIZES = (1e-3, 0.1, 1.0)  # of trades that are tried on every bar, as fractions of equity
 
 
-def examined(where: str, function: Callable, *args: Any, rows: int | None = None) -> Any:
+def examine(where: str, function: Callable, *args: Any, rows: int | None = None) -> Any:
     """Trace a function of your own, and check that it is pure and holds no bars.
 
     Args:
@@ -141,7 +141,7 @@ def own_cost(value: Any, name: str) -> Cost:
     if isinstance(value, Cost):
         return value
     if not callable(value) or isinstance(value, type):
-        raise ConfigError(f"{name}: is {described(value)}; give a function of a trade, or a Cost.")
+        raise ConfigError(f"{name}: is {describe(value)}; give a function of a trade, or a Cost.")
     return Cost(value)
 
 
@@ -191,10 +191,10 @@ def check_costs(bars: Bars, costs: Costs, trade: Trade) -> None:
     for name in costs.own or ():
         where, cost, num = f"cost {name}", COSTS[name], bars.num_assets
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], jnp.float32), trade)
-        given = examined(where, cost.rate, row, rows=len(bars))
+        given = examine(where, cost.rate, row, rows=len(bars))
         fits = hasattr(given, "shape") and given.shape in ((), (num,))
         if not fits or not jnp.issubdtype(given.dtype, jnp.floating):
-            what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else described(given)
+            what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else describe(given)
             raise ConfigError(f"{where}: returns {what}; return one fraction, or one per asset.")
         there = bars.present & np.isfinite(bars.close)
         with float64_on_cpu(), own_code(where):

@@ -164,7 +164,7 @@ def on_bar(
       The account and the book at the close, and the effects of the bar.
     """
     now, effects = to_open(account, legs, rules)
-    book = entered(book, now.held, effects.at_open, bar.open)
+    book = book_fill(book, now.held, effects.at_open, bar.open)
     level, reason = _reached(book, now, bar)
     # Of prices: a quotient of equal ones may be off by its last bit, see `intrabar.of_each`.
     reached = Reached(level / bar.open - 1.0, level, reason, (reason != NONE) & (level == bar.open))
@@ -172,7 +172,7 @@ def on_bar(
     assert effects.inside is not None
     reason = effects.inside.reason
     by_level = (reason != NONE) & (reason != LIQUIDATED)
-    return account, aged(book, account, bar, by_level), effects
+    return account, close_bar(book, account, bar, by_level), effects
 
 
 def place_order(
@@ -199,11 +199,11 @@ def place_order(
             book = book._replace(**{name: level})
     account, fill = place(account, weights, legs.at_close, rules)
     if fill is not None:
-        book = entered(book, account.held, fill, bar.close)
+        book = book_fill(book, account.held, fill, bar.close)
     return account, book, fill, weights
 
 
-def entered(book: Book, held: Array, fill: AccountFill | None, price: Tensor) -> Book:
+def book_fill(book: Book, held: Array, fill: AccountFill | None, price: Tensor) -> Book:
     """Return the book after a fill.
 
     Args:
@@ -258,7 +258,7 @@ def _reached(book: Book, now: Intrabar, bar: Bar) -> tuple[Array, Array]:
     return jnp.where(can, side * price, bar.open), reason
 
 
-def aged(book: Book, account: Account, bar: Bar, left: Array) -> Book:
+def close_bar(book: Book, account: Account, bar: Bar, left: Array) -> Book:
     """Close the bar: positions that were left are forgotten, the others are a bar older."""
     held = account.held
     flat = jnp.abs(held) < FLAT

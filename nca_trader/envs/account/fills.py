@@ -40,7 +40,7 @@ def fill_pending(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Int
     # An order that meets a missing bar stays pending: there is no price to fill it at.
     active = (account.pending != FILLED) & quote.present & ~now.ruined
     # Base and change one after the other: their rounded sum would lose the low part of a pair.
-    d = (capped(account.ordered, rules) - now.base) - now.change
+    d = (cap(account.ordered, rules) - now.base) - now.change
     # A quotient, and so computed once for all its readers; what may not trade is d / inf = 0.
     d = d / jnp.where(active & ((account.pending != REST) | (d > 0.0)), 1.0, jnp.inf)
     if rules.capital:
@@ -114,7 +114,7 @@ def close_out(
     return _execute(now, d, worse, rules, liquidation_fee)
 
 
-def capped(target: Array, rules: AccountConfig) -> Array:
+def cap(target: Array, rules: AccountConfig) -> Array:
     """Scale the whole target down to `max_gross` and `max_net`; its direction stays."""
     over = None
     for cap, size in ((rules.max_gross, jnp.abs(target).sum()), (rules.max_net, target.sum())):

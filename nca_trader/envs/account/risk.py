@@ -290,7 +290,7 @@ def verdict(guard: LimitState, asked: np.ndarray, given: np.ndarray) -> Allow | 
     return Clip(np.where(np.isnan(asked), np.nan, given), codes)
 
 
-def denied(guard: Any) -> np.ndarray | bool:
+def is_denied(guard: Any) -> np.ndarray | bool:
     """Return `[A]` bool, whether an order was refused at the last close; False without limits."""
     if not guard:
         return False

@@ -18,7 +18,7 @@ from jax import Array
 
 from nca_trader.envs.account.state import equity
 from nca_trader.envs.market import Market
-from nca_trader.envs.rewards import num_shown, shown
+from nca_trader.envs.rewards import memory_features, num_shown
 from nca_trader.envs.trading import (
     EnvState,
     Observation,
@@ -229,7 +229,7 @@ def account_row(spec: EnvSpec, observation: Observation) -> Array:
     """Return weights held and ordered, cash, the reward's memory, then the base's target if any."""
     account = observation.account
     held = account.held
-    kept = (number[None] for number in shown(spec, account))
+    kept = (number[None] for number in memory_features(spec, account))
     base = () if spec.base == "none" else (account.base,)
     return jnp.concatenate([held, account.ordered, 1.0 - held.sum()[None], *kept, *base])
 

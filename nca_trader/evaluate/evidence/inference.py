@@ -54,7 +54,7 @@ class ConfidenceInterval(NamedTuple):
 
 def moments(returns: ArrayLike) -> Moments:
     """Compute the moments of returns `[T]`; NaN returns are left out."""
-    r = metrics.known(returns)
+    r = metrics.drop_nan(returns)
     return Moments(metrics.sharpe(r, 1.0), r.size, metrics.skewness(r), metrics.kurtosis(r))
 
 
@@ -170,7 +170,7 @@ def _interval(values: np.ndarray | None) -> ConfidenceInterval:
 
 def sharpe_interval(returns: ArrayLike, bars_per_year: float, seed: int = 0) -> ConfidenceInterval:
     """Compute the 95% interval of the annualised Sharpe ratio of returns `[T]`."""
-    found = resampled(metrics.known(returns), seed=seed)
+    found = resampled(metrics.drop_nan(returns), seed=seed)
     return _interval(found and found.sharpe(bars_per_year))
 
 
@@ -185,7 +185,7 @@ def mean_difference_interval(
     # `resampled` returns None for returns without volatility, such as these zeros.
     if not difference.any():
         return ConfidenceInterval(0.0, 0.0, 0.95)
-    found = resampled(metrics.known(difference), seed=seed)
+    found = resampled(metrics.drop_nan(difference), seed=seed)
     return _interval(found and found.mean * bars_per_year)
 
 

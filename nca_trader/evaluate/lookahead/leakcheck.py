@@ -37,7 +37,7 @@ from nca_trader.evaluate.lookahead.outputs import (
 )
 from nca_trader.evaluate.simulate import simulate_strategy
 from nca_trader.evaluate.wording import listed
-from nca_trader.progress import tracked
+from nca_trader.progress import track
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.strategies.targets import needs_account, strategy_targets
 from nca_trader.types import Bars, split_columns
@@ -190,7 +190,7 @@ def leakcheck(
     known = as_subject(subject, seconds_of_bars(bars))
     search = Search(known._replace(name=name or known.name), tolerance, decided == "open")
     drawn = search.begin(np.random.default_rng(seed), bars)
-    for number in tracked(range(cases), "leakcheck", "cases"):
+    for number in track(range(cases), "leakcheck", "cases"):
         search.run(drawn.draw(number))
     # Once more on the bars as they are: this shows what a subject keeps from call to call.
     refuse_chance(search.subject.name, search.outputs[False], search.values(bars))

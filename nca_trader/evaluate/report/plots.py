@@ -279,7 +279,7 @@ def histogram(returns: np.ndarray) -> Markup | None:
 
     The outermost bins hold what is beyond 5 standard deviations.
     """
-    r = metrics.known(returns)
+    r = metrics.drop_nan(returns)
     # Interest alone, taken off again, leaves rounding.
     r = r[np.abs(r) > metrics.NO_VOLATILITY]
     if len(r) < 2 or (deviation := r.std()) < metrics.NO_VOLATILITY:

@@ -109,7 +109,7 @@ def summary_lines(result: Result) -> list[str]:
         f"the {fill}, {result.order}"
     )
     lines.append(f"{'':<22}{'this':>14}{'buy and hold':>16}")
-    for name, (own, held) in shown(result, m, result.hold.account_metrics):
+    for name, (own, held) in metric_rows(result, m, result.hold.account_metrics):
         lines.append(f"{name:<22}{own:>14}{held:>16}")
     others = [*TRADING_COSTS, *(result.charged.own or ()), "market", "interest"]
     holding = result.flows.drop(columns=others, errors="ignore").to_numpy().sum()
@@ -132,7 +132,9 @@ def summary_lines(result: Result) -> list[str]:
     return [*lines, warning if len(warning) <= WIDTH else warning[: WIDTH - 3].rstrip() + "..."]
 
 
-def shown(result: Result, *of: dict[str, float], keys: str = SHOWN) -> list[tuple[str, list[str]]]:
+def metric_rows(
+    result: Result, *of: dict[str, float], keys: str = SHOWN
+) -> list[tuple[str, list[str]]]:
     """Write the metrics of `keys`, one cell for each of the accounts `of` of one span."""
     years = len(result.equity) / result.bars_per_year
     named = {key: WRITTEN[key] for key in keys.split()}
@@ -180,7 +182,7 @@ def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
         rows.append(
             row("in-sample bars", lambda r: "n/a" if r.in_sample is None else whole(r.in_sample))
         )
-    each = [shown(x, x.metrics, keys=f"{SHOWN} {COMPARED}") for x in results]
+    each = [metric_rows(x, x.metrics, keys=f"{SHOWN} {COMPARED}") for x in results]
     rows += [(row[0][0], [cells[0] for _, cells in row]) for row in zip(*each, strict=True)]
     return rows
 
@@ -195,7 +197,7 @@ def comparison_html(results: Sequence[Result]) -> str:
 
 def summary_html(result: Result) -> str:
     """Return the summary of a result as an HTML table with a plot."""
-    rows = shown(result, result.metrics, result.hold.account_metrics)
+    rows = metric_rows(result, result.metrics, result.hold.account_metrics)
     return _fragment(
         result,
         title_of(result),

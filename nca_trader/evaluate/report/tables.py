@@ -19,7 +19,7 @@ from nca_trader.evaluate.report.contents import Section
 from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
-from nca_trader.evaluate.report.summary import shown
+from nca_trader.evaluate.report.summary import metric_rows
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.evaluate.wording import money, percent, with_error
 
@@ -358,7 +358,7 @@ def _words(name: Any) -> str:
 def details(agent: Result, best: Result) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Return the groups of `DETAILS`, with the metrics of an account and its best baseline."""
     both = agent.metrics, best.metrics
-    return [(group, shown(agent, *both, keys=keys)) for group, keys in DETAILS.items()]
+    return [(group, metric_rows(agent, *both, keys=keys)) for group, keys in DETAILS.items()]
 
 
 def monthly_returns(equity: pd.Series) -> pd.DataFrame:

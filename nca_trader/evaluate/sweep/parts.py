@@ -22,7 +22,7 @@ from nca_trader.evaluate.sweep.program import (
     WIDEST,
     Blocks,
     Given,
-    compiled,
+    compile_program,
     in_blocks,
     program,
     program_of_returns,
@@ -160,7 +160,7 @@ def run_as_one_program(grid: GridRun, resume: str | os.PathLike[str] | None) -> 
                 # Compiled in this thread: the others only run it.
                 with float64_on_cpu(), strategy_faults(bars, first):
                     values = _values(combinations, [0], traced, width)
-                    programs[fixed] = compiled(program, given, values, blocks)
+                    programs[fixed] = compile_program(program, given, values, blocks)
         pool = concurrent.futures.ThreadPoolExecutor(workers)
         try:
             for job in concurrent.futures.as_completed([pool.submit(run, k) for k in missing]):
@@ -241,7 +241,7 @@ def tail_metrics(grid: GridRun, turnover: np.ndarray) -> dict[str, np.ndarray]:
             with float64_on_cpu():
                 values = _values(combinations, rows, traced, width)
                 given = _given(grid, traced, rows, fixed)
-                every = compiled(program_of_returns, given, values, blocks)(values, blocks)
+                every = compile_program(program_of_returns, given, values, blocks)(values, blocks)
             plain, excess = np.asarray(every, np.float64)[..., : len(bars)]
             for place, k in enumerate(rows):
                 grown, ratios = (

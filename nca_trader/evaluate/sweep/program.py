@@ -115,7 +115,7 @@ _COMPILED: dict[Any, Any] = {}  # programs by what they were compiled for, the o
 KEPT = 16
 
 
-def compiled(
+def compile_program(
     make: Callable[[Given], Any], given: Given, values: dict[str, Array], blocks: Blocks
 ) -> Any:
     """Return the compiled program of `make` for arguments of these shapes."""

@@ -137,7 +137,7 @@ def table_of(refit: Refit, fitted: list[Fitted], result: Result) -> pd.DataFrame
 STEPS = 10  # between no position and the largest, of the weights that the baseline is chosen from
 
 
-def joined(refit: Refit, fitted: list[Fitted]) -> np.ndarray | Strategy:
+def join_folds(refit: Refit, fitted: list[Fitted]) -> np.ndarray | Strategy:
     """Return what the folds decided one after the other.
 
     Targets `[N, A]` of all rows, NaN outside of the test spans; or, where they depend on the

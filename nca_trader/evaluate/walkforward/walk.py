@@ -17,7 +17,7 @@ from nca_trader.cloud import Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.agent import LEAST_SEEDS, alone
-from nca_trader.config.ranges import expect, taken
+from nca_trader.config.ranges import expect, take_settings
 from nca_trader.config.spans import (
     Spans,
     Training,
@@ -27,7 +27,7 @@ from nca_trader.config.spans import (
 from nca_trader.envs import load_env
 from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.backtest import backtest, counted
+from nca_trader.evaluate.backtest import backtest, count_trial
 from nca_trader.evaluate.combinations import (
     combinations_of,
     make_subject,
@@ -46,7 +46,7 @@ from nca_trader.evaluate.walkforward.outcome import (
     CONSTANT,
     WalkForward,
     best_constant,
-    joined,
+    join_folds,
     matched_hold,
     table_of,
 )
@@ -144,8 +144,8 @@ def walk_forward(
       True
     """
     expect("bars", bars, Bars | Task, "Bars, e.g. of nca.read_bars", subject=subject)
-    spans = taken("spans", Spans, spans, settings)
-    how = taken("training", Training, training, settings)
+    spans = take_settings("spans", Spans, spans, settings)
+    how = take_settings("training", Training, training, settings)
     known = [field.name for cls in (Spans, Training) for field in dataclasses.fields(cls)]
     given = gather_account(account, settings, known)
     check_spans(spans)
@@ -428,13 +428,13 @@ class _Walk:
         account = dataclasses.replace(common["account"], order=fitted[0].order)
         if self._agent:  # its targets are weights, which its own sizes have scaled
             account = account.unsized
-        decided = joined(self.refit, fitted)
+        decided = join_folds(self.refit, fitted)
         result = backtest(bars, decided, name=self.name, **common | {"account": account})
         if self._log is None:
             return result
         # One trial: the combinations inside were judged on train spans, and none saw a test
         # span. It is what the folds ordered, so the same walk again is not another trial.
-        result, tried = counted(result, bars, first, self._log, "walk-forward")
+        result, tried = count_trial(result, bars, first, self._log, "walk-forward")
         if tried.new:
             entry = entry_of("test", f"walk-forward {self.name}", data_record(bars), time=now())
             trial_log.record(self._log, entry)

@@ -27,7 +27,7 @@ import numpy as np
 
 from nca_trader.config.extensions import parse_name, refuse_foreign
 from nca_trader.config.modules import digest_of_files, locate
-from nca_trader.config.records import Mismatch, converted, loads, plain
+from nca_trader.config.records import Mismatch, convert, loads, plain
 from nca_trader.config.toml import preset_names
 from nca_trader.errors import ConfigError, argument, in_a_command
 from nca_trader.optimum.outside import player
@@ -260,7 +260,7 @@ class Playing:
 
     def _facts(self, answer: bytes) -> dict[str, Any]:
         try:
-            return plain(converted(loads(answer), _Facts))
+            return plain(convert(loads(answer), _Facts))
         except (Mismatch, ValueError):
             raise self._fault("its process does not say what it loaded") from None
 

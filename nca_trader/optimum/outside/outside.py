@@ -23,7 +23,7 @@ from nca_trader.optimum.outside.paths import (
     Paths,
     alone,
     draw_paths,
-    earned,
+    judge,
     play,
     simple_controls,
 )
@@ -146,8 +146,8 @@ def _played(
         return actions
 
     if lone:
-        return earned(paths, play(paths, alone(decide, spec.num_assets, spec.num_features)))
-    return earned(paths, play(paths, decide))
+        return judge(paths, play(paths, alone(decide, spec.num_assets, spec.num_features)))
+    return judge(paths, play(paths, decide))
 
 
 def _lacking(playing: Playing, paths: Paths, entry: OutsideAgent) -> dict[str, Earnings]:

@@ -107,7 +107,7 @@ def draw_paths(market: SyntheticMarket, config: EnvConfig, seed: int) -> Paths:
     )
 
 
-def earned(paths: Paths, ordered: np.ndarray) -> Earnings:
+def judge(paths: Paths, ordered: np.ndarray) -> Earnings:
     """Judge weights `[L, B, A]` that were ordered along the paths."""
     length, count, assets = ordered.shape
     # A path is followed from its beginning; its pieces are cut out of it.
@@ -184,12 +184,12 @@ def simple_controls(paths: Paths, seed: int) -> dict[str, Earnings]:
     else:
         random = drawn.uniform(*spec.action_bounds, shape).astype(np.float32)
     found = {
-        "cash": earned(paths, np.zeros(shape, np.float32)),
-        "random": earned(paths, follow(paths, random)),
+        "cash": judge(paths, np.zeros(shape, np.float32)),
+        "random": judge(paths, follow(paths, random)),
     }
     if np.ptp(optimal_positions(paths.task, paths.rows[:1]), axis=1).max() > 1e-9:
         each = [np.full(shape, action) for action in np.asarray(every_action(spec))]
-        held = [earned(paths, follow(paths, actions)) for actions in each]
+        held = [judge(paths, follow(paths, actions)) for actions in each]
         found["constant"] = max(held, key=lambda one: one.earned)
     return found
 

@@ -18,7 +18,7 @@ import numpy as np
 from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import EVERY_DAY, Sessions
 from nca_trader.data.resampling import aggregate, bin_spans
-from nca_trader.paper.clock import NANOSECONDS, Clock, jittered
+from nca_trader.paper.clock import NANOSECONDS, Clock, jitter
 from nca_trader.paper.feeds.feed import Notice
 from nca_trader.paper.venue import Unreachable
 from nca_trader.types import PRICES, Bar, Bars
@@ -238,7 +238,7 @@ class VenueFeed:
 def pause_after(failures: int, symbols: Sequence[str]) -> float:
     """Return the seconds until the next attempt: longer after each failure, and of each feed."""
     # The exponent is capped too, as a venue may be down for days.
-    return max(1.0, jittered(min(LONGEST, 2.0 ** min(failures, 10)), f"{symbols}{failures}"))
+    return max(1.0, jitter(min(LONGEST, 2.0 ** min(failures, 10)), f"{symbols}{failures}"))
 
 
 def seconds_of(every: str) -> int:

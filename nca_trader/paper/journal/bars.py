@@ -57,7 +57,7 @@ def bar_of(body: Mapping[str, Any], symbols: tuple[str, ...], seconds: int) -> B
     return Bar(np.full(len(rows), seconds), present=present, columns=own or None, **named)
 
 
-def completed(bar: Bar, close: Tensor) -> Bar:
+def complete(bar: Bar, close: Tensor) -> Bar:
     """Give assets without a bar their last close `[A]` and volume 0, as bar files do."""
     present = np.asarray(bar.present)
     prices = {name: np.where(present, getattr(bar, name), close) for name in PRICES}

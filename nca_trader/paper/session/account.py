@@ -26,7 +26,7 @@ from nca_trader.paper.session.core import Core, Observed, Response, Seen, State,
 from nca_trader.paper.session.gate import Gate
 from nca_trader.paper.session.halts import Halt, KillSwitch
 from nca_trader.paper.session.router import OrderRouter, tickets
-from nca_trader.paper.venue import BY_VENUE, Awaited, Fill, Unreachable, Venue, valued
+from nca_trader.paper.venue import BY_VENUE, Awaited, Fill, Unreachable, Venue, value_of
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.progress import Progress, duration
 from nca_trader.types import Bar, Bars
@@ -170,7 +170,7 @@ class Replay:
         _, units = self._exchange.position()
         held = np.asarray(state.account.held)
         # Both are compared: equity alone would not show a position in the wrong asset.
-        weights = valued(units, state.close) / value
+        weights = value_of(units, state.close) / value
         off = max(abs(value - expected) / expected, float(np.abs(weights - held).max()))
         if off <= TOLERANCE:  # so that NaN is a disagreement
             return None
@@ -180,7 +180,7 @@ class Replay:
     def value(self, close: np.ndarray) -> float:
         """Return cash and positions in money at prices `close` `[A]`."""
         cash, units = self._exchange.position()
-        return float(cash + valued(units, close).sum())
+        return float(cash + value_of(units, close).sum())
 
     def withdraw_all(self) -> None:
         """Do nothing: no order leaves this process."""
@@ -414,7 +414,7 @@ class Live:
         ids = [working[s].client_id if s in working else None for s in self._symbols]
         orders = [None if name is None else ledger.order(name) for name in ids]
         books, (units, price, closed) = self.router.books(), ledger.flush(self._symbols)
-        worth = valued(books.units, close)
+        worth = value_of(books.units, close)
         value = books.cash + float(worth.sum())
         if self._base is None and not value > 0.0:
             raise Halt("ruined", value=value)
@@ -432,14 +432,14 @@ class Live:
                     for name, order in zip(ids, orders, strict=True)
                 ]
             ),
-            traded=valued(units, price) / (value or np.inf),
+            traded=value_of(units, price) / (value or np.inf),
             price=price,
             value=value,
             closed=closed,
         )
         trades = [(i, units.item(i), price.item(i)) for i in np.flatnonzero(units).tolist()]
         view = self._core.reported(state, bar, legs, observed)
-        moved = float(np.abs(valued(units, price)).sum())
+        moved = float(np.abs(value_of(units, price)).sum())
         return Seen(view, value, trades, moved, equity=observed.equity)
 
     def record(self, seen: Seen, ts: int) -> None:
@@ -471,7 +471,7 @@ class Live:
         return {
             "equity": equity,
             "log_equity": [float(np.log(equity)), 0.0] if equity > 0.0 else None,
-            "weight": in_json(valued(books.units, state.close) / (seen.value or np.inf)),
+            "weight": in_json(value_of(books.units, state.close) / (seen.value or np.inf)),
             "cash": books.cash,
             "units": in_json(books.units),
             "value": seen.value,
@@ -494,7 +494,7 @@ class Live:
     def value(self, close: np.ndarray) -> float:
         """Return cash and positions in money at prices `close` `[A]`."""
         books = self.router.books()
-        return float(books.cash + valued(books.units, close).sum())
+        return float(books.cash + value_of(books.units, close).sum())
 
     def withdraw_all(self) -> None:
         """Cancel what waits at the venue, after a halt; `resume` finds out what came of it.

@@ -18,7 +18,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.state import Account, open_account
-from nca_trader.envs.rewards import begun, remembered
+from nca_trader.envs.rewards import begin_account, remember
 from nca_trader.errors import ConfigError, argument
 from nca_trader.numerics import MOST_ASSETS, as_one_kernel, cpu, float64_on_cpu
 from nca_trader.paper.session.core import Agent, Decision, Usual
@@ -149,19 +149,19 @@ def policy_agent(
     none = np.zeros(num_assets, int) if num_agents == 1 else None
     unusable = Decision(nothing, np.full((num_assets, outputs), np.nan), none, False)
     # A `spec` that is an argument of a compiled function is hashed and compared at every call.
-    remember = jax.jit(functools.partial(remembered, spec))
+    remember_bar = jax.jit(functools.partial(remember, spec))
 
     def opened() -> Account:
         # Flat, whatever weights the episodes of training began with.
         with float64_on_cpu():
-            return begun(spec, open_account(np.zeros(num_assets), rest["rules"]))
+            return begin_account(spec, open_account(np.zeros(num_assets), rest["rules"]))
 
     @float64_on_cpu()  # once per bar; the blocks inside then cost nothing
     def act(memory: Sight, bar: Bar, account: Account | None, book: Book | None, first: bool):
         now, logits, target = account, None, None
         # What the reward remembers is a feature of this agent, and begins at its first decision.
         if now is not None and spec.memory and not first:
-            now = jax.tree.map(np.asarray, remember(now))
+            now = jax.tree.map(np.asarray, remember_bar(now))
         if now is None:
             seen, row = see(memory.seen, bar)
         else:

@@ -20,8 +20,8 @@ from nca_trader.envs.account import exits
 from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.effects import AccountFill
 from nca_trader.envs.account.exits import Book
-from nca_trader.envs.account.fills import capped
-from nca_trader.envs.account.risk import VolatilityState, before_bars, denied, next_size
+from nca_trader.envs.account.fills import cap
+from nca_trader.envs.account.risk import VolatilityState, before_bars, is_denied, next_size
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
@@ -36,8 +36,8 @@ from nca_trader.paper.venue import Fill, TargetOrder, client_id
 from nca_trader.runs.reference import Reference
 from nca_trader.types import Bar
 
-_entered = jax.jit(exits.entered)
-_aged = jax.jit(exits.aged)
+_entered = jax.jit(exits.book_fill)
+_aged = jax.jit(exits.close_bar)
 
 
 class Programs(NamedTuple):
@@ -70,7 +70,7 @@ def programs(rules: AccountConfig) -> Programs:
     def place(account: Account, target: Array, quote: Quote) -> tuple[Account, Array]:
         unfilled = dataclasses.replace(rules, fill="next_open")
         placed, _ = accounting.place(account, target, quote, unfilled)
-        return placed, capped(placed.ordered, unfilled)
+        return placed, cap(placed.ordered, unfilled)
 
     def trade(account: Account, quote: Quote) -> tuple[Account, AccountFill]:
         account, fill = accounting.trade(account, quote, rules)
@@ -392,7 +392,7 @@ class Core:
             new = whole & (np.asarray(placed.ordered) != np.asarray(account.ordered))
         else:
             # Every target that is given is a new order, which replaces the one before it.
-            new = whole & ~np.isnan(decision.target) & ~np.asarray(denied(placed.guard))
+            new = whole & ~np.isnan(decision.target) & ~np.asarray(is_denied(placed.guard))
         working = {}  # every order that the account has pending should be at the broker
         for i, symbol in enumerate(self.agent.symbols):
             if placed.pending[i] == FILLED:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nca_trader.config.records import finite
-from nca_trader.envs.account.risk import CODES, Allow, Deny, denied, lifted, verdict
+from nca_trader.envs.account.risk import CODES, Allow, Deny, is_denied, lifted, verdict
 from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError, HaltError, argument, options_named, printable
 from nca_trader.machine import refuse_link
@@ -215,7 +215,7 @@ def said(account: Account, asked: np.ndarray, symbols: Sequence[str]) -> list[di
     if not account.guard:
         return []
     # A denied order leaves no target, as if none had been given.
-    given = np.where(denied(account.guard), np.nan, account.ordered)
+    given = np.where(is_denied(account.guard), np.nan, account.ordered)
     found = verdict(account.guard, asked, given)
     if isinstance(found, Allow):
         return []

@@ -21,7 +21,7 @@ from nca_trader.envs.account.state import Legs
 from nca_trader.errors import HaltError
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.feeds.feed import Notice
-from nca_trader.paper.journal.bars import bar_of, completed
+from nca_trader.paper.journal.bars import bar_of, complete
 from nca_trader.paper.journal.journal import Event, Journal
 from nca_trader.paper.session.account import MAX_IN_A_ROW, Live, Replay, equity_of
 from nca_trader.paper.session.core import Core, Decision, Response, Seen, State, View
@@ -137,7 +137,7 @@ class Session:
         """Check one closed bar, and process those that the gate lets through."""
         self.switch.refuse()
         if not np.asarray(bar.present).all():
-            bar = completed(bar, self._state.close)
+            bar = complete(bar, self._state.close)
         passed, refusal = self._account.gate.admit(bar)
         if refusal is not None and refusal.code == "correction":
             self.on_notice(Notice(refusal.code, refusal.say))
@@ -227,7 +227,7 @@ class Session:
 
     def _repeat_bar(self, event: Event, decided: bool) -> Response:
         bar = bar_of(event.body, self._agent.symbols, event.ts_event // NANOSECONDS)
-        bar = completed(bar, self._state.close)
+        bar = complete(bar, self._state.close)
         before, legs = self._state, self._core.legs(self._state, bar)
         seen = self._account.seen(before, bar, legs) if decided else None
         view = View() if seen is None else seen.view

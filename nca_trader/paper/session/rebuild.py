@@ -19,7 +19,7 @@ from nca_trader.errors import ConfigError, HaltError, StateError
 from nca_trader.machine import scratch
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.feeds.feed import ReplayFeed
-from nca_trader.paper.journal.bars import INCOME, bar_of, completed
+from nca_trader.paper.journal.bars import INCOME, bar_of, complete
 from nca_trader.paper.journal.chain import Head, HeadFile, connect_reader
 from nca_trader.paper.journal.journal import Diverged, Journal, read_events, verify
 from nca_trader.paper.session.halts import lifts_of
@@ -189,7 +189,7 @@ def _bars_of(path: Path, symbols: tuple[str, ...]) -> Bars:
     """Return the bars that a journal holds."""
     bars, close = [], np.full(len(symbols), np.nan)
     for event in read_events(path, "bar"):
-        bar = completed(bar_of(event.body, symbols, event.ts_event // NANOSECONDS), close)
+        bar = complete(bar_of(event.body, symbols, event.ts_event // NANOSECONDS), close)
         bars.append(bar)
         close = bar.close
     none = np.full(len(symbols), np.nan)

@@ -19,7 +19,7 @@ import numpy as np
 
 from nca_trader.envs.account.state import ROUNDING
 from nca_trader.errors import printable
-from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience, jittered
+from nca_trader.paper.clock import NANOSECONDS, PATIENCE, Clock, Patience, jitter
 from nca_trader.paper.journal.journal import Journal, canonical
 from nca_trader.paper.journal.ledger import UNITS, Ledger, Sent
 from nca_trader.paper.session.halts import Halt
@@ -38,7 +38,7 @@ from nca_trader.paper.venue import (
     Unreachable,
     Venue,
     fault_of,
-    valued,
+    value_of,
 )
 from nca_trader.types import Costs
 
@@ -71,7 +71,7 @@ def tickets(
     >>> tickets([order], here, np.array([70.0]), ["X"], stock, Costs(), borrow=False)
     ([Ticket(client_id='a', symbol='X', units=7.0, stop=None)], [])
     """
-    worth = books.cash + float(valued(books.units, close).sum())
+    worth = books.cash + float(value_of(books.units, close).sum())
     wanted: list[tuple[TargetOrder, float, float]] = []
     refused = []
     for order in orders:
@@ -347,7 +347,7 @@ class OrderRouter:
             if answer.outcome is Outcome.BUSY:
                 # A venue may say "nan" or "inf", which says no time.
                 asked = answer.retry_after if np.isfinite(answer.retry_after) else 0.0
-                ours = jittered(wait, f"{self.prefix}{ticket.client_id}{order.attempts}")
+                ours = jitter(wait, f"{self.prefix}{ticket.client_id}{order.attempts}")
                 pause = max(asked, min(ours, self._left(order)))
                 self._busy = self._clock.monotonic() + pause
                 wait = min(2.0 * wait, self._patience.last)

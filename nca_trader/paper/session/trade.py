@@ -17,9 +17,9 @@ from nca_trader.agents.base import history_of
 from nca_trader.cloud import CloudPath
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import gather_account
-from nca_trader.config.extensions import called, load
+from nca_trader.config.extensions import call_named, load
 from nca_trader.config.ranges import expect, moment
-from nca_trader.config.reading import parse_step, replayed, source_of
+from nca_trader.config.reading import parse_step, replayed_file, source_of
 from nca_trader.data.bars import read_bars
 from nca_trader.data.features import refuse_absent
 from nca_trader.data.time_frames import refuse_other_length
@@ -132,7 +132,7 @@ def paper_trade(
     given = dataclasses.replace(given, capital=None)
     expect("journal", journal, str | os.PathLike | CloudPath, "a path")
     expect("capital", capital, Real, "a sum of money")
-    file, live = replayed(feed, broker), None
+    file, live = replayed_file(feed, broker), None
     if file is None:
         live = open_feed(feed, (reading or {}).get("every"))
     # Rounded up: bars are compared in whole seconds, and none that opens before `start` counts.
@@ -321,7 +321,7 @@ def _made(text: str, what: str, needed: tuple[str, ...]) -> Any:
         found = load(f"{what}s", text)
         # With arguments in the text it has been called by `load`.
         if not text.endswith(")"):
-            found = called(found, text)
+            found = call_named(found, text)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
     # By names and no types: a user's class need not inherit from ours.

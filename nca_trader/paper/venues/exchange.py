@@ -25,7 +25,7 @@ from nca_trader.config.records import loads
 from nca_trader.envs.account.state import Legs, Quote, executable, next_legs, worsening
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.clock import NANOSECONDS
-from nca_trader.paper.journal.bars import bar_body, bar_of, completed
+from nca_trader.paper.journal.bars import bar_body, bar_of, complete
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -38,7 +38,7 @@ from nca_trader.paper.venue import (
     Outcome,
     TargetOrder,
     Ticket,
-    valued,
+    value_of,
 )
 from nca_trader.paper.venues.exchange_file import ExchangeFile
 from nca_trader.types import Bar, Tensor
@@ -249,7 +249,7 @@ class Exchange:
         fills, paid, self._opened = [], 0.0, price
         if legs.dividend is not None:
             # `legs.dividend` is a fraction of the last close, so units at that close give money.
-            paid += self._pay(float((valued(self._units, self._close) * legs.dividend).sum()))
+            paid += self._pay(float((value_of(self._units, self._close) * legs.dividend).sum()))
         haircut = 1.0 - self._rules.delist_haircut
         if self._rules.fill == "next_open" and legs.years is not None:
             worth = price
@@ -280,7 +280,7 @@ class Exchange:
         if self._rules.fill == "close" and legs.years is not None:
             paid += self._pay(self._held(price, legs.years))
         if legs.funding is not None:
-            paid += self._pay(-float((legs.funding * valued(self._units, price)).sum()))
+            paid += self._pay(-float((legs.funding * value_of(self._units, price)).sum()))
         fills += self._margin_call(price, legs.at_close, "close")
         if self._rules.fill == "close":  # an order that met a missing bar waits for this one
             fills += self.match(price, legs.at_close, self._clock)
@@ -349,14 +349,14 @@ class Exchange:
 
     def _held(self, price: np.ndarray, years: Tensor) -> float:
         """Return interest less borrow fee and funding at `price` `[A]` for `years` of holding."""
-        costs, cash, value = self._rules.costs, self._cash, valued(self._units, price)
+        costs, cash, value = self._rules.costs, self._cash, value_of(self._units, price)
         owed = costs.interest_borrow * max(-cash, 0.0)
         owed += costs.borrow_fee * np.maximum(-value, 0.0).sum() + costs.funding * value.sum()
         earned = costs.interest_lend * max(cash, 0.0)
         return float(years * (earned - owed))
 
     def _equity(self, price: np.ndarray) -> float:
-        return self._cash + float(valued(self._units, price).sum())
+        return self._cash + float(value_of(self._units, price).sum())
 
     def _worse(self, units: np.ndarray, price: np.ndarray, quote: Quote) -> np.ndarray:
         """Return `[A]` how much worse than `price` these trades fill, as a fraction of it."""
@@ -378,7 +378,7 @@ class Exchange:
         margin, low, high = self._rules.maintenance_margin, legs.low, legs.high
         if not margin or low is None or high is None:
             return []
-        value = valued(self._units, self._opened)
+        value = value_of(self._units, self._opened)
         worst = np.where(value > 0.0, low, high)
         room = self._equity(self._opened) - margin * np.abs(value).sum()
         lost = -float((worst * (value - margin * np.abs(value))).sum())
@@ -393,13 +393,13 @@ class Exchange:
         margin = self._rules.maintenance_margin
         if not margin:
             return []
-        gross = float(np.abs(valued(self._units, price)).sum())
+        gross = float(np.abs(value_of(self._units, price)).sum())
         # Inside a bar the price is where the margin is met, to rounding.
         if moment != "inside" and gross * margin <= self._equity(price):
             return []
         present = np.asarray(quote.present)
         # A fixed fee is not paid for what rounding left of a position that was closed.
-        some = np.abs(valued(self._units, price)) > DUST * abs(self._equity(price))
+        some = np.abs(value_of(self._units, price)) > DUST * abs(self._equity(price))
         self._units[present & ~some] = 0.0
         closing = np.where(present & some, -self._units, 0.0)
         worse = self._worse(closing, np.where(np.isnan(price), 1.0, price), quote)
@@ -471,7 +471,7 @@ class Exchange:
             )
         self._close = close
         if rows is not None:
-            self._bar = completed(bar_of(rows, self._symbols, time), close)
+            self._bar = complete(bar_of(rows, self._symbols, time), close)
             # Of its returns nothing is known any more, and no order needs them.
             none = np.zeros(len(close), int)
             legs = next_legs(close, self._bar, 0, none, self._rules)

@@ -10,7 +10,7 @@ import pytest
 from nca_trader.cli import main
 from nca_trader.cli.options import READING
 from nca_trader.cli.paper import why_no_order
-from nca_trader.config.reading import replayed
+from nca_trader.config.reading import replayed_file
 from nca_trader.data.bars import read_bars, write_bars
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.paper.feeds.feed import ReplayFeed
@@ -61,7 +61,7 @@ def test_a_file_is_replayed_with_the_symbols_asked_for(stage, tmp_path):
 )
 def test_what_is_no_feed_is_said_in_one_line(text, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        replayed(text)
+        replayed_file(text)
     assert "\n" not in str(caught.value)
 
 

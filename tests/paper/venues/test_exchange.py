@@ -11,7 +11,7 @@ from livedesk import SECOND, bar_at
 from made_up import rules_of
 
 from nca_trader.errors import ConfigError, StateError
-from nca_trader.paper.journal.bars import completed
+from nca_trader.paper.journal.bars import complete
 from nca_trader.paper.session.trade import open_venue
 from nca_trader.paper.venue import Outcome, Ticket, Unreachable
 from nca_trader.paper.venues.exchange import Exchange
@@ -24,7 +24,7 @@ DAY = 86_400
 def told(exchange, day, open_=50.0, close=50.0, other=20.0):
     first = [open_, max(open_, close), min(open_, close), close, 1e6]
     second = None if other is None else [other] * 4 + [1e6]
-    bar = completed(bar_at(day * DAY, first, second), exchange._close)
+    bar = complete(bar_at(day * DAY, first, second), exchange._close)
     exchange.quote(bar, (day + 1) * DAY * SECOND)
 
 
