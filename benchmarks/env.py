@@ -164,7 +164,7 @@ def _walk(window: int) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
         if window:
             rows = index[:, None] + 1 - jnp.arange(window)[None]
             total = total + env.market.features[rows].sum((1, 2, 3))
-        done = (left <= 1) | episode.account.ruined
+        done = (left <= 1) | episode.account.bankrupt
         start = first + _below(last - first, h).astype(jnp.int32)
         index, left = jnp.where(done, start, index + 1), jnp.where(done, EPISODE, left - 1)
         episode = select(done, Episode(jax.vmap(open_account)(jnp.zeros((lane.size, 1)))), episode)

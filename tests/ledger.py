@@ -72,7 +72,7 @@ class Ledger:
         self.money = self.rules["capital"] is not None
         self.start = self.rules["capital"] if self.money else 1.0
         self.cash, self.units = float(self.start), np.zeros(num_assets)
-        self.floor, self.ruined = self.rules["floor"] * self.start, False
+        self.floor, self.bankrupt = self.rules["floor"] * self.start, False
         self.ordered = np.zeros(num_assets)
         self.waiting: list[str | None] = [None] * num_assets  # "whole", or "rest": buys alone
         self.asked, self.out = np.full(num_assets, NAN), np.zeros(num_assets, bool)
@@ -94,14 +94,14 @@ class Ledger:
 
     def check(self, price: np.ndarray, gone: np.ndarray | None = None) -> None:
         """An account at its floor, or below, is bankrupt: it owes nothing and trades no more."""
-        if self.ruined or self.equity(price) > self.floor:
+        if self.bankrupt or self.equity(price) > self.floor:
             return
         self.note("ruin", self.floor - self.equity(price))
         for i in np.flatnonzero(self.units):
             lost = gone is not None and gone[i]
             at, why = ("before", "delisted") if lost else ("after", "bankrupt")
             self.fills.append(Fill(self.row, i, at, -self.units[i], price[i], why))
-        self.cash, self.ruined = self.floor, True
+        self.cash, self.bankrupt = self.floor, True
         self.units[:] = self.ordered[:] = 0.0
         self.entry[:] = NAN
         self.waiting = [None] * len(self.units)
@@ -110,7 +110,7 @@ class Ledger:
         """Order targets at a close; NaN orders nothing."""
         held = self.units * np.nan_to_num(price) / self.equity(price)
         for i, weight in enumerate(target):
-            if self.ruined or np.isnan(weight):
+            if self.bankrupt or np.isnan(weight):
                 continue
             changes = self.rules["order"] == "on_change"
             moved = abs(weight - (self.ordered[i] if changes else held[i]))
@@ -214,7 +214,7 @@ class Ledger:
 
     def fill(self, price: np.ndarray, present: np.ndarray, here: tuple, at: str) -> None:
         """Trade what waits: sizes are of equity before any of it, sells first, buys cut alike."""
-        if self.ruined:
+        if self.bankrupt:
             return
         equity, wanted = self.equity(price), self.wanted()
         trading = [i for i, state in enumerate(self.waiting) if state and present[i]]
@@ -255,7 +255,7 @@ class Ledger:
         """Where equity is too small for the gross position, all that can be closed is."""
         need = self.rules["maintenance_margin"]
         gross = sum(abs(u * p) for u, p in zip(self.units, price, strict=True) if u)
-        if self.ruined or need is None or need * gross <= self.equity(price):
+        if self.bankrupt or need is None or need * gross <= self.equity(price):
             return
         for i in np.flatnonzero((self.units != 0.0) & present):
             # Priced at equity before any of it, as all fills of a moment are.
@@ -265,7 +265,7 @@ class Ledger:
 
     def hold(self, price: np.ndarray, years: float, rate: np.ndarray) -> None:
         """What holding for `years` earns and costs; `rate` is the bars' own funding."""
-        if self.ruined:
+        if self.bankrupt:
             return
         c, value = self.costs, np.where(self.units == 0.0, 0.0, self.units * price)
         interest = c["interest_lend"] * max(self.cash, 0.0)
@@ -310,7 +310,7 @@ class Ledger:
         is passed. Between two stops `free`, equity less its margin, is linear.
         """
         need, held = self.rules["maintenance_margin"], set(np.flatnonzero(self.units))
-        if need is None or self.ruined:
+        if need is None or self.bankrupt:
             return None
         far = {i: bar["low" if self.units[i] > 0.0 else "high"][i] for i in held}
         opened, passed = bar["open"], {}
@@ -351,7 +351,7 @@ class Ledger:
     def inside(self, bar: dict[str, np.ndarray], present: np.ndarray, here: tuple) -> None:
         """From the open to the close, with the levels that are reached on the way."""
         left = {}
-        if not self.ruined:
+        if not self.bankrupt:
             held = np.flatnonzero((self.units != 0.0) & present)
             found = {i: self.reached(i, bar) for i in held}
             left = {i: exit_ for i, exit_ in found.items() if exit_}
@@ -365,7 +365,7 @@ class Ledger:
             to[i] = price
         self.move(bar["open"], to)
         self.check(to)
-        if not self.ruined:
+        if not self.bankrupt:
             for i, (price, why) in left.items():
                 self.close(i, price, here, "inside", why)
                 self.waiting[i], self.out[i] = None, self.out[i] or why != "liquidated"

@@ -366,12 +366,12 @@ def an_episode_goes_bar_by_bar_to_its_last(run: _Run) -> str:
         return "the index does not move one bar per step"
     if first.min() < run.env.spec.warmup or (first + run.length).max() > len(run.env) - 1:
         return f"an episode leaves rows {run.env.spec.warmup} to {len(run.env) - 1}"
-    ended, ruined = steps.truncated, steps.discount == 0.0
-    if (ended & ruined).any():
+    ended, bankrupt = steps.truncated, steps.discount == 0.0
+    if (ended & bankrupt).any():
         return "a step both ruins and truncates"
     if ended[:, :-1].any():
         return f"truncated after {np.argwhere(ended)[0][1] + 1} steps of {run.length}"
-    late = ~ended[:, -1] & ~ruined.any(1)
+    late = ~ended[:, -1] & ~bankrupt.any(1)
     return f"not truncated at the last of {run.length} steps" if late.any() else ""
 
 
@@ -431,12 +431,12 @@ def ruin_ends_an_account_for_good(run: _Run) -> str | Check:
     actions = jnp.full((len(env) - 1 - env.spec.warmup, spec.num_assets), action)
     state, _ = env.reset(run.keys[0])
     _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, actions)
-    ruined = np.asarray(steps.discount) == 0.0
+    bankrupt = np.asarray(steps.discount) == 0.0
     equity = np.exp(_log_equity(steps))
-    if not ruined.any():
+    if not bankrupt.any():
         return f"equity fell to {equity.min():.3g}, and the discount stays 1"
-    after = np.flatnonzero(ruined)[0]
-    if not ruined[after:].all() or np.ptp(equity[after:]) > 0.0:
+    after = np.flatnonzero(bankrupt)[0]
+    if not bankrupt[after:].all() or np.ptp(equity[after:]) > 0.0:
         return "an account trades after its bankruptcy"
     return "a bankrupt account is truncated" * bool(steps.truncated[after:].any())
 

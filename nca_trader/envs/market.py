@@ -17,7 +17,7 @@ from nca_trader.config import MAX_NEIGHBOURS, AccountConfig, EnvConfig
 from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.envs import rewards
-from nca_trader.envs.account.state import Legs, legs_of
+from nca_trader.envs.account.state import BarReturns, legs_of
 from nca_trader.envs.actions import SCHEMES
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
@@ -57,7 +57,7 @@ class Market:
     """
 
     features: Tensor
-    legs: Legs
+    legs: BarReturns
     volatility: Tensor
     rows: Tensor | None
     dynamics: Dynamics = dataclasses.field(metadata={"static": True})
@@ -67,7 +67,7 @@ class Market:
         """The number of bars without padding, an int or `[]` int32."""
         return len(self.legs.present) if self.rows is None else self.rows
 
-    def legs_at(self, index: Array) -> Legs:
+    def legs_at(self, index: Array) -> BarReturns:
         """Return the returns and prices of the bars at `index` `[...]`."""
         row = jnp.asarray(index, jnp.uint32)  # unsigned: jax adds no check for negative indices
         return jax.tree.map(lambda leg: leg[row], self.legs)
@@ -213,7 +213,7 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray, bar_seconds: 
     return np.concatenate([feature_set_of(config, bar_seconds).batch(bars), states], axis=-1)
 
 
-def volatility_of(legs: Legs) -> np.ndarray:
+def volatility_of(legs: BarReturns) -> np.ndarray:
     """Return `[]` float32 standard deviation of the log-returns of equal weights in every asset.
 
     Where prices always move by the same amount, the deviation is a rounding error. There it is that

@@ -20,7 +20,7 @@ from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
 from nca_trader.envs.account.costs import examine
-from nca_trader.envs.account.state import Account, Legs, open_account
+from nca_trader.envs.account.state import Account, BarReturns, open_account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
 
@@ -170,7 +170,7 @@ class Step(NamedTuple):
     log_return: Array
     before: Array
     after: Array
-    legs: Legs
+    legs: BarReturns
     costs: Costs
     cost_scale: Array | float = 1.0
     kept: Any = None
@@ -351,7 +351,7 @@ def check_own(config: EnvConfig, spec: EnvSpec, rules: AccountConfig, num_bars: 
 
     def paid(weight: Array) -> Array:
         account = begin_account(spec, open_account(weight, rules))
-        legs = Legs(weight, weight, jnp.ones(weight.shape, bool))
+        legs = BarReturns(weight, weight, jnp.ones(weight.shape, bool))
         kept = account.memory.kept if spec.memory else None
         step = Step(weight.sum(), weight, weight, legs, rules.costs, 1.0, kept)
         remember(spec, account)

@@ -28,7 +28,7 @@ from nca_trader.envs import actions, load_env, rewards
 from nca_trader.envs.account.fills import cap
 from nca_trader.envs.account.state import (
     Account,
-    Legs,
+    BarReturns,
     log_return,
     open_account,
 )
@@ -126,7 +126,7 @@ def keep_mask(rate: float, drop: Array, row: Array, num_assets: int) -> Array:
 
 
 def transition(
-    dynamics: Dynamics, episode: Episode, action: Array, now: Legs, following: Legs
+    dynamics: Dynamics, episode: Episode, action: Array, now: BarReturns, following: BarReturns
 ) -> tuple[Episode, Array]:
     """Order what `action` means at the close of bar t, then move the account to t + 1.
 
@@ -166,7 +166,7 @@ def transition(
     return episode._replace(account=remember(spec, after)), reward
 
 
-def begin(dynamics: Dynamics, key: Array, first: Legs | None = None) -> Episode:
+def begin(dynamics: Dynamics, key: Array, first: BarReturns | None = None) -> Episode:
     """Open an account, flat or at a random position that an order could have reached.
 
     Costs are drawn where the config says so.
@@ -203,7 +203,7 @@ def begin(dynamics: Dynamics, key: Array, first: Legs | None = None) -> Episode:
         # exceed `max_gross` or cash, and no account could then hold them.
         caps = {name: getattr(rules, name) for name in ("max_gross", "max_net", "borrow")}
         free = dataclasses.replace(PLAIN, fill="close", **caps)
-        there = Legs(target, target, jnp.ones(shape, bool), size=size).at_close
+        there = BarReturns(target, target, jnp.ones(shape, bool), size=size).at_close
         account = place_order(account, target, there, free)[0]
     account = begin_account(spec, account)
     if first is not None and first.base is not None:
@@ -267,11 +267,11 @@ def step(market: Market, state: EnvState, action: Array) -> tuple[EnvState, Time
     index = state.index
     now, following = market.legs_at(index), market.legs_at(index + 1)
     episode, reward = transition(market.dynamics, state.episode, action, now, following)
-    ruined = episode.account.ruined
+    bankrupt = episode.account.bankrupt
     # Bankruptcy takes precedence: the value of an account that has ended is 0.
-    truncated = ~ruined & (index + 1 >= state.last)
+    truncated = ~bankrupt & (index + 1 >= state.last)
     state = state._replace(index=index + 1, episode=episode)
-    discount = 1.0 - ruined.astype(jnp.float32)
+    discount = 1.0 - bankrupt.astype(jnp.float32)
     return state, TimeStep(state.observation, reward, discount, truncated)
 
 

@@ -22,7 +22,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.effects import Effects, Flows
 from nca_trader.envs.account.exits import Book, Order
-from nca_trader.envs.account.state import Account, Legs, legs_of, open_account
+from nca_trader.envs.account.state import Account, BarReturns, legs_of, open_account
 from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begin_account, remember, up_to_first
@@ -92,7 +92,7 @@ class Trace(NamedTuple):
         return None if self.effects.inside is None else self.effects.inside.reason
 
 
-def legs_between(bars: Bars, rules: AccountConfig, first: int, last: int) -> Legs:
+def legs_between(bars: Bars, rules: AccountConfig, first: int, last: int) -> BarReturns:
     """Return the parts of bars first .. last - 1; the account opens at the first close."""
     legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, rules))
     if legs.years is not None:
@@ -105,7 +105,7 @@ def legs_between(bars: Bars, rules: AccountConfig, first: int, last: int) -> Leg
 
 
 def step_of(
-    account: Account, legs: Legs, decide: Callable, rules: AccountConfig
+    account: Account, legs: BarReturns, decide: Callable, rules: AccountConfig
 ) -> tuple[Account, Trace, Any]:
     """Run one bar of a backtest: the bar moves the account, which then orders at its close.
 
@@ -124,7 +124,7 @@ def step_of(
     return account, _row(account, target, effects.closed(moved, account, fill), legs), seen
 
 
-def _row(account: Account, target: Array, effects: Effects, legs: Legs) -> Trace:
+def _row(account: Account, target: Array, effects: Effects, legs: BarReturns) -> Trace:
     """Return the entry of a bar at whose close `target` was ordered."""
     return Trace(
         # The pair is summed here, in float64; the account keeps it apart for float32 in training.
@@ -138,7 +138,7 @@ def _row(account: Account, target: Array, effects: Effects, legs: Legs) -> Trace
 
 
 @jax.jit
-def scan_targets(legs: Legs, targets: Array, rules: AccountConfig) -> Trace:
+def scan_targets(legs: BarReturns, targets: Array, rules: AccountConfig) -> Trace:
     """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`."""
 
     def step(account, xs):
@@ -154,7 +154,7 @@ def scan_targets(legs: Legs, targets: Array, rules: AccountConfig) -> Trace:
     return run(account, (legs, targets))
 
 
-def _is_tested(legs: Legs, rules: AccountConfig) -> bool:
+def _is_tested(legs: BarReturns, rules: AccountConfig) -> bool:
     """Whether an account is one of those that are tested as one kernel.
 
     XLA aborts the process on some programs of a single kernel, e.g. of one bar, and an abort cannot
@@ -183,7 +183,7 @@ def simulate_targets(
 
 def strategy_step(
     carry: tuple[Account, Book, Any],
-    legs: Legs,
+    legs: BarReturns,
     bar: Bar,
     strategy: Strategy,
     rules: AccountConfig,
@@ -218,7 +218,7 @@ def strategy_step(
 
 @functools.partial(jax.jit, static_argnums=3)
 def _scan_strategy(
-    legs: Legs, bars: Bar, before: Bar, strategy: Strategy, rules: AccountConfig
+    legs: BarReturns, bars: Bar, before: Bar, strategy: Strategy, rules: AccountConfig
 ) -> Trace:
     """Scan a strategy: bars `before` the account opens warm it up, then it trades `bars`."""
     num_assets = bars.close.shape[1]
@@ -328,7 +328,7 @@ def _shown(
     rules: AccountConfig,
     first: int,
     last: int,
-) -> tuple[Policy, Legs, tuple[np.ndarray, ...]]:
+) -> tuple[Policy, BarReturns, tuple[np.ndarray, ...]]:
     """Return a run's policy, and what it sees in rows first .. last - 1, see `simulate_agent`."""
     bars = source.bars if isinstance(source, Task) else source
     run = run_on(run, bars)
@@ -400,7 +400,7 @@ def decide_last(
 @functools.partial(jax.jit, static_argnums=4)
 def _scan_agent(
     params: tuple[Params, ...],
-    legs: Legs,
+    legs: BarReturns,
     cells: tuple[Array, ...],
     ready: Array,
     policy: Policy,

@@ -35,7 +35,7 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.policy import Params, Policy
 from nca_trader.envs.account.fills import cap
-from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, open_account
+from nca_trader.envs.account.state import FILLED, WHOLE, Account, BarReturns, open_account
 from nca_trader.envs.account.step import on_bar
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import Dynamics, Market
@@ -168,13 +168,13 @@ def enumerate_segments(market: Market, span: Span, length: int, draw: Draw) -> t
     shape = (len(span.index), length, spec.num_assets)
     accounts = jax.tree.map(lambda a: jnp.broadcast_to(a, shape + a.shape), begun)
 
-    def held(account: Account, legs: Legs) -> Account:
+    def held(account: Account, legs: BarReturns) -> Account:
         """Move an account through the bar that fills its position."""
         # Orders that fill at the close are filled before this bar begins; others wait for its open.
         pending = jnp.full_like(account.pending, WHOLE if rules.fill == "next_open" else FILLED)
         return on_bar(account._replace(pending=pending), legs, rules)[0]
 
-    def earned(account: Account, now: Legs, following: Legs, action: Array) -> Array:
+    def earned(account: Account, now: BarReturns, following: BarReturns, action: Array) -> Array:
         episode = Episode(account, draw.cost_scale)
         return transition(dynamics, episode, action[None], now, following)[1]
 

@@ -103,11 +103,11 @@ def collect(
     cost, volatility = scales
     span = span_of(setup.policy, segments, draw)
     starts = Starts(span, segments.episode, draw.fresh, cost, volatility)
-    episode, reward, ruined = simulate(setup, params, market, starts)
+    episode, reward, bankrupt = simulate(setup, params, market, starts)
     statistics: dict[str, Any] = {
         "reward": reward.mean(),
         "drawdown": deepest_fall(reward).mean(),
-        BANKRUPT: ruined.mean(),
+        BANKRUPT: bankrupt.mean(),
     }
     if setup.config.objective == "sharpe":
         statistics["pooled"] = moments(reward)
@@ -193,13 +193,13 @@ def simulate(
             earned = jnp.expm1(log_return(before, episode.account))
             reward = earned - tilt_price(spec, action)
         # A bankrupt account is replaced, and no derivative passes from its successor to its orders.
-        ruined = episode.account.ruined
-        episode = select(ruined, starts.fresh, episode)
+        bankrupt = episode.account.bankrupt
+        episode = select(bankrupt, starts.fresh, episode)
         # Only the derivative is discounted; the account passed to the next bar is unchanged.
-        return discounted(episode, hyper.discount), (reward, ruined)
+        return discounted(episode, hyper.discount), (reward, bankrupt)
 
-    episode, (reward, ruined) = jax.lax.scan(step, starts.episode, (cells, now, following))
-    return episode, jnp.moveaxis(reward, 0, 1), ruined
+    episode, (reward, bankrupt) = jax.lax.scan(step, starts.episode, (cells, now, following))
+    return episode, jnp.moveaxis(reward, 0, 1), bankrupt
 
 
 def discounted(episode: Episode, discount: float | Array) -> Episode:

@@ -18,7 +18,7 @@ from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy, decide
 from nca_trader.config import CurriculumConfig
-from nca_trader.envs.account.state import Legs
+from nca_trader.envs.account.state import BarReturns
 from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, keep_mask, transition
 from nca_trader.errors import ConfigError
@@ -258,10 +258,10 @@ def roll_out(
         seen, logits, value = decide(policy, params, cells_t[:, None], episode.account)
         action = distribution.sample(logits, noise_t)
         order = distribution.order(spec, action)
-        episode, reward, ruined = move(episode, order, now_t, following_t)
+        episode, reward, bankrupt = move(episode, order, now_t, following_t)
         # Nothing follows a bankruptcy. The end of a segment keeps its discount: its value is
         # bootstrapped.
-        discount = hyper.discount * (1.0 - ruined)
+        discount = hyper.discount * (1.0 - bankrupt)
         log_prob = distribution.log_prob(logits, action)
         return episode, (seen, action, log_prob, value, reward, discount)
 
@@ -274,7 +274,7 @@ def roll_out(
 
 def accounts_on(
     market: Market, span: Span, length: int, draw: Draw
-) -> tuple[Legs, Legs, Callable[..., tuple[Episode, Array, Array]]]:
+) -> tuple[BarReturns, BarReturns, Callable[..., tuple[Episode, Array, Array]]]:
     """Return the functions that simulate accounts on `length` bars of a span.
 
     Returns:
@@ -291,12 +291,12 @@ def accounts_on(
     each = jax.vmap(jax.vmap(one, in_axes=(0, 0, None, None, None)), in_axes=(0, 0, 0, 0, None))
 
     def move(
-        episode: Episode, order: Array, now: Legs, following: Legs
+        episode: Episode, order: Array, now: BarReturns, following: BarReturns
     ) -> tuple[Episode, Array, Array]:
         episode, reward = each(episode, order, now, following, draw.cost_scale)
-        ruined = episode.account.ruined
+        bankrupt = episode.account.bankrupt
         # After the reward is computed, so the step that bankrupts an account still has its own.
-        return select(ruined, draw.fresh, episode), reward, ruined
+        return select(bankrupt, draw.fresh, episode), reward, bankrupt
 
     return now, following, move
 
@@ -305,8 +305,8 @@ def transition_at_costs(
     dynamics: Dynamics,
     episode: Episode,
     order: Array,
-    now: Legs,
-    following: Legs,
+    now: BarReturns,
+    following: BarReturns,
     scale: Array | None,
 ) -> tuple[Episode, Array]:
     """Call `transition` with all costs multiplied by the curriculum's `scale`; None is 1."""
@@ -323,7 +323,7 @@ def repeat(
     """Repeat actions `[S, L, E, A]` from where the accounts began.
 
     Returns:
-      `seen`, `reward` and `ruined` as of `roll_out`, and the account features `[S, E, A, 3 + M]`
+      `seen`, `reward` and `bankrupt` as of `roll_out`, and the account features `[S, E, A, 3 + M]`
       after the last step.
     """
     now, following, move = accounts_on(market, span, action.shape[1], draw)
@@ -333,13 +333,13 @@ def repeat(
     def step(episode: Episode, xs: Any) -> tuple[Episode, Any]:
         action, *legs = xs
         seen = see(episode.account)
-        episode, reward, ruined = move(episode, distribution.order(policy.spec, action), *legs)
-        return episode, (seen, reward, ruined)
+        episode, reward, bankrupt = move(episode, distribution.order(policy.spec, action), *legs)
+        return episode, (seen, reward, bankrupt)
 
     actions = jnp.moveaxis(action, 1, 0)
     episode, steps = jax.lax.scan(step, begun, (actions, now, following))
-    seen, reward, ruined = (jnp.moveaxis(leaf, 0, 1) for leaf in steps)
-    return seen, reward, ruined, see(episode.account)
+    seen, reward, bankrupt = (jnp.moveaxis(leaf, 0, 1) for leaf in steps)
+    return seen, reward, bankrupt, see(episode.account)
 
 
 def advance(segments: Segments, length: int, episode: Episode) -> Segments:
@@ -374,7 +374,7 @@ def _towards_one(start: float, share: float, update: Array, num_updates: int) ->
     return start + (1.0 - start) * jnp.minimum(done, 1.0)
 
 
-def scale_returns(legs: Legs, scale: Array | None) -> Legs:
+def scale_returns(legs: BarReturns, scale: Array | None) -> BarReturns:
     """Return the market's returns with every log-return multiplied by `scale`; None is 1.
 
     Both returns r of a bar become `(1 + r)^scale - 1`. These are the returns of prices

@@ -199,8 +199,8 @@ def revalued(
     length = config.segment_length
     draw = Draw(item.span.index, item.begun.fresh, *scales)  # the keys draw nothing here
     begun, action = item.begun.episode, item.action
-    seen, reward, ruined, last = repeat(policy, market, item.span, begun, action, draw)
-    discount = hyper.discount * (1.0 - ruined)
+    seen, reward, bankrupt, last = repeat(policy, market, item.span, begun, action, draw)
+    discount = hyper.discount * (1.0 - bankrupt)
     cells = encode_span(policy, params, market, item.span, length)
     # The new axis is that of accounts: those that share a bar share its cells.
     logits, value = policy.act(params, cells[:, :, None], seen)

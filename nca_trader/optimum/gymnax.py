@@ -111,11 +111,11 @@ class GymnaxEnv(environment.Environment):
 
     def is_terminated(self, state: EnvState, params: Params) -> Array:
         """Return whether the account is bankrupt."""
-        return state.episode.account.ruined
+        return state.episode.account.bankrupt
 
     def is_truncated(self, state: EnvState, params: Params) -> Array:
         """Return whether the episode has reached its last bar."""
-        return (state.index >= state.last) & ~state.episode.account.ruined
+        return (state.index >= state.last) & ~state.episode.account.bankrupt
 
     def is_terminal(self, state: EnvState, params: Params) -> Array:
         """Return whether the account is bankrupt, as gymnax's `discount` asks."""

@@ -169,7 +169,7 @@ def ordered_by(dynamics: Dynamics, episode: Episode, action: Array) -> Array:
     """
     account = episode.account
     target = to_target(dynamics.spec, action, account.ordered, account.base)
-    return jnp.where(account.ruined, account.ordered, target)
+    return jnp.where(account.bankrupt, account.ordered, target)
 
 
 def flat_episodes(dynamics: Dynamics, count: int) -> Episode:

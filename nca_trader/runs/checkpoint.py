@@ -56,7 +56,12 @@ def flatten(tree: Any) -> dict[str, np.ndarray]:
     A collective: where a leaf is on devices of several processes, all of them must call it.
     """
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): hosts.copy_to_host(_data(leaf)) for path, leaf in leaves}
+    return {_stored_name(path): hosts.copy_to_host(_data(leaf)) for path, leaf in leaves}
+
+
+def _stored_name(path: Any) -> str:
+    """Return the name of a leaf as files have it: `bankrupt` was stored as `ruined` before."""
+    return jax.tree_util.keystr(path).replace(".bankrupt", ".ruined")
 
 
 def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
@@ -69,7 +74,7 @@ def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
     refuse_other(shapes_of(like), leaves)
     values = []
     for path, leaf in paths:
-        value = leaves[jax.tree_util.keystr(path)]
+        value = leaves[_stored_name(path)]
         # Each process puts what its own devices hold, whatever the mesh was when it was saved.
         placed = jax.make_array_from_callback(value.shape, leaf.sharding, value.__getitem__)
         if _is_key(leaf):
@@ -81,7 +86,7 @@ def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:
 def shapes_of(tree: Any, prefix: str = "") -> dict[str, jax.ShapeDtypeStruct]:
     """Return shape and type of each leaf by its path, as `flatten` names it; keys as their data."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {prefix + jax.tree_util.keystr(p): jax.eval_shape(_data, leaf) for p, leaf in leaves}
+    return {prefix + _stored_name(p): jax.eval_shape(_data, leaf) for p, leaf in leaves}
 
 
 def refuse_other(like: Mapping[str, Any], there: Mapping[str, Any], where: str = "") -> None:

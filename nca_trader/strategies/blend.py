@@ -28,7 +28,7 @@ from nca_trader.envs.account.exits import Book, Order
 from nca_trader.envs.account.risk import VolatilityState, before_bars, size
 from nca_trader.envs.account.state import (
     Account,
-    Legs,
+    BarReturns,
     next_legs,
     open_account,
 )
@@ -232,7 +232,9 @@ def own_account(num_assets: int, rules: AccountConfig) -> Own:
     )
 
 
-def move_account(own: Own, bar: Bar, trading: Array, rules: AccountConfig) -> tuple[Own, Legs]:
+def move_account(
+    own: Own, bar: Bar, trading: Array, rules: AccountConfig
+) -> tuple[Own, BarReturns]:
     """Move a part's account through a bar, where it trades; the account opens at the first close.
 
     Returns:
@@ -253,7 +255,7 @@ def move_account(own: Own, bar: Bar, trading: Array, rules: AccountConfig) -> tu
 
 
 def order_on_account(
-    own: Own, order: Order, bar: Bar, legs: Legs, rules: AccountConfig
+    own: Own, order: Order, bar: Bar, legs: BarReturns, rules: AccountConfig
 ) -> tuple[Own, Array]:
     """Order on a part's account, where it trades.
 
@@ -262,7 +264,7 @@ def order_on_account(
     """
     account, book, _, weights = exits.place_order(own.account, own.book, order, bar, legs, rules)
     # Taken from the account's orders, because a dead band may have held the target back.
-    asked = jnp.where(jnp.isnan(weights) & ~account.ruined, jnp.nan, account.ordered)
+    asked = jnp.where(jnp.isnan(weights) & ~account.bankrupt, jnp.nan, account.ordered)
     # Targets without an account yet: the order in force before the first bar is repeated there.
     before = weights if legs.size is None else weights * legs.size
     asked = jnp.where(own.trading, asked, before)

@@ -13,7 +13,7 @@ from made_up import rules_of
 from nca_trader import backtest
 from nca_trader.envs.account import state as accounts
 from nca_trader.envs.account import step as accounting
-from nca_trader.envs.account.state import Legs, Quote
+from nca_trader.envs.account.state import BarReturns, Quote
 from nca_trader.types import Costs
 
 COSTS = Costs(commission=5e-4, slippage=2e-4)
@@ -26,7 +26,7 @@ def scan(returns, weight, order, dtype):
     present = jnp.ones(1, bool)
 
     def step(account, r):
-        account, _ = accounting.on_bar(account, Legs(0.0 * r, r, present), rules)
+        account, _ = accounting.on_bar(account, BarReturns(0.0 * r, r, present), rules)
         target = jnp.full(1, weight, r.dtype)
         account, _ = accounting.place(account, target, Quote(present), rules)
         return account, (account.log_equity, account.log_equity_low)
@@ -101,7 +101,7 @@ def test_a_gap_beyond_equity_ruins_and_nothing_trades_after(fill):
 def test_gradients_stay_finite_through_ruin():
     def final(weight):
         account = accounts.open_account(jnp.reshape(weight, (1,)))
-        legs = Legs(jnp.full(1, 2.0), jnp.full(1, 0.1), jnp.ones(1, bool))
+        legs = BarReturns(jnp.full(1, 2.0), jnp.full(1, 0.1), jnp.ones(1, bool))
         return accounting.on_bar(account, legs, rules_of(COSTS))[0].log_equity
 
     for weight in (-0.5, -0.4999, -1.0, 0.3):

@@ -12,7 +12,7 @@ from drawn import random_bars
 from nca_trader import Costs, EnvConfig, TradingEnv
 from nca_trader.config.toml import preset_names
 from nca_trader.envs import load_env, rewards
-from nca_trader.envs.account.state import Legs, open_account
+from nca_trader.envs.account.state import BarReturns, open_account
 from nca_trader.envs.actions import to_target
 from nca_trader.envs.market import spec_of
 from nca_trader.envs.trading import keep_mask
@@ -81,7 +81,7 @@ def test_differential_sharpe_after_almost_nothing_pays_what_a_return_is_worth():
     config = EnvConfig(reward="differential_sharpe")
     spec = dataclasses.replace(spec_of(config, ("A",)), variance=1e-4)
     account = rewards.begin_account(spec, open_account(jnp.zeros(1)))
-    legs = Legs(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
+    legs = BarReturns(jnp.zeros(1), jnp.zeros(1), jnp.ones(1, bool))
     for r in (2e-5, 1e-2):
         kept = account.memory.kept
         none = legs.overnight

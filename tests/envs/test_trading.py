@@ -93,7 +93,7 @@ def test_ruin_sets_the_discount_to_zero_and_is_no_truncation():
         state, timestep = step(before, jnp.array([0]))
         assert timestep.discount == 0.0 and not timestep.truncated
         account = state.observation.account
-        assert bool(account.ruined) and equity(account) == pytest.approx(1e-3)
+        assert bool(account.bankrupt) and equity(account) == pytest.approx(1e-3)
         assert timestep.reward == log_return(before.observation.account, account)
         assert timestep.reward < math.log(1e-3) + 0.1
     # Long, the same bar is the best that could happen.
@@ -139,7 +139,7 @@ def test_a_random_start_is_a_position_that_an_order_could_have_reached(size, max
     assert (np.sign(weights) == np.sign(ordered)).all()
     assert np.abs(weights).sum(1).max() <= (max_gross or np.inf) * (1 + 1e-6)
     assert (1.0 - weights.sum(1) >= -1e-6).all()  # no cash is borrowed
-    assert (accounts.log_equity == 0.0).all() and not accounts.ruined.any()
+    assert (accounts.log_equity == 0.0).all() and not accounts.bankrupt.any()
 
 
 def test_a_start_may_be_flat():

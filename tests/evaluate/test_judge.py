@@ -435,17 +435,17 @@ def test_the_simulated_broker_is_the_judges_account(number, tmp_path, monkeypatc
         exchange = Exchange(None, capital, bars.symbols, rules)
         feed = ReplayFeed(bars)
         halts = (
-            pytest.raises(HaltError, match="ruined") if ruined(outcome, rules) else nullcontext()
+            pytest.raises(HaltError, match="ruined") if bankrupt(outcome, rules) else nullcontext()
         )
         with halts, Journal(tmp_path / f"{k}.db", feed.now) as journal:
             open_session(agent, feed, exchange, journal, capital).trade()
         events = read_events(tmp_path / f"{k}.db", "snapshot")
         found = [event.body["equity"] for event in events]
-        assert len(found) == (ruined(outcome, rules) or NUM_BARS)
+        assert len(found) == (bankrupt(outcome, rules) or NUM_BARS)
         np.testing.assert_allclose(found, outcome.equity[: len(found)], rtol=1e-9)
 
 
-def ruined(outcome, rules):
+def bankrupt(outcome, rules):
     """The number of bars up to bankruptcy; None without one."""
     broke = np.flatnonzero(outcome.equity <= rules.floor * (1.0 + 1e-9))
     return int(broke[0]) + 1 if broke.size else None

@@ -105,7 +105,7 @@ class Stage:
 
 
 def ruinous_bars(bars):
-    """Prices alternate with six times themselves: a short that is not hedged is ruined."""
+    """Prices alternate with six times themselves: a short that is not hedged is bankrupt."""
     factor = np.where(np.arange(len(bars)) % 2, 6.0, 1.0)[:, None]
     close = factor * bars.close
     open_ = np.vstack([close[:1], close[:-1]])  # so that the body moves

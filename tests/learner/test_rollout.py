@@ -77,19 +77,19 @@ def test_a_rollout_is_what_the_environment_does_with_its_actions(stage, which, r
     )
     np.testing.assert_array_equal(after.index, segments.index + LENGTH)
     np.testing.assert_array_equal(after.left, segments.left - LENGTH)
-    ruined = np.asarray(rollout.discount) == 0.0
+    bankrupt = np.asarray(rollout.discount) == 0.0
     if which == "env":
-        assert not ruined.any()
+        assert not bankrupt.any()
     else:
-        # Some accounts are ruined within the segment; what follows is a fresh account of theirs.
-        assert 5 < ruined[:, :-1].sum() < ruined.size / 2
-        s, t, e = np.argwhere(ruined[:, :-1])[0]
+        # Some accounts are bankrupt within the segment; what follows is a fresh account of theirs.
+        assert 5 < bankrupt[:, :-1].sum() < bankrupt.size / 2
+        s, t, e = np.argwhere(bankrupt[:, :-1])[0]
         first = jax.tree.map(lambda a: a[s, e], fresh)
         np.testing.assert_array_equal(
             rollout.seen[s, t + 1, e], heads.account_features(stage.policy.spec, first.account)
         )
         assert rollout.reward[s, t, e] < -0.9
-        assert not np.asarray(after.episode.account.ruined).any()
+        assert not np.asarray(after.episode.account.bankrupt).any()
 
 
 def test_actions_are_drawn_from_the_policy_by_the_segments_own_key(stage):

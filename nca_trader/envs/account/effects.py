@@ -126,5 +126,5 @@ class Effects(NamedTuple):
         """Add the fill of an order at the close, which took the account `before` to `after`."""
         if fill is None:
             return self
-        broke = jnp.where(after.ruined & ~before.ruined, AT_CLOSE, self.broke).astype(jnp.int8)
+        broke = jnp.where(after.bankrupt & ~before.bankrupt, AT_CLOSE, self.broke).astype(jnp.int8)
         return self._replace(broke=broke).having(at_close=fill._replace(growth=self.growth))

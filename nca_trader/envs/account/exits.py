@@ -26,7 +26,7 @@ from nca_trader.envs.account.effects import (
     Effects,
 )
 from nca_trader.envs.account.intrabar import Intrabar
-from nca_trader.envs.account.state import Account, Legs, equity
+from nca_trader.envs.account.state import Account, BarReturns, equity
 from nca_trader.envs.account.step import Reached, from_open, place, to_open
 from nca_trader.types import Bar, Tensor
 
@@ -149,7 +149,7 @@ def portfolio(account: Account, book: Book, trading: ArrayLike = True) -> Portfo
 
 
 def on_bar(
-    account: Account, book: Book, bar: Bar, legs: Legs, rules: AccountConfig
+    account: Account, book: Book, bar: Bar, legs: BarReturns, rules: AccountConfig
 ) -> tuple[Account, Book, Effects]:
     """Move the account from one close to the next, and leave positions whose level is reached.
 
@@ -176,7 +176,7 @@ def on_bar(
 
 
 def place_order(
-    account: Account, book: Book, order: Order, bar: Bar, legs: Legs, rules: AccountConfig
+    account: Account, book: Book, order: Order, bar: Bar, legs: BarReturns, rules: AccountConfig
 ) -> tuple[Account, Book, AccountFill | None, Array]:
     """Order what a strategy asks for, with this bar's close seen.
 

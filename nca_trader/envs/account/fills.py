@@ -38,7 +38,7 @@ def fill_pending(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Int
     """
     account = now.account
     # An order that meets a missing bar stays pending: there is no price to fill it at.
-    active = (account.pending != FILLED) & quote.present & ~now.ruined
+    active = (account.pending != FILLED) & quote.present & ~now.bankrupt
     # Base and change one after the other: their rounded sum would lose the low part of a pair.
     d = (cap(account.ordered, rules) - now.base) - now.change
     # A quotient, and so computed once for all its readers; what may not trade is d / inf = 0.
@@ -95,7 +95,7 @@ def liquidate(now: Intrabar, quote: Quote, rules: AccountConfig) -> tuple[Intrab
     """
     # Weights are fractions of equity, so `equity < margin * position` is a comparison with 1.
     gross = abs(now.held).sum()
-    called = (gross * rules.maintenance_margin > 1.0) & ~now.ruined
+    called = (gross * rules.maintenance_margin > 1.0) & ~now.bankrupt
     closes = called & quote.present & is_held(now.held)
     after, fill = close_out(now, closes, quote, rules, rules.costs.liquidation_fee)
     return without(after, called & quote.present, called), fill

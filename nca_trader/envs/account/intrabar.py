@@ -32,7 +32,7 @@ class Intrabar(NamedTuple):
     account: as it began; only its orders are kept up to date. growth: `[]` equity now over
     equity then, less 1. room: `[]` the growth at which equity is at the floor. held: `[A]`
     weights now, rounded at every step. base, change: `[A]` their sum is the same weights, not
-    rounded. ruined: `[]` bool, as in `Account`.
+    rounded. bankrupt: `[]` bool, as in `Account`.
     """
 
     account: Account
@@ -41,7 +41,7 @@ class Intrabar(NamedTuple):
     held: Array
     base: Array
     change: Array
-    ruined: Array
+    bankrupt: Array
 
     @property
     def equity(self) -> Array:
@@ -50,7 +50,7 @@ class Intrabar(NamedTuple):
 
     def earned(self, return_: Tensor) -> Array:
         """Return `[A]` what each asset earns, as a fraction of equity at the beginning."""
-        return jnp.where(self.ruined, 0.0, (1.0 + self.growth) * (self.held * return_))
+        return jnp.where(self.bankrupt, 0.0, (1.0 + self.growth) * (self.held * return_))
 
 
 def begin(account: Account, rules: AccountConfig) -> Intrabar:
@@ -65,26 +65,26 @@ def begin(account: Account, rules: AccountConfig) -> Intrabar:
         held=account.held,
         base=account.weight,
         change=account.weight_low,
-        ruined=account.ruined,
+        bankrupt=account.bankrupt,
     )
 
 
 def settle(now: Intrabar, rules: AccountConfig) -> Account:
     """Close the bar: `L += log1p(growth)`, and the weights become pairs again."""
-    account, ruined = now.account, now.ruined
+    account, bankrupt = now.account, now.bankrupt
     # Selects around safe values: neither a value nor a gradient of a bankrupt account is NaN.
-    grown = jnp.log1p(jnp.where(ruined, 0.0, now.growth))
+    grown = jnp.log1p(jnp.where(bankrupt, 0.0, now.growth))
     log_equity, log_equity_low = pair_add(account.log_equity, account.log_equity_low, grown)
     weight, weight_low = two_sum(now.base, now.change)
     # A bankrupt account is set to the floor, however large its loss.
     return account._replace(
-        log_equity=jnp.where(ruined, math.log(rules.floor), log_equity),
-        log_equity_low=jnp.where(ruined, 0.0, log_equity_low),
-        weight=jnp.where(ruined, 0.0, weight),
-        weight_low=jnp.where(ruined, 0.0, weight_low),
-        ordered=jnp.where(ruined, 0.0, account.ordered),
-        pending=jnp.where(ruined, FILLED, account.pending).astype(jnp.int8),
-        ruined=ruined,
+        log_equity=jnp.where(bankrupt, math.log(rules.floor), log_equity),
+        log_equity_low=jnp.where(bankrupt, 0.0, log_equity_low),
+        weight=jnp.where(bankrupt, 0.0, weight),
+        weight_low=jnp.where(bankrupt, 0.0, weight_low),
+        ordered=jnp.where(bankrupt, 0.0, account.ordered),
+        pending=jnp.where(bankrupt, FILLED, account.pending).astype(jnp.int8),
+        bankrupt=bankrupt,
     )
 
 
@@ -192,14 +192,14 @@ def recorded(
     none = jnp.zeros_like(now.room)
 
     def flow(amount: Tensor) -> Array:
-        return jnp.where(now.ruined, 0.0, now.equity * amount) + none
+        return jnp.where(now.bankrupt, 0.0, now.equity * amount) + none
 
     flows = {name: flow(amount) for name, amount in items.items()}
     paid = tuple(flow(amount) for amount in own)
     # A bankrupt account stands at the floor. The loss below it is forgiven, and without an item for
     # that the items would not add up to the change of equity.
     left = now.equity + jnp.asarray(sum([*flows.values(), *paid]))
-    forgiven = jnp.where(after.ruined & ~now.ruined, rules.floor - left, 0.0)
+    forgiven = jnp.where(after.bankrupt & ~now.bankrupt, rules.floor - left, 0.0)
     every = Flows(*[flows.get(name, none) for name in Flows._fields[:-1]], own=paid)
     return every._replace(ruin=forgiven)
 
@@ -208,8 +208,8 @@ def grown(now: Intrabar, gain: Array) -> Intrabar:
     """Compound `gain` `[]`, and detect bankruptcy."""
     begun = isinstance(now.growth, float)  # nothing to compound with yet
     growth = gain if begun else now.growth + gain + now.growth * gain
-    ruined = now.ruined | (gain <= -1.0) | (growth <= now.room)
-    return now._replace(growth=growth, ruined=ruined)
+    bankrupt = now.bankrupt | (gain <= -1.0) | (growth <= now.room)
+    return now._replace(growth=growth, bankrupt=bankrupt)
 
 
 def of_each(divisor: Array, x: Array) -> Array:

@@ -46,7 +46,7 @@ class Account(NamedTuple):
     pending: `[A]` int8. FILLED; WHOLE, the order waits for its fill, in either direction; REST,
       cash cut a buy, and the remainder waits for cash. A rest never sells: it would turn
       `on_change` into rebalancing for any account that is fully invested.
-    ruined: `[]` bool, equity fell to the floor; the account no longer trades.
+    bankrupt: `[]` bool, equity fell to the floor; the account no longer trades.
     size: `[A]` factor on a target at the last close; () where sizes are fixed.
     memory: state of the reward, see `nca_trader.envs.rewards`; () for none.
     guard: what risk limits remember, see `account.risk`; () for none.
@@ -59,7 +59,7 @@ class Account(NamedTuple):
     weight_low: Array
     ordered: Array
     pending: Array
-    ruined: Array
+    bankrupt: Array
     size: Any = ()
     memory: Any = ()
     guard: Any = ()
@@ -103,7 +103,7 @@ def log_return(before: Account, after: Account) -> Array:
 class Quote(NamedTuple):
     """What an order can fill at, `[A]` each: present, and price, volume, half_spread or None.
 
-    size: factor on targets that are ordered here, or None. seconds, moved: as in `Legs`.
+    size: factor on targets that are ordered here, or None. seconds, moved: as in `BarReturns`.
     """
 
     present: Tensor
@@ -115,7 +115,7 @@ class Quote(NamedTuple):
     moved: Tensor | None = None
 
 
-class Legs(NamedTuple):
+class BarReturns(NamedTuple):
     """One bar as an account sees it, `[A]` each (`[N, A]` for many bars): two returns and prices.
 
     overnight: the return open / previous close - 1. intraday: close / open - 1. present: the bar
@@ -149,7 +149,7 @@ class Legs(NamedTuple):
     high: Tensor | None = None
     base: Tensor | None = None
 
-    def at_cost(self, factor: Tensor | float) -> Legs:
+    def at_cost(self, factor: Tensor | float) -> BarReturns:
         """Scale the quoted spread by `factor`, as `Costs.scaled` scales the other costs."""
         if self.half_spread is None:
             return self
@@ -167,7 +167,7 @@ class Legs(NamedTuple):
         return Quote(*at, self.seconds, self.moved)
 
 
-def legs_of(bars: Bars, rules: AccountConfig = PLAIN) -> Legs:
+def legs_of(bars: Bars, rules: AccountConfig = PLAIN) -> BarReturns:
     """Compute the overnight and intraday returns of all bars on the host, in float64.
 
     Args:
@@ -224,7 +224,7 @@ def next_legs(
     missing: Tensor,
     rules: AccountConfig,
     size: Tensor | None = None,
-) -> Legs:
+) -> BarReturns:
     """Compute the overnight and intraday returns of a bar, and what else an account needs of it.
 
     Args:
@@ -267,7 +267,7 @@ def next_legs(
                 xp.nan_to_num(xp.where(present, price / bar.open - 1.0, 0.0))
                 for price in (bar.low, bar.high)
             )
-    return Legs(
+    return BarReturns(
         overnight=overnight,
         intraday=intraday,
         present=present,

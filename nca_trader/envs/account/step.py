@@ -41,11 +41,11 @@ from nca_trader.envs.account.fills import (
 )
 from nca_trader.envs.account.intrabar import Intrabar, begin, carry, mark, settle, without
 from nca_trader.envs.account.risk import Intent, apply_limits
-from nca_trader.envs.account.state import FILLED, WHOLE, Account, Legs, Quote
+from nca_trader.envs.account.state import FILLED, WHOLE, Account, BarReturns, Quote
 from nca_trader.types import Tensor
 
 
-def on_bar(account: Account, legs: Legs, rules: AccountConfig) -> tuple[Account, Effects]:
+def on_bar(account: Account, legs: BarReturns, rules: AccountConfig) -> tuple[Account, Effects]:
     """Move the account from one close to the next, filling pending orders at the open.
 
     In this order: the overnight return (with dividends), holding charges, the closing of delisted
@@ -66,7 +66,7 @@ def on_bar(account: Account, legs: Legs, rules: AccountConfig) -> tuple[Account,
     return from_open(now, effects, legs, rules)
 
 
-def to_open(account: Account, legs: Legs, rules: AccountConfig) -> tuple[Intrabar, Effects]:
+def to_open(account: Account, legs: BarReturns, rules: AccountConfig) -> tuple[Intrabar, Effects]:
     """Move the account from the close before to the bar's open, and fill there what is pending.
 
     Args and order: as `on_bar`, up to the fill.
@@ -109,7 +109,7 @@ class Reached(NamedTuple):
 def from_open(
     now: Intrabar,
     effects: Effects,
-    legs: Legs,
+    legs: BarReturns,
     rules: AccountConfig,
     reached: Reached | None = None,
 ) -> tuple[Account, Effects]:
@@ -125,9 +125,9 @@ def from_open(
     Returns:
       The account at the bar's close, and the effects of the whole bar.
     """
-    at_open = now.ruined
+    at_open = now.bankrupt
     now, effects = _through(now, effects, legs, rules, reached)
-    inside = now.ruined
+    inside = now.bankrupt
     # The bars' own funding is paid at their close with either fill, by those who hold then.
     years = None if rules.fill == "next_open" else legs.years
     if years is not None or legs.funding is not None:
@@ -137,7 +137,7 @@ def from_open(
         now, called = liquidate(now, legs.at_close, rules)
         effects = effects.having(called_at_close=called)
     broke = jnp.where(at_open, AT_OPEN, jnp.where(inside, INSIDE, AT_CLOSE))
-    broke = jnp.where(now.ruined & ~now.account.ruined, broke, NEVER).astype(jnp.int8)
+    broke = jnp.where(now.bankrupt & ~now.account.bankrupt, broke, NEVER).astype(jnp.int8)
     account = settle(now, rules)
     if legs.size is not None:
         account = account._replace(size=legs.size)
@@ -149,7 +149,7 @@ def from_open(
 def _through(
     now: Intrabar,
     effects: Effects,
-    legs: Legs,
+    legs: BarReturns,
     rules: AccountConfig,
     reached: Reached | None,
 ) -> tuple[Intrabar, Effects]:
@@ -182,7 +182,7 @@ def _through(
     effects = effects._replace(intraday=now.earned(intraday))
     now, flows = mark(now, intraday, rules)
     # An account that went bankrupt on the path has no position left to close.
-    closes = left & ~now.ruined
+    closes = left & ~now.bankrupt
     quote = Quote(legs.present, price.astype(now.held.dtype), legs.volume, legs.half_spread)
     fee = jnp.where(reason == LIQUIDATED, rules.costs.liquidation_fee, 0.0).astype(now.held.dtype)
     now, closed = close_out(now, closes, quote, rules, None if legs.low is None else fee)
@@ -193,14 +193,14 @@ def _through(
     pending = jnp.where(closes, FILLED, now.account.pending).astype(jnp.int8)
     now = now._replace(account=now.account._replace(pending=pending))
     if legs.low is not None:
-        called = called & ~now.ruined
+        called = called & ~now.bankrupt
         now = without(now, called & legs.present, called)
     effects = effects._replace(flows=add_flows(effects.flows, flows))
     return now, effects.having(inside=closed)
 
 
 def _called_inside(
-    now: Intrabar, legs: Legs, rules: AccountConfig, reached: Reached | None
+    now: Intrabar, legs: BarReturns, rules: AccountConfig, reached: Reached | None
 ) -> tuple[Array, Array, Array]:
     """Find the margin call on the way from the open to the bar's adverse prices.
 
@@ -245,7 +245,7 @@ def _called_inside(
     root = jnp.where(falls, -fixed / jnp.where(falls, slope, 1.0), jnp.inf)
     root = jnp.where(fixed + slope * begins < 0.0, begins, jnp.maximum(root, begins))
     first = jnp.where((root < ends) & (root <= 1.0), root, jnp.inf).min()
-    called = (first <= 1.0) & ~now.ruined & is_held(held).any()
+    called = (first <= 1.0) & ~now.bankrupt & is_held(held).any()
     first = jnp.where(called, first, 0.0)
     return called, first * worst, place <= first
 
@@ -269,7 +269,7 @@ def place(
     """
     chex.assert_equal_shape([account.weight, target])
     # A target of NaN leaves the last order as it is; a target of 0 would close the position.
-    given = ~(jnp.isnan(target) | account.ruined)
+    given = ~(jnp.isnan(target) | account.bankrupt)
     if quote.size is not None:
         target = target * jnp.asarray(quote.size, account.weight.dtype)
     if rules.risk is not None:
@@ -303,7 +303,7 @@ def guarded(
     intent = Intent(target, account.held, account.ordered, worth, seconds, moved)
 
     def is_order(target: Array) -> Array:
-        return _is_order(account, target, rules) & ~account.ruined
+        return _is_order(account, target, rules) & ~account.bankrupt
 
     guard, target = apply_limits(account.guard, intent, limits, is_order)
     withdrawn = (guard.halted > 0) & (account.pending != FILLED)

@@ -18,7 +18,7 @@ from jax import Array
 
 from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.state import Account, Legs, log_return, open_account
+from nca_trader.envs.account.state import Account, BarReturns, log_return, open_account
 from nca_trader.evaluate.evidence.inference import block_length
 from nca_trader.evaluate.simulate import legs_between, step_of, strategy_step
 from nca_trader.evaluate.sweep.sums import (
@@ -48,7 +48,7 @@ class Blocks(NamedTuple):
     """
 
     bar: Bar
-    legs: Legs
+    legs: BarReturns
     real: np.ndarray
     place: np.ndarray
 
@@ -90,7 +90,7 @@ def in_blocks(bars: Bars, rules: AccountConfig, dtype: Any, most: int) -> Blocks
         if x is not None
     }
     real, place = np.ones(len(bars), bool), places(len(bars), bars.num_assets)
-    return Blocks(Bar(**fields), Legs(**padded), cut(real, False), cut(place, 0))
+    return Blocks(Bar(**fields), BarReturns(**padded), cut(real, False), cut(place, 0))
 
 
 class Given(NamedTuple):

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import EnvConfig
-from nca_trader.envs.account.state import Account, Legs
+from nca_trader.envs.account.state import Account, BarReturns
 from nca_trader.envs.actions import every_action
 from nca_trader.envs.gym.packed import account_row
 from nca_trader.envs.market import Dynamics
@@ -56,7 +56,7 @@ class Paths(NamedTuple):
     task: Task
     rows: np.ndarray
     features: np.ndarray
-    legs: Legs
+    legs: BarReturns
     dynamics: Dynamics
 
     def first(self, count: int) -> Paths:
@@ -144,7 +144,7 @@ def follow(paths: Paths, actions: np.ndarray) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _step(
-    dynamics: Dynamics, legs: Legs, episodes: Episode, action: Array, bar: int
+    dynamics: Dynamics, legs: BarReturns, episodes: Episode, action: Array, bar: int
 ) -> tuple[Episode, Array, Array]:
     now, following = (jax.tree.map(lambda leg, at=at: leg[at], legs) for at in (bar, bar + 1))
     move = jax.vmap(functools.partial(transition, dynamics))
@@ -154,7 +154,7 @@ def _step(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _follow(dynamics: Dynamics, legs: Legs, actions: Array) -> Array:
+def _follow(dynamics: Dynamics, legs: BarReturns, actions: Array) -> Array:
     def step(episodes: Episode, given: tuple[Array, Array]) -> tuple[Episode, Array]:
         action, bar = given
         episodes, _, ordered = _step(dynamics, legs, episodes, action, bar)

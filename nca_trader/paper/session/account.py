@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nca_trader.envs.account.risk import bars_of_size
-from nca_trader.envs.account.state import Account, Legs
+from nca_trader.envs.account.state import Account, BarReturns
 from nca_trader.paper.clock import NANOSECONDS, TICK, Clock, Patience, Waits
 from nca_trader.paper.feeds.feed import LiveFeed, Notice, Pump, ReplayFeed
 from nca_trader.paper.journal.bars import in_json
@@ -97,7 +97,7 @@ class Replay:
         """Return the key of what ends trading: a session that resumes comes to it again."""
         return str(last)
 
-    def observe(self, state: State, bar: Bar, legs: Legs, late: bool, ts: int) -> Seen | None:
+    def observe(self, state: State, bar: Bar, legs: BarReturns, late: bool, ts: int) -> Seen | None:
         """Move exchange and account through a bar; None before trading starts."""
         if state.account is None and not self._core.ready(state, bar):
             return None
@@ -372,7 +372,7 @@ class Live:
         """Return the key of what ends trading: it may end several times at one bar."""
         return f"{last}:{self._journal.head.seq}"
 
-    def observe(self, state: State, bar: Bar, legs: Legs, late: bool, ts: int) -> Seen | None:
+    def observe(self, state: State, bar: Bar, legs: BarReturns, late: bool, ts: int) -> Seen | None:
         """Read what the venue has; None where nothing is to be decided.
 
         Positions and cash are compared at the newest bar alone: after an absence of a hundred bars
@@ -407,7 +407,7 @@ class Live:
         self._refuse_failures()  # a venue may take an order, and reject it later
         return self.seen(state, bar, legs) if fresh else None
 
-    def seen(self, state: State, bar: Bar, legs: Legs) -> Seen:
+    def seen(self, state: State, bar: Bar, legs: BarReturns) -> Seen:
         """Return the account at the close of `bar`, by the books as they are."""
         ledger, working = self.router.ledger, state.working
         close = np.where(bar.present, bar.close, state.close)

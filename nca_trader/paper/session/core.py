@@ -27,7 +27,7 @@ from nca_trader.envs.account.state import (
     REST,
     WHOLE,
     Account,
-    Legs,
+    BarReturns,
     Quote,
     next_legs,
 )
@@ -60,10 +60,10 @@ def programs(rules: AccountConfig) -> Programs:
     """Compile the functions of an account. What its costs and rules leave out is not compiled."""
 
     # What a caller does not need is not returned: the effects of a fill are 15 arrays.
-    def on_bar(account: Account, legs: Legs) -> Account:
+    def on_bar(account: Account, legs: BarReturns) -> Account:
         return accounting.on_bar(account, legs, rules)[0]
 
-    def of_book(account: Account, book: Book, bar: Bar, legs: Legs) -> tuple[Account, Book]:
+    def of_book(account: Account, book: Book, bar: Bar, legs: BarReturns) -> tuple[Account, Book]:
         # Without levels in the book nothing leaves inside the bar.
         return exits.on_bar(account, book, bar, legs, rules)[:2]
 
@@ -265,7 +265,7 @@ class Core:
             sizes=before_bars(num_assets),
         )
 
-    def legs(self, state: State, bar: Bar) -> Legs:
+    def legs(self, state: State, bar: Bar) -> BarReturns:
         """Return the returns and prices of `bar` for an account after `state`, in float64 numpy.
 
         A first bar has returns 0, since there is no close before it.
@@ -289,7 +289,7 @@ class Core:
         gone = ~present & np.isfinite(state.close)
         return np.where(gone, state.missing + 1, 0)
 
-    def modelled(self, state: State, bar: Bar, legs: Legs) -> View:
+    def modelled(self, state: State, bar: Bar, legs: BarReturns) -> View:
         """Return the account at the close of `bar` by the arithmetic of a backtest."""
         account, book = state.account, state.book
         if account is None:
@@ -300,7 +300,7 @@ class Core:
         found = self._run_account(self._programs.of_book, account, book, bar, legs)
         return View(*found)
 
-    def reported(self, state: State, bar: Bar, legs: Legs, seen: Observed) -> View:
+    def reported(self, state: State, bar: Bar, legs: BarReturns, seen: Observed) -> View:
         """Return the account at the close of `bar` as a venue has it."""
         account, book, _ = (
             self._opened() if state.account is None else View(state.account, state.book)
@@ -319,7 +319,7 @@ class Core:
             weight_low=np.zeros_like(seen.weight),
             ordered=ordered,
             pending=np.where(seen.waiting, WHOLE, FILLED).astype(np.int8),
-            ruined=np.asarray(seen.equity <= self.agent.rules.floor),
+            bankrupt=np.asarray(seen.equity <= self.agent.rules.floor),
         )
         if legs.size is not None:
             account = account._replace(size=np.asarray(legs.size))
@@ -343,7 +343,7 @@ class Core:
                 book = jax.tree.map(np.asarray, opened)
         return View(account, book)
 
-    def step(self, state: State, bar: Bar, legs: Legs, view: View) -> tuple[State, Response]:
+    def step(self, state: State, bar: Bar, legs: BarReturns, view: View) -> tuple[State, Response]:
         """Let the agent see `bar` (fields `[A]`, usable), and decide at its close.
 
         Args:

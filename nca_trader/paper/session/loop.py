@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.envs.account.state import Legs
+from nca_trader.envs.account.state import BarReturns
 from nca_trader.errors import HaltError
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.feeds.feed import Notice
@@ -195,7 +195,7 @@ class Session:
         if ts in self._lifts.refused:
             self._begin_again()
 
-    def _decided(self, bar: Bar, legs: Legs, seen: Seen | None) -> Response:
+    def _decided(self, bar: Bar, legs: BarReturns, seen: Seen | None) -> Response:
         view = View() if seen is None else seen.view
         try:
             self._state, outcome = self._core.step(self._state, bar, legs, view)
@@ -251,7 +251,7 @@ class Session:
         return said(self._state.account, outcome.decision.target, self._agent.symbols)
 
     def _drifts(
-        self, before: State, bar: Bar, legs: Legs, seen: Seen | None, outcome: Response
+        self, before: State, bar: Bar, legs: BarReturns, seen: Seen | None, outcome: Response
     ) -> list[dict[str, Any]]:
         if outcome.decision is None or seen is None:
             return []
@@ -275,7 +275,7 @@ class Session:
         account = self._state.account
         if decision is None or account is None:
             return self._account.fault(self._state, seen)
-        if account.ruined:  # positions at the venue go on below the floor: nothing to compare
+        if account.bankrupt:  # positions at the venue go on below the floor: nothing to compare
             return Halt(
                 "ruined", equity=equity_of(account), value=self._account.value(self._state.close)
             )

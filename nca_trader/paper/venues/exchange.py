@@ -22,7 +22,7 @@ import numpy as np
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import PLAIN
 from nca_trader.config.records import loads
-from nca_trader.envs.account.state import Legs, Quote, executable, next_legs, worsening
+from nca_trader.envs.account.state import BarReturns, Quote, executable, next_legs, worsening
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.clock import NANOSECONDS
 from nca_trader.paper.journal.bars import bar_body, bar_of, complete
@@ -240,7 +240,7 @@ class Exchange:
                     self._after(order, done.get(order.client_id, 0.0))
         return fills
 
-    def _fill_open(self, price: np.ndarray, legs: Legs) -> tuple[list[Fill], float]:
+    def _fill_open(self, price: np.ndarray, legs: BarReturns) -> tuple[list[Fill], float]:
         """Settle dividends, holding charges, delistings, a margin call, and the working orders.
 
         Charges for time are taken before the positions change: here where orders fill at the
@@ -272,7 +272,7 @@ class Exchange:
             fills += self.advance(price, legs.at_open, self._clock)
         return fills, paid
 
-    def _fill_close(self, price: np.ndarray, legs: Legs) -> tuple[list[Fill], float]:
+    def _fill_close(self, price: np.ndarray, legs: BarReturns) -> tuple[list[Fill], float]:
         """Settle a margin call in the bar, what is charged at its close, and a call there."""
         fills, paid = self._call_inside(legs), 0.0
         # A dividend or a delisting in the next bar is a fraction of this close.
@@ -369,7 +369,7 @@ class Exchange:
         """Return `[A]` units that this venue takes: within the volume, in lots, worth an order."""
         return np.asarray(executable(units, quote._replace(price=price), self._rules)[0])
 
-    def _call_inside(self, legs: Legs) -> list[Fill]:
+    def _call_inside(self, legs: BarReturns) -> list[Fill]:
         """Close the positions where equity meets its margin on the way to the adverse prices.
 
         The whole way is that of `account.step`: all positions go from the open to the low, short
