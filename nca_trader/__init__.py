@@ -21,8 +21,8 @@ from nca_trader.machine import check_versions
 
 if TYPE_CHECKING:
     from nca_trader.agents import load_agent as load_agent
-    from nca_trader.agents.automaton import automaton as automaton
     from nca_trader.agents.base import with_base as with_base
+    from nca_trader.agents.cell_rule import cell_rule as cell_rule
     from nca_trader.agents.check import check_policy as check_policy
     from nca_trader.agents.policy import make_policy as make_policy
     from nca_trader.config import AccountConfig as AccountConfig
@@ -98,7 +98,7 @@ __version__ = "0.3.0"
 # Imported when first asked for: jax and pandas take seconds, which `nca-trader --help` need not.
 _NAMES = {
     "agents": "load_agent",
-    "agents.automaton": "automaton",
+    "agents.cell_rule": "cell_rule",
     "agents.base": "with_base",
     "strategies.blend": "blend",
     "agents.check": "check_policy",

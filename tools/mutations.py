@@ -3,7 +3,7 @@
 A mutation is one operator, comparison, `and`, number or truth value of a room of the package. It is
 drawn by seed, written into a copy of the checkout, and tested there: first the nearest tests of
 `tools/affected.py`, then the whole default suite if none of them failed. What is found is appended
-to a file, and a run with the same file goes on where the last one ended.
+to a file, and a run with the same file resumes where the last one ended.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Policy(NamedTuple):
         return best_target(self.spec, logits, account, self.ensemble)
 
 
-class Decision(NamedTuple):
+class Readout(NamedTuple):
     """What a policy makes of a bar's cells and an account.
 
     Attributes:
@@ -315,7 +315,7 @@ def check_steps(kind: str, policy: Policy, trained: Policy) -> None:
         raise ConfigError(f"steps: policy.kind = {kind!r} does not read it; leave it out.")
 
 
-def decide(policy: Policy, params: Params, cells: Array, account: Account) -> Decision:
+def decide(policy: Policy, params: Params, cells: Array, account: Account) -> Readout:
     """Compute what follows the encoding: the decision of an account at the close of a bar.
 
     Backtests, live loops, exported agents, `prove` and the learners all decide by this function.
@@ -328,7 +328,7 @@ def decide(policy: Policy, params: Params, cells: Array, account: Account) -> De
       account: with the same leading axes, as it stands at that close.
     """
     seen = account_features(policy.spec, account)
-    return Decision(seen, *policy.act(params, cells, seen))
+    return Readout(seen, *policy.act(params, cells, seen))
 
 
 def decide_next(

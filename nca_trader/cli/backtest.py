@@ -122,15 +122,18 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
         shown["stress"] = {
             name: table.reset_index().to_dict("records") for name, table in tables.items()
         } | {"break_even": stress.break_even}
-    if result.looks is not None:
-        print(
-            f"  Evaluations on these data after training so far: {result.looks}, by the trial log."
-        )
+    if result.evaluations is not None:
+        so_far = f"{result.evaluations}, by the trial log."
+        print(f"  Evaluations on these data after training so far: {so_far}")
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
     shown["symbols"] = list(result.weights.columns)
     shown["trained_symbols"] = run and trained_symbols(run)
-    return shown | {"seed": run and run.selected, "looks": result.looks, "out": out and str(out)}
+    return shown | {
+        "seed": run and run.selected,
+        "looks": result.evaluations,
+        "out": out and str(out),
+    }
 
 
 def show(result: Any) -> dict[str, Any]:

@@ -112,7 +112,7 @@ def checks_section(run: Any, agent: Any, baselines: dict[str, Any]) -> Section:
     # Seeds see the same bars: they count once.
     warning = "" if rows >= parameters else " WARNING: below 1, it can memorise the noise."
     facts = {
-        "Evaluations on the test span": f"{agent.looks}, by the trial log.",
+        "Evaluations on the test span": f"{agent.evaluations}, by the trial log.",
         "The same exposure without its timing": f"Sharpe ratio {held}, and {ours} with it.",
         "Independent bars per parameter": f"{rows / parameters:.2g} ({rows:,} bars, "
         f"{parameters:,} parameters).{warning}",

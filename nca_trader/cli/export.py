@@ -116,9 +116,9 @@ def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dic
             f"Equity differs by {found.difference:+.3%}; {span}; latency is the median of {CALLS} "
             "calls."
         )
-    if measured.looks is not None:
-        looks = measured.looks
-        print(f"Evaluations on these data after training so far: {looks}, by the trial log.")
+    if measured.evaluations is not None:
+        evaluations = measured.evaluations
+        print(f"Evaluations on these data after training so far: {evaluations}, by the trial log.")
     # `not >=`: a NaN is too little as well.
     if not found.share >= args.min_agreement:
         raise CheckFailed(
@@ -151,6 +151,6 @@ def _written(args: argparse.Namespace, run: Any, measured: Any, out: Any) -> dic
         "agreement": found.share,
         "decisions": found.decisions,
         "equity_difference": found.difference,
-        "looks": measured.looks,
+        "looks": measured.evaluations,
         "rows": measured.rows,
     }

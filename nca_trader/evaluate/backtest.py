@@ -138,7 +138,7 @@ def backtest(
     span = first, last = rows_between(bars, start, stop)
     done = _simulated(task, targets, bars, rules, span, check)
     # Counted here, because a run that was refused above is not an evaluation.
-    in_sample, looks = _looked(runs, bars, span, seen, look) if runs else (None, None)
+    in_sample, evaluations = _looked(runs, bars, span, seen, look) if runs else (None, None)
     trace, name = done.trace, name or done.name
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
 
@@ -165,7 +165,7 @@ def backtest(
         bars_per_year=bars.bars_per_year,
         note=bars.note,
         in_sample=in_sample,
-        looks=looks,
+        evaluations=evaluations,
         cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small),
         bars=bars,
         run=run,
@@ -367,9 +367,9 @@ def count_look(run: Run, bars: Bars) -> int:
     """Record in the trial log that `run` is evaluated on these bars, which it has not seen.
 
     Returns:
-      `trials.looks` at them, with this one.
+      `trials.count_evaluations` at them, with this one.
     """
     more, data = {"seed": run.selected, "time": now()}, data_record(bars)
     # Recorded first, so that the count below includes it.
     trial_log.record(run.root, trial_log.entry_of("test", run.name, data, **more))
-    return trial_log.looks(run.root, data)
+    return trial_log.count_evaluations(run.root, data)

@@ -98,7 +98,7 @@ class Measured(NamedTuple):
       first: date of the first bar. last: date of the last bar.
       weights: what `write_exported` or `write_portable` writes.
       found: decisions that agree, and the equity of both.
-      looks: test-set evaluations so far; None if the run has seen all bars.
+      evaluations: test-set evaluations so far; None if the run has seen all bars.
       rows: weights, bytes, agreement, equity and latencies of the run's weights and of these.
     """
 
@@ -106,7 +106,7 @@ class Measured(NamedTuple):
     last: datetime.date
     weights: Any
     found: simulate.Agreement
-    looks: int | None
+    evaluations: int | None
     rows: list[dict[str, Any]]
 
 
@@ -155,8 +155,8 @@ def _measured(
     """Return what was measured on these bars, and count the look."""
     seen = seen_rows(bars, run)
     # A measurement on bars that the run has not seen is an evaluation like any other.
-    looks = count_look(run, bars[seen:]) if seen < len(bars) else None
-    return Measured(bars.index[0].date(), bars.index[-1].date(), made, found, looks, rows)
+    evaluations = count_look(run, bars[seen:]) if seen < len(bars) else None
+    return Measured(bars.index[0].date(), bars.index[-1].date(), made, found, evaluations, rows)
 
 
 def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:

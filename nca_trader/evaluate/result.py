@@ -57,8 +57,8 @@ class Result:
       note: what a report must say of the data.
       in_sample: number of these bars at or before the last that trained or selected the
         agent, see `seen_rows`; None where the targets are not of a run.
-      looks: evaluations of agents on these symbols in years that overlap, with this one; None
-        where that was not counted, see `trials.looks`.
+      evaluations: evaluations of agents on these symbols in years that overlap, with this one; None
+        where that was not counted, see `trials.count_evaluations`.
       cut: orders for more than the account may hold.
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.
@@ -103,7 +103,7 @@ class Result:
     logits: np.ndarray | None = None
     note: str = ""
     in_sample: int | None = None
-    looks: int | None = None
+    evaluations: int | None = None
     cut: Cut = NO_CUT
     run: Run | None = None
     unchecked: bool = False

@@ -60,8 +60,8 @@ def flatten(tree: Any) -> dict[str, np.ndarray]:
 
 
 def _stored_name(path: Any) -> str:
-    """Return the name of a leaf as files have it: `bankrupt` was stored as `ruined` before."""
-    return jax.tree_util.keystr(path).replace(".bankrupt", ".ruined")
+    """Return the name of a leaf as files have it: one field had another name before."""
+    return jax.tree_util.keystr(path).replace("bankrupt", "ruined")
 
 
 def unflatten(like: Any, leaves: dict[str, np.ndarray]) -> Any:

@@ -237,7 +237,7 @@ def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
     return _number(entries(root), kind, data)
 
 
-def looks(root: Place, data: DataRecord) -> int:
+def count_evaluations(root: Place, data: DataRecord) -> int:
     """Count the logged evaluations of agents on these symbols in years that overlap."""
     return count(root, "test", data)
 

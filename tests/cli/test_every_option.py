@@ -270,7 +270,7 @@ def measured(*args, **kwargs):
     row = {"weights": "x", "bytes": 1, "agreement": 1.0, "equity": 1.0}
     row |= {"stream_us": 1.0, "window_us": 1.0}
     return types.SimpleNamespace(
-        first="2020", last="2021", weights=None, found=found, looks=None, rows=[row, row]
+        first="2020", last="2021", weights=None, found=found, evaluations=None, rows=[row, row]
     )
 
 

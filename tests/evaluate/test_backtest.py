@@ -272,17 +272,17 @@ def test_a_run_starts_after_the_bars_that_it_saw_and_each_look_is_counted(
     late = backtest(bars, mine, start=str(bars.time[TRAINED]))
     np.testing.assert_array_equal(result.log_equity, late.log_equity)
     assert result.equity.index[0] == bars.index[TRAINED]
-    assert (result.in_sample, result.looks, late.looks) == (0, 1, 2)
+    assert (result.in_sample, result.evaluations, late.evaluations) == (0, 1, 2)
     said = f"random starts on {bars.index[TRAINED].date()}, after the bars that it was trained"
     assert [said in line for line in caplog.messages] == [True]  # not where it was asked for
     # One bar less, or one symbol renamed in the file's digest alone, is the same test span.
-    assert backtest(bars[:-1], mine).looks == 3
+    assert backtest(bars[:-1], mine).evaluations == 3
     entry = trials.entries(mine.root)[-1]
     assert (entry.kind, entry.run, entry.seed) == ("test", "random", 0)
     assert (entry.first, entry.last) == (str(bars.time[TRAINED]), str(bars.time[-2]))
     # What selects among agents is no test span; bars that were seen are no look.
-    assert backtest(bars, mine, look=False).looks is None
-    assert backtest(bars[:TRAINED], mine).looks is None
+    assert backtest(bars, mine, look=False).evaluations is None
+    assert backtest(bars[:TRAINED], mine).evaluations is None
     assert trials.count(mine.root, "test") == 3
 
 
@@ -290,7 +290,7 @@ def test_a_run_over_nothing_but_bars_that_it_saw_starts_at_the_first(bars, run):
     with pytest.raises(BarError, match=r"no bar from .* to "):
         backtest(bars, run, stop=str(bars.time[TRAINED]))
     result = backtest(bars[:TRAINED], run)
-    assert len(result.equity) == result.in_sample == TRAINED and result.looks is None
+    assert len(result.equity) == result.in_sample == TRAINED and result.evaluations is None
 
 
 def test_bars_that_selected_the_seed_count_as_seen(bars, run, tmp_path):

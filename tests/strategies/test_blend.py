@@ -106,7 +106,7 @@ def test_an_agent_in_a_blend_decides_as_it_does_alone(bars, tmp_path, changes, c
 def test_a_blend_counts_as_an_evaluation_of_its_runs(bars, tmp_path):
     run = untrained_run(tmp_path / "agent", bars[:200], ENV, AGENT)
     mix = nca.blend({"agent": (run, 1.0)})
-    assert nca.backtest(bars, mix).looks == 1 and nca.backtest(bars, run).looks == 2
+    assert nca.backtest(bars, mix).evaluations == 1 and nca.backtest(bars, run).evaluations == 2
     assert nca.backtest(bars, mix, start=str(bars.index[150])).in_sample == 50
 
 

@@ -168,8 +168,9 @@ def report_on(
         tested = bars.between(str(index[0]), None)[: len(index)]
         known = {
             "trials": max(logged, run.agent_config.num_seeds),
-            # `looks` is None where the backtest was not to be counted.
-            "test_touched": result.looks or trials.looks(run.root, trials.data_record(tested)),
+            # `evaluations` is None where the backtest was not to be counted.
+            "test_touched": result.evaluations
+            or trials.count_evaluations(run.root, trials.data_record(tested)),
             "selected": run.selected is not None
             and chosen is not None
             and chosen.selected == run.selected,

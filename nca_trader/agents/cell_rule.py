@@ -1,4 +1,4 @@
-"""A neural cellular automaton whose update is your own: a module of a cell and its neighbours."""
+"""An NCA whose update is your own: a module of a cell and its neighbours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nca_trader.numerics import wide
 from nca_trader.types import EnvSpec
 
 
-def automaton(rule: Any) -> Any:
+def cell_rule(rule: Any) -> Any:
     """Return the kind of policy whose cells all follow one rule; a decorator.
 
     All cells follow the rule at each of `config.steps` steps: those of every bar and asset. The
@@ -40,7 +40,7 @@ def automaton(rule: Any) -> Any:
     Example:
       >>> import jax.numpy as jnp, nca_trader as nca
       >>> from flax import nnx
-      >>> @nca.automaton
+      >>> @nca.cell_rule
       ... class Mean(nnx.Module):
       ...     def __init__(self, channels, rngs):
       ...         self.mix = nnx.Linear(3 * channels, channels, rngs=rngs)
@@ -51,14 +51,14 @@ def automaton(rule: Any) -> Any:
     """
     if not (isinstance(rule, type) and issubclass(rule, nnx.Module) and "__call__" in dir(rule)):
         raise ConfigError(
-            f"automaton: {describe(rule)} is no rule; give the class of a Flax nnx module with "
+            f"cell_rule: {describe(rule)} is not a rule; give the class of a Flax nnx module with "
             "__call__(self, cell, neighbours, bar)."
         )
     named = {name: getattr(rule, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(rule.__name__, (_Automaton,), {"RULE": rule, **named})
+    return type(rule.__name__, (_CellRule,), {"RULE": rule, **named})
 
 
-class _Automaton(NCA):
+class _CellRule(NCA):
     """The lattice and the stream of an NCA around a rule of your own."""
 
     RULE: ClassVar[Any] = None

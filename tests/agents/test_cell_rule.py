@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 import nca_trader as nca
-from nca_trader.agents.automaton import automaton
+from nca_trader.agents.cell_rule import cell_rule
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
@@ -27,7 +27,7 @@ SPEC = EnvSpec(
 SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
 
 
-@automaton
+@cell_rule
 class Known(nnx.Module):
     """The rule of `kind = "nca"`, written for one cell from the formula in its docstring."""
 
@@ -50,7 +50,7 @@ class Known(nnx.Module):
         return (1.0 - self.leak) * cell + change
 
 
-@automaton
+@cell_rule
 class Gated(nnx.Module):
     """A cell moves to what its neighbours propose, as far as a gate lets it."""
 
@@ -153,16 +153,16 @@ def test_values_in_a_name_go_to_the_rule():
 
 def test_what_is_no_rule_is_refused():
     for value in (len, 3, type("Plain", (), {})):
-        with pytest.raises(ConfigError, match=r"no rule; give the class of a Flax nnx module"):
-            automaton(value)
+        with pytest.raises(ConfigError, match=r"not a rule; give the class of a Flax nnx module"):
+            cell_rule(value)
 
 
 def test_a_rule_that_returns_another_shape_is_refused():
-    with pytest.raises(ConfigError, match=r"policy\.channels|test_automaton"):
+    with pytest.raises(ConfigError, match=r"policy\.channels|test_cell_rule"):
         policy_of(Wide)
 
 
-@automaton
+@cell_rule
 class Wide(nnx.Module):
     """Two states in the place of one."""
 
