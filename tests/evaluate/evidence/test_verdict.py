@@ -276,7 +276,7 @@ def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
         "import sys, nca_trader, nca_trader.evaluate.evidence.verdict, nca_trader.progress;"
         "print([name for name in ('matplotlib', 'jinja2', 'arch') if name in sys.modules])"
     )
-    root = pathlib.Path(__file__).resolve().parents[2]
+    root = pathlib.Path(__file__).resolve().parents[3]
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
     )
