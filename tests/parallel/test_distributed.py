@@ -208,10 +208,10 @@ def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(pla
 # A process of two: joins, agrees, saves what lies on both and reads it again; writes what it saw.
 PEER = """
 import json, pathlib, sys
-from nca_trader.parallel.processes import Peers, joined
+from nca_trader.parallel.processes import Peers, join_processes
 
 number, port, folder = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
-with joined(Peers(f"127.0.0.1:{port}", 2, number)):
+with join_processes(Peers(f"127.0.0.1:{port}", 2, number)):
     import jax, numpy as np
     from jax.sharding import NamedSharding, PartitionSpec as P
     from nca_trader.parallel import hosts
@@ -316,9 +316,9 @@ def on_halves(first, second, mesh):
 # Joins with what the environment says of the cluster, and writes what it saw.
 MEMBER = """
 import json, pathlib, sys
-from nca_trader.parallel.processes import Peers, joined
+from nca_trader.parallel.processes import Peers, join_processes
 
-with joined(Peers(initialization_timeout=100)):
+with join_processes(Peers(initialization_timeout=100)):
     import jax
     from nca_trader.parallel import hosts
     told = [hosts.own(), jax.process_count(), hosts.all_gather(hosts.own()).tolist()]
