@@ -94,9 +94,10 @@ def _facts(x: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     return kind, within(fields) if fields else re.sub(r" at 0x[0-9a-f]+", "", repr(x))
 
 
-def _recorded(module: str) -> str:
+def _recorded(module: str | None) -> str | None:
     """Return the name that identities have of a module, whose room may have moved since 0.2.0."""
-    return re.sub(r"^nca_trader\.strategies\.", "nca_trader.agents.", module)
+    # What `exec` defined may have no module.
+    return module and re.sub(r"^nca_trader\.strategies\.", "nca_trader.agents.", module)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -119,3 +119,12 @@ def test_own_code_in_a_checkout_does_not_hold_the_package_too(tmp_path, root, mo
     for module in ("mine", str(tmp_path / "mine.py")):
         (files,) = read_sources([module]).folders.values()
         assert files.keys() == {"mine.py", "near.py"}
+
+
+def test_a_function_without_a_module_has_a_digest_of_its_code():
+    made = [{}, {}, {}]
+    for names, code in zip(made, ["bars.close", "bars.close", "bars.open"], strict=True):
+        exec(f"def rule(bars):\n    return {code}\n", names)
+        names["rule"].__module__ = None
+    first, same, other = (digest_of(names["rule"]) for names in made)
+    assert first == same != other
