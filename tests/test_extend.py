@@ -88,6 +88,12 @@ def test_the_guides_market_turns_around_and_trains_by_its_name(folder):
     assert manifest["code"]["markets:regimes(stay=0.95)"]["kind"] == "markets"
     assert manifest["data"]["source"] == "synthetic markets:regimes(stay=0.95), seed 3"
     assert main("backtest --run runs/regimes".split()) == 0  # another draw of the same market
+    # The draw that trained it is known by its bars, also where Python makes it under another name.
+    again, other = (load("markets", "markets:regimes")(1000, seed, stay=0.95) for seed in (3, 4))
+    run = nca.Run("runs/regimes", allow_code=True)
+    assert again.bars.source != run.manifest.data.source
+    assert nca.backtest(again, run, look=False).in_sample == 1000
+    assert nca.backtest(other, run, look=False).in_sample == 0
     config = nca.EnvConfig(market="markets:regimes(drift=0.1, stay=0.9)", market_bars=20_000)
     assert 0.09 < (np.diff(np.sign(task_of(config).returns[:, 0])) != 0).mean() < 0.11
 

@@ -28,7 +28,7 @@ from nca_trader.markets import Task, seed_of, task_of
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.progress import track
 from nca_trader.runs.exported import Coding, compact
-from nca_trader.runs.manifest import Run, seen_rows
+from nca_trader.runs.manifest import Run, has_trained, seen_rows
 from nca_trader.runs.portable import Portable, portable
 from nca_trader.runs.trials import DataRecord
 from nca_trader.runs.universe import run_on, trades
@@ -231,7 +231,7 @@ def training_bars(run: Run) -> Bars | Task:
         # The run may have been trained on some of its assets.
         if sample and list(bars.symbols) != record.symbols:
             bars = bars.select(*record.symbols)
-        if _trained_by(run, bars):
+        if has_trained(run, bars):
             # The file may have grown since, so only its first rows are the same bars.
             return bars[: record.rows]
     except BarError:
@@ -242,19 +242,12 @@ def training_bars(run: Run) -> Bars | Task:
     )
 
 
-def _trained_by(run: Run, bars: Bars) -> bool:
-    """Whether the first of `bars` are those that trained the run."""
-    record = run.manifest.data
-    rows = record.rows
-    return len(bars) >= rows and bars[:rows].digest() == record.sha256
-
-
 def _calibration(run: Run, source: Bars | Task, coding: Coding) -> tuple[Any, Any]:
     """Return features and presence of the training span, on which activations are measured."""
     if not coding.activations:
         return None, None
     bars = source.bars if isinstance(source, Task) else source
-    if not isinstance(source, Task) and not _trained_by(run, bars):
+    if not isinstance(source, Task) and not has_trained(run, bars):
         raise ConfigError(
             f"{argument('activations')}: the first bars of {argument('data')} are not those that "
             f"trained {run.path}, and steps are measured on no others; give that file."

@@ -488,10 +488,18 @@ def _refuse_unsealed(file: Place, checked: bool) -> None:
         raise StateError(f"{file}: has no 'checksum'; {RESTORE}.")
 
 
+def has_trained(run: Run, bars: Bars) -> bool:
+    """Whether the first of `bars` are those that trained the run."""
+    rows = run.manifest.data.rows
+    return len(bars) >= rows and bars[:rows].digest() == run.manifest.data.sha256
+
+
 def seen_rows(bars: Bars, run: Run) -> int:
     """Return how many rows of `bars` are not after the last that trained or chose the agent."""
-    # Another draw of a synthetic market has the same times and none of the same bars.
-    if run.env_config.market and bars.source != run.manifest.data.source:
+    # Another draw of a synthetic market has the same times and none of the same bars. A market of
+    # your own that is called in Python names its draw otherwise.
+    same = bars.source == run.manifest.data.source
+    if run.env_config.market and not same and not has_trained(run, bars):
         return 0
     spans = [run.manifest.data, run.selection and run.selection.data]
     last = max(np.datetime64(span.last) for span in spans if span)
