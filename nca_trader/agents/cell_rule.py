@@ -62,6 +62,7 @@ class _CellRule(NCA):
     """The lattice and the stream of an NCA around a rule of your own."""
 
     RULE: ClassVar[Any] = None
+    GIVEN: ClassVar[tuple[str, ...]] = ("channels", "neighbours", "config", "rngs")
     HIDDEN: ClassVar = {}
 
     def __init__(
@@ -77,8 +78,16 @@ class _CellRule(NCA):
         width, count = config.channels, TAPS - 1 + num_slots(spec, config)
         normal = jax.nn.initializers.lecun_normal()
         self.embed = nnx.Param(normal(rngs.params(), (spec.num_features + 1, width)))
-        given = {"channels": width, "neighbours": count, "config": config, "rngs": rngs}
+        given = dict(zip(self.GIVEN, (width, count, config, rngs), strict=True))
         self.rule = build(self.RULE, given, values)
+
+    def __init_subclass__(cls, **more: Any):
+        super().__init_subclass__(**more)
+        if "__call__" in vars(cls):
+            raise ConfigError(
+                f"{cls.__name__}: is a subclass of a decorated rule; let it be one of the module "
+                "without the decorator, and decorate it."
+            )
 
     def __call__(self, x: Array, present: Array, fire: Fire | None = None, halo: int = 0) -> Array:
         """`[B, T - halo, A, C]` cells; `x` `[B, T, A, F]`, `present` `[B, T, A]`."""
@@ -123,5 +132,14 @@ class _CellRule(NCA):
         for _ in range(3):
             each = jax.vmap(each, (-1, -1, -1), -1)
         after = each(state, jnp.stack(neighbours), injected)
+        if getattr(after, "shape", None) != state.shape or after.dtype != jnp.float32:
+            # The other axes are those of bars, of the batch and of assets.
+            found = (
+                f"{after.dtype}{after.shape[:-3]}" if hasattr(after, "shape") else describe(after)
+            )
+            raise ConfigError(
+                f"{type(self.rule).__name__}: returns {found} for a cell; return float32"
+                f"{state.shape[:1]}."
+            )
         after = after if fire is None else state + (after - state) * fire
         return store(after, self.precision).astype(past[0].dtype)

@@ -206,20 +206,24 @@ def encoder_of(given: Any, name: str) -> Any:
         raise ConfigError(f"{name}: has no __call__; define __call__(self, x, present) -> cells.")
     if hasattr(cls, "stream") != hasattr(cls, "begin"):
         raise ConfigError(f"{name}: has one of stream and begin; define both, or neither.")
-    parameters = [*_taken(cls).values()][1:]
+    # Of a rule of one cell the rule's own, see `agents.cell_rule`.
+    asked, names = getattr(cls, "RULE", cls), getattr(cls, "GIVEN", GIVEN)
+    parameters = [*_taken(asked).values()][1:]
     unknown = [
         p.name
         for p in parameters
-        if p.name not in (*GIVEN, *values) and p.default is p.empty and p.kind not in VARIADIC
+        if p.name not in (*names, *values) and p.default is p.empty and p.kind not in VARIADIC
     ]
     if unknown:
+        remedy = "so give the others defaults, or values in parentheses"
+        remedy = "decorate it with nca_trader.cell_rule" if "channels" in unknown else remedy
         raise ConfigError(
             f"{name}: its constructor asks for {', '.join(unknown)}; it is given "
-            f"{', '.join(GIVEN)}, so give the others defaults, or values in parentheses."
+            f"{', '.join(names)}, {remedy}."
         )
-    own = [p.name for p in parameters if p.name not in GIVEN and p.kind not in VARIADIC]
+    own = [p.name for p in parameters if p.name not in names and p.kind not in VARIADIC]
     every = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if wrong := [key for key in values if key in GIVEN or not (every or key in own)]:
+    if wrong := [key for key in values if key in names or not (every or key in own)]:
         raise ConfigError(
             f"{name}: its constructor takes no value {wrong[0]!r}; it takes "
             f"{', '.join(own) or 'none of its own'}."

@@ -298,7 +298,8 @@ class Reward(NamedTuple):
     """A reward of an environment.
 
     Attributes:
-      pay: `(config, spec, step) -> []`, a pure function of one step.
+      pay: `(config, spec, step) -> []`, a pure function of one step; it reads the memory before
+        that step as `step.kept`.
       memory: of the account, for a reward that depends on earlier steps: a NamedTuple of `[]`
         numbers with `begin(spec, zero)`, `after(spec, log_return)` and `shown(spec)`, as `Below`.
         The policy observes as many numbers as it has fields.

@@ -502,7 +502,8 @@ def _own_task(config: EnvConfig, seed: int) -> Task | None:
     found = tuple(map(np.shape, arrays))
     if found != (shapes := (size, size, (num_bars, count), (count,), (count,))):
         raise ConfigError(
-            f"{text}: its bars, returns, states and moments are of shapes {found}; return {shapes}."
+            f"{text}: its bars, returns, states and moments are of shapes {found}; return "
+            f"{shapes}, with num_assets=A of a SyntheticMarket of A assets."
         )
     given = read_toml(f"values = {{{values or ''}}}", text)["values"]
     # The source is what a run records of the draw, and by which the same one is made again.

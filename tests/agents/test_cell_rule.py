@@ -14,6 +14,7 @@ from nca_trader.agents.cell_rule import cell_rule
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
+from nca_trader.config.extensions import FORGET
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec
 
@@ -147,7 +148,7 @@ def test_values_in_a_name_go_to_the_rule():
     params = drawn(soft)
     found = [policy.encode(params, x, present) for policy in (policy_of(name), soft, sharp)]
     assert all(np.ptp(a - b) > 0.01 for a, b in itertools.pairwise(found))
-    with pytest.raises(ConfigError, match=r"Gated\(blunt=1\).*'blunt'"):
+    with pytest.raises(ConfigError, match=r"Gated\(blunt=1\).*'blunt'; it takes sharp"):
         policy_of(f"{name}(blunt=1)")
 
 
@@ -157,17 +158,67 @@ def test_what_is_no_rule_is_refused():
             cell_rule(value)
 
 
-def test_a_rule_that_returns_another_shape_is_refused():
-    with pytest.raises(ConfigError, match=r"policy\.channels|test_cell_rule"):
-        policy_of(Wide)
+@pytest.mark.parametrize(
+    ("rule", "found"),
+    [
+        (lambda cell, bar: jnp.concatenate([cell, bar]), r"float32\(8,\)"),
+        (lambda cell, bar: cell.sum(), r"float32\(\)"),
+        (lambda cell, bar: cell > 0, r"bool\(4,\)"),
+        (lambda cell, bar: (cell, bar), "a tuple"),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.few(3)
+def test_a_rule_that_returns_another_shape_is_refused(rule, found, steps, monkeypatch):
+    monkeypatch.setattr(Wrong.RULE, "__call__", lambda self, cell, others, bar: rule(cell, bar))
+    forget_all()
+    said = rf"Wrong: returns {found}.* return float32\(4,\)\."
+    with pytest.raises(ConfigError, match=said) as refused:
+        policy_of(Wrong, steps=steps)
+    assert len(str(refused.value).splitlines()) == 1
+    forget_all()
+
+
+def forget_all():
+    for forget in FORGET:
+        forget()
 
 
 @cell_rule
-class Wide(nnx.Module):
-    """Two states in the place of one."""
-
-    def __init__(self, rngs):
-        self.scale = nnx.Param(jnp.ones(()))
+class Wrong(nnx.Module):
+    """A rule that is replaced."""
 
     def __call__(self, cell, neighbours, bar):
-        return jnp.concatenate([cell, bar]) * self.scale[...]
+        return cell
+
+
+class Undecorated(nnx.Module):
+    """It lacks the decorator."""
+
+    def __init__(self, channels):
+        pass
+
+    def __call__(self, cell, neighbours, bar):
+        return cell
+
+
+@cell_rule
+class Asking(nnx.Module):
+    """It asks for what it is not given."""
+
+    def __init__(self, channels, depth):
+        pass
+
+    def __call__(self, cell, neighbours, bar):
+        return cell
+
+
+def test_a_constructor_that_cannot_be_called_is_refused_before_it_is():
+    with pytest.raises(
+        ConfigError, match=r"asks for channels; .*decorate it with nca_trader\.cell"
+    ):
+        policy_of(Undecorated)
+    with pytest.raises(ConfigError, match=r"asks for depth; it is given channels, neighbours"):
+        policy_of(Asking)
+    with pytest.raises(ConfigError, match=r"is a subclass of a decorated rule"):
+        type("Below", (Gated,), {"__call__": lambda self, cell, neighbours, bar: cell})
