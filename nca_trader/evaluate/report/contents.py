@@ -42,9 +42,12 @@ class Section(NamedTuple):
     plots: Sequence[tuple[str, Markup]] = ()
 
     def __str__(self) -> str:
-        rows = ["  ".join(["", name, *cells]) for name, cells in self.rows]
+        table = [[*self.headers]] * bool(self.headers)
+        table += [[name, *cells] for name, cells in self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        rows = ["  ".join(map(str.ljust, ["", *row], [0, *widths])).rstrip() for row in table]
         facts = [f"  {name}: {text}" for name, text in self.facts]
-        return "\n".join(filter(None, [self.title, self.verdict, *facts, *rows]))
+        return "\n".join(filter(None, [self.title, self.verdict, *facts, self.caption, *rows]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 import nca_trader as nca
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate.report import chart, figures, page, plots, tables
+from nca_trader.evaluate.report.contents import Section
 from nca_trader.evaluate.report.render import LIBRARY
 
 HOSTILE = "</script><script>alert(1)</script><b>&\"'"
@@ -400,3 +401,19 @@ def test_a_style_that_is_set_elsewhere_changes_no_plot_of_a_page():
     with matplotlib.rc_context({"font.size": 20, "axes.labelsize": 30, "figure.dpi": 200}):
         assert plots.histogram(returns) == plain
         assert matplotlib.rcParams["font.size"] == 20  # theirs stands
+
+
+def test_a_section_is_printed_with_the_names_of_its_columns():
+    rows = [("seed 0", ["0.84", "-0.04"]), ("mean of all", ["1", "2"])]
+    section = Section(
+        "Seeds", "One.", caption="Ratios", headers=["Seed", "Training", "Test"], rows=rows
+    )
+    assert str(section).splitlines() == [
+        "Seeds",
+        "One.",
+        "Ratios",
+        "  Seed         Training  Test",
+        "  seed 0       0.84      -0.04",
+        "  mean of all  1         2",
+    ]
+    assert str(Section("Seeds", facts=[("a", "b")])) == "Seeds\n  a: b"
