@@ -10,7 +10,7 @@ from flax import nnx
 from jax import Array
 
 from nca_trader.agents.encoder import build
-from nca_trader.agents.lattice import ROWS, TAPS, Form, delay, enter, store
+from nca_trader.agents.lattice import ROWS, TAPS, Form, delay, store
 from nca_trader.agents.nca import NCA, Fire, num_slots
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.config.ranges import describe
@@ -98,11 +98,8 @@ class _CellRule(NCA):
     def _rule(self) -> None:
         """Its parameters are its module's."""
 
-    def _enter(self, form: Form, x: Array, present: Array) -> tuple[Array, Array, Array]:
-        seen = enter(form, self.config.feature_clip, x, present)
-        embedded = form.dense(self.embed[...], seen, self.matmul_dtype)
-        mask = form.enter(present.astype(jnp.float32)[..., None])
-        return mask, store(embedded, self.precision), embedded
+    def _injected(self, form: Form, embedded: Array) -> Array:
+        return embedded
 
     def _step(
         self,

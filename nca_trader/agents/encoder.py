@@ -236,9 +236,7 @@ def encoder_of(given: Any, name: str) -> Any:
     for member in ("receptive_field", "begin"):
         if known := _bound(getattr(cls, member, None), values):
             bound[member] = staticmethod(known)
-    return type(
-        cls.__name__, (cls,), bound | {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    )
+    return type(cls.__name__, (cls,), bound)
 
 
 def _bound(function: Any, values: Mapping[str, Any]) -> Any:

@@ -234,10 +234,14 @@ class NCA(nnx.Module):
         seen = enter(form, self.config.feature_clip, x, present)
         embedded = form.placed(form.dense(self.embed[...], seen, self.matmul_dtype))
         # The same for every step, so it is computed once.
-        injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
+        injected = self._injected(form, embedded)
         embedded = store(embedded, self.precision)
         mask = form.enter(present.astype(jnp.float32)[..., None])
-        return mask, embedded, injected + form.column(self.hidden_bias[...])
+        return mask, embedded, injected
+
+    def _injected(self, form: Form, embedded: Array) -> Array:
+        injected = form.dense(self.inject[...], embedded, self.matmul_dtype)
+        return injected + form.column(self.hidden_bias[...])
 
     def _beside(self, form: Form, state: Array, mask: Array) -> list[Array]:
         return neighbour_states(state, mask, self.spec, self.config, form.assets)
@@ -263,7 +267,7 @@ class NCA(nnx.Module):
         return self._move(form, rule, state, seen + injected, fire)
 
     def _next(self, rule: Any, past: list[Array], beside: list[Array], injected: Array) -> Array:
-        """Return the state after a step from the states `past`, the newest first, and `beside`."""
+        """Return the state after a step, from its past, newest first, and other assets' states."""
         seen = ROWS.dense(rule.taps, jnp.concatenate(past + beside), self.matmul_dtype)
         return self._move(ROWS, rule, past[0], seen + injected, None)
 

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from nca_trader.envs.account.state import open_account
 from nca_trader.errors import RunError, StateError
 from nca_trader.parallel.mesh import make_mesh
 from nca_trader.runs.checkpoint import FILES, Checkpoints, _digests, flatten, unflatten
@@ -32,6 +33,15 @@ def make_tree(seed):
         "keys": jax.random.split(key, 3),
         "other kind of key": jax.random.key(seed, impl="rbg"),
     }
+
+
+def test_a_field_that_was_renamed_keeps_its_name_in_files():
+    """Checkpoints of 0.2.0 have it so, and are resumed."""
+    account = open_account(jnp.zeros(2))
+    stored = flatten({"account": account})
+    assert "['account'].ruined" in stored and not [name for name in stored if "bankrupt" in name]
+    broke = stored | {"['account'].ruined": np.array(True)}
+    assert bool(unflatten({"account": account}, broke)["account"].bankrupt)
 
 
 def bits(tree):

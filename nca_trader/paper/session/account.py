@@ -329,7 +329,7 @@ class Live:
 
     def items(self, shown: Progress, state: Callable[[], State]) -> Iterator[Bar | Notice]:
         """Yield what the feed gives, and look at open orders in between."""
-        rows, told = -1, False
+        rows, said = -1, False
         # In a thread of its own, so that the kill switch is seen between bars.
         with contextlib.closing(Pump(self._feed)) as pump:
             while True:
@@ -343,11 +343,11 @@ class Live:
                     self._look()
                     continue
                 if isinstance(item, Notice):
-                    told = told or item.code == "gap"
+                    said = said or item.code == "gap"
                 else:
-                    if not told and now.last is not None:
+                    if not said and now.last is not None:
                         yield from self._gap(now.last, int(item.time[0]))
-                    told = False
+                    said = False
                 yield item
 
     def _gap(self, last: int, opened: int) -> Iterator[Notice]:
