@@ -347,7 +347,9 @@ def test_a_section_is_text_as_well(report):
         "Training and test",
         "Mostly noise. The spread is chance.",
         "  Wall time: 61.2 s",
-        "  seed 1  1.80  0.35",
+        "Sharpe ratios",
+        "  Seed    Training  Test",
+        "  seed 1  1.80      0.35",
     ]
 
 
