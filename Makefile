@@ -32,12 +32,13 @@ DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FOR
 DEAD_DOCS := $(shell .venv-docs/bin/python -c pass 2>/dev/null || echo FORCE)
 DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test check test-slow soak test-fresh test-oracles lint format docs site notebooks bench bench-peers lock wheel clean FORCE
+.PHONY: help setup demo test check test-slow slow-due soak test-fresh test-oracles lint format docs site notebooks bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
 	@echo "make check      lint, and the tests nearest to what changed against main: under 2 minutes"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  fix style"
+	@echo "make slow-due   which slow tests CI runs at this merge, and the longest wait of the others"
 	@echo "make soak       kill paper sessions: 200 times at random, and before and after each kind of event;"
 	@echo "                then trade 50,000 bars against an exchange that breaks"
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
@@ -87,6 +88,10 @@ check: lint
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-slow: .venv/.installed
 	@$(PY) -m pytest -m slow --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+
+# What CI runs of the slow tests at this merge; the longest wait of the others is printed.
+slow-due: .venv/.installed
+	@$(PY) -m pytest -m "slow or hypothesis" --due --collect-only $(PYTEST_ARGS)
 
 soak: .venv/.installed
 	@SOAK_BARS=50000 $(PY) -m pytest -m "" tests/paper/session/test_faults.py tests/paper/session/test_kill.py \

@@ -9,6 +9,7 @@ import os
 import pathlib
 import random
 import subprocess
+import zlib
 
 from rounding import AS_USERS_COMPILE
 
@@ -69,6 +70,11 @@ def pytest_addoption(parser):
         help="run N of the tests that are chosen, drawn by the tree of files or by SAMPLE_SEED",
     )
     parser.addoption(
+        "--due",
+        action="store_true",
+        help="run those of the tests that are chosen whose turn it is, see .ci/turn",
+    )
+    parser.addoption(
         "--rewrite-golden",
         action="store_true",
         help="write the figures of tests/test_golden.py again in place of comparing them",
@@ -126,6 +132,35 @@ def pytest_collection_modifyitems(config, items):
         chosen = random.Random(_seed()).sample(items, min(number, len(items)))
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = [item for item in items if item in chosen]
+    if config.getoption("--due"):
+        turn = int((ROOT / ".ci/turn").read_text())
+        waits = {item: waited(item, turn) for item in items}
+        late = [item for item in items if waits[item]]
+        WAITS.extend((waits[item], item.nodeid) for item in late)
+        config.hook.pytest_deselected(items=late)
+        items[:] = [item for item in items if not waits[item]]
+
+
+# Each merge into main raises the number in .ci/turn. A test that is off by default has its turn at
+# every fifteenth, and one of minutes at every thirtieth: which, its name says.
+TURNS, TURNS_OF_MINUTES = 15, 30
+WAITS = []
+
+
+def waited(item, turn: int) -> int:
+    """How many merges ago a test had its turn; 0 where it has it now."""
+    minutes = item.get_closest_marker("slow") and not item.get_closest_marker("heavy")
+    turns = TURNS_OF_MINUTES if minutes else TURNS
+    return (turn - zlib.crc32(item.nodeid.encode())) % turns
+
+
+def pytest_report_collectionfinish(config, items):
+    """Print how many tests have their turn, and which of the others has waited longest."""
+    if WAITS:
+        wait, name = max(WAITS)
+        many = f"{len(items)} of {len(items) + len(WAITS)} tests have their turn"
+        return f"{many}; the longest wait is {wait} merges, of {name}"
+    return None
 
 
 # Two processes share the files, see `IN_PARALLEL` in the Makefile: the longest come first, so that

@@ -59,6 +59,14 @@ def test_the_tests_that_depend_on_a_change_come_nearest_first(repository, change
     assert found[:1] == tests[:1] and found[-1:] == tests[-1:]
 
 
+def test_of_tests_as_near_those_of_the_files_own_room_come_first():
+    room, far = "nca_trader/runs/checkpoint.py", "nca_trader/runs/deep/checkpoint.py"
+    texts = dict.fromkeys(("tests/agents/test_a.py", "tests/runs/test_z.py"), "")
+    edges = {test: {room, far} for test in texts}
+    assert affected.affected(edges, {room}, texts) == ["tests/runs/test_z.py", *[*texts][:1]]
+    assert affected.affected(edges, {far}, texts) == [*texts]
+
+
 @pytest.mark.slow
 def test_the_real_graph_knows_a_function_of_the_public_api(root):
     edges = affected.graph(root)

@@ -127,9 +127,15 @@ def affected(edges: dict[str, set[str]], changes: set[str], texts: dict[str, str
         far = 1 + max(distance[file] for file in layer)
         layer = {file for file, needed in edges.items() if needed & layer and file not in distance}
         distance |= dict.fromkeys(layer, far)
-    nearest = sorted((far, test) for test, far in distance.items() if test in texts)
+    # Of tests that are as near, those come first that lie where the changed file's own tests do.
+    rooms = {pathlib.PurePath("tests", *pathlib.PurePath(file).parts[1:-1]) for file in changes}
+    nearest = sorted(
+        (far, not rooms.intersection(pathlib.PurePath(test).parents), test)
+        for test, far in distance.items()
+        if test in texts
+    )
     always = [test for test in ALWAYS if changes and test in texts]
-    return list(dict.fromkeys([*always, *(test for _, test in nearest)]))
+    return list(dict.fromkeys([*always, *(test for _, _, test in nearest)]))
 
 
 def main(argv: list[str] | None = None) -> int:

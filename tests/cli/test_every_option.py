@@ -12,6 +12,7 @@ import functools
 import io
 import re
 import shlex
+import sys
 import types
 import warnings
 from typing import NamedTuple
@@ -81,7 +82,7 @@ class Desk:
     """Runs commands in a folder up to where they hand over, and keeps what they do."""
 
     def __init__(self, patch):
-        self.patch, self.calls = patch, []
+        self.patch, self.calls, self.real = patch, [], {}
 
     def border(self, name, ends=True, gives=None):
         """Replace a function of the library; by default the command ends there."""
@@ -94,7 +95,15 @@ class Desk:
                 raise Handed
             return gives(*args, **kwargs) if callable(gives) else gives
 
+        self.real[asked] = through(name)
         self.patch.setattr(name, asked)
+
+    def leave(self, modules):
+        """Give the functions themselves to modules that were imported while they were replaced."""
+        for module in modules:
+            for key, value in [*vars(module).items()]:
+                if isinstance(value, types.FunctionType) and value in self.real:
+                    setattr(module, key, self.real[value])
 
 
 def through(name):
@@ -324,7 +333,7 @@ def done(folder, words, monkeypatch, after):
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         patch.chdir(folder)
-        desk = Desk(patch)
+        desk, loaded = Desk(patch), {*sys.modules}
         borders(desk, words[0], after)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(err):
             try:
@@ -337,6 +346,7 @@ def done(folder, words, monkeypatch, after):
                 if "SimpleNamespace" not in str(error):
                     raise
                 code = 0  # a stand-in of a result has no more
+    desk.leave([sys.modules[name] for name in {*sys.modules} - loaded])
     written = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.stat().st_mtime_ns != before.get(path):
