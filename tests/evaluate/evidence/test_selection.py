@@ -79,7 +79,6 @@ def same(tree, other):
     return all(map(np.array_equal, jax.tree.leaves(tree), jax.tree.leaves(other)))
 
 
-@pytest.mark.heavy
 def test_the_run_acts_as_after_the_update_with_the_best_score(whole, bars):
     run, seen = whole
     scores = {row["update"]: row["selection"] for row in run.metrics() if "selection" in row}
@@ -100,7 +99,6 @@ def test_the_run_acts_as_after_the_update_with_the_best_score(whole, bars):
         assert score == pytest.approx(alone.metrics["sharpe"], rel=1e-6)
 
 
-@pytest.mark.heavy
 def test_the_returns_of_every_score_stay_with_the_run(whole, bars):
     run, _ = whole
     table = read_returns(run)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import shutil
 
 import drawn
@@ -161,6 +162,15 @@ def test_a_planted_signal_is_found_and_beats_every_constant_weight(persistent):
         "SMA cross 50/200", "always flat", "best constant weight", "exposure-matched hold",
     }  # fmt: skip
     assert done.gate.passed and done.gate.deployed == done.result.name
+    # By hand: what it earned a year more than the constant weight did.
+    ours, theirs = (
+        np.diff(r.equity.to_numpy(), prepend=1.0) / np.r_[1.0, r.equity.to_numpy()[:-1]]
+        for r in (done.result, done.baselines["best constant weight"])
+    )
+    found = float(re.search(r"in hindsight, is (-?[0-9.]+)% per year", done.verdict)[1])
+    assert found == pytest.approx(
+        100.0 * (ours - theirs).mean() * persistent.bars_per_year, abs=0.051
+    )
     held = done.baselines["exposure-matched hold"].targets.to_numpy()
     np.testing.assert_allclose(held[0], done.result.weights.mean())
     # Every result is of the same bars, costs and fills.
