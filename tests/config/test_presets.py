@@ -18,7 +18,7 @@ from nca_trader.config import (
     OptimizerConfig,
     PolicyConfig,
 )
-from nca_trader.config.account import AccountConfig
+from nca_trader.config.account import Limits
 from nca_trader.config.toml import from_toml_text, preset_folder, preset_names, to_toml
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
@@ -317,7 +317,7 @@ def test_a_mesh_is_given_by_all_its_devices_or_axis_by_axis():
         (PolicyConfig, "hidden", (1, 1 << 16), (0, (1 << 16) + 1)),
         (PolicyConfig, "steps", (1, 1024), (0, 1025)),
         (AgentConfig, "num_seeds", (1, 4096), (0, 4097)),
-        (AccountConfig, "max_orders_per_minute", (1, 10_000), (0, 10_001)),
+        (Limits, "max_orders_per_minute", (1, 10_000), (0, 10_001)),
         (PolicyConfig, "fire_rate", (0.1, 1.0), (0.0, 1.5)),
         (PolicyConfig, "remat", ("none", "step", "every:2", "dots"), ("every:", "kernel", 3)),
         (NEAREST, "num_neighbours", (1, 16), (0, 17)),

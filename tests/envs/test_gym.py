@@ -280,7 +280,6 @@ def test_a_weight_that_is_not_finite_is_refused_in_a_batch(env, bad):
 MODES = {"NextStep": AutoresetMode.NEXT_STEP, "SameStep": AutoresetMode.SAME_STEP}
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("mode", list(MODES))
 @pytest.mark.parametrize(("num_envs", "flatten"), [(1, True), (3, False)])
 @pytest.mark.few(2)
