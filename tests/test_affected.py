@@ -59,12 +59,14 @@ def test_the_tests_that_depend_on_a_change_come_nearest_first(repository, change
     assert found[:1] == tests[:1] and found[-1:] == tests[-1:]
 
 
-def test_of_tests_as_near_those_of_the_files_own_room_come_first():
-    room, far = "nca_trader/runs/checkpoint.py", "nca_trader/runs/deep/checkpoint.py"
-    texts = dict.fromkeys(("tests/agents/test_a.py", "tests/runs/test_z.py"), "")
-    edges = {test: {room, far} for test in texts}
-    assert affected.affected(edges, {room}, texts) == ["tests/runs/test_z.py", *[*texts][:1]]
-    assert affected.affected(edges, {far}, texts) == [*texts]
+def test_of_tests_as_near_those_of_the_files_own_room_and_name_come_first():
+    texts = dict.fromkeys(
+        ("tests/agents/test_a.py", "tests/envs/test_a.py", "tests/envs/test_gym.py"), ""
+    )
+    for file, order in (("envs/gym/vector.py", (2, 1, 0)), ("agents/nca.py", (0, 1, 2))):
+        edges = {test: {f"nca_trader/{file}"} for test in texts}
+        found = affected.affected(edges, {f"nca_trader/{file}"}, texts)
+        assert found == [[*texts][place] for place in order]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import pathlib
 import re
@@ -127,15 +128,21 @@ def affected(edges: dict[str, set[str]], changes: set[str], texts: dict[str, str
         far = 1 + max(distance[file] for file in layer)
         layer = {file for file, needed in edges.items() if needed & layer and file not in distance}
         distance |= dict.fromkeys(layer, far)
-    # Of tests that are as near, those come first that lie where the changed file's own tests do.
-    rooms = {pathlib.PurePath("tests", *pathlib.PurePath(file).parts[1:-1]) for file in changes}
     nearest = sorted(
-        (far, not rooms.intersection(pathlib.PurePath(test).parents), test)
+        (far, -max((likeness(file, test) for file in changes), default=0), test)
         for test, far in distance.items()
         if test in texts
     )
     always = [test for test in ALWAYS if changes and test in texts]
     return list(dict.fromkeys([*always, *(test for _, _, test in nearest)]))
+
+
+def likeness(file: str, test: str) -> int:
+    """Return how many of the folders above a test are those above a file, plus one for its name."""
+    above, name = file.removesuffix(".py").split("/")[1:], test.rpartition("/")[2]
+    pairs = zip(above, test.split("/")[1:], strict=False)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return same + any(word in name for word in above)
 
 
 def main(argv: list[str] | None = None) -> int:
