@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config, items):
                 raise pytest.UsageError(f"{item.nodeid}: its parameters are a set; give a tuple.")
         if item.get_closest_marker("heavy"):
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("few"):
+        if item.get_closest_marker("few") and not item.get_closest_marker("slow"):
             cases[item.nodeid.partition("[")[0]].append(item)
         if item.get_closest_marker("drawn"):
             table[item.nodeid.partition("[")[0]].append(item)
