@@ -36,15 +36,6 @@ def test_log_prob_and_entropy_equal_an_enumeration_of_joint_actions():
         np.testing.assert_allclose(heads.entropy(logits), entropy, rtol=1e-5)
 
 
-def test_log_prob_and_entropy_of_weights_are_those_of_normal_numbers():
-    logits = np.random.default_rng(2).normal(0, 0.8, (5, 2, 2)).astype(np.float32)
-    action = np.random.default_rng(3).normal(size=(5, 2))
-    normal = scipy.stats.norm(logits[..., 0], np.exp(logits[..., 1]))
-    got = heads.log_prob_gaussian(logits, action)
-    np.testing.assert_allclose(got, normal.logpdf(action).sum(-1), rtol=1e-5)
-    np.testing.assert_allclose(heads.entropy_gaussian(logits), normal.entropy().sum(-1), rtol=1e-5)
-
-
 def test_log_prob_and_entropy_hold_for_extreme_logits():
     logits = jnp.array([[1000.0, 0.0, -1000.0], [0.0, 0.0, 0.0]])
     assert heads.log_prob(logits, jnp.array([2, 1])) == np.float32(-2000 - np.log(3))

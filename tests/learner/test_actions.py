@@ -65,7 +65,6 @@ SPEC = EnvSpec(symbols=("A", "B"), features=("x",), targets=(-0.5, 0.0, 0.5), wa
                actions="weights")  # fmt: skip
 
 
-@pytest.mark.heavy
 def test_the_squashed_gaussian_by_integration():
     """Its density sums to one, its entropy is minus the mean log-density, its draws match it."""
     gaussian = heads.distribution(SPEC)
