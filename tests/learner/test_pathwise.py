@@ -125,7 +125,7 @@ AT = [
 
 
 @pytest.mark.parametrize("discount", [0.8, 0.2, 1.0])
-@pytest.mark.slow
+@pytest.mark.few(1)
 def test_the_gradient_is_the_adjoint_written_by_hand(discount):
     part = parts(discount=discount)
     hand, head = Hand(part), head_of(part)
@@ -183,7 +183,6 @@ def test_the_pooled_ratio_is_refused_where_it_is_not_exact(changes, said):
         dataclasses.replace(LEARNER, **{"objective": "sharpe"} | changes)
 
 
-@pytest.mark.heavy
 def test_the_curriculum_scales_what_the_gradient_is_of():
     part = parts(discount=1.0)
     scales = (jnp.float32(0.0), jnp.float32(1.0))
@@ -247,9 +246,8 @@ ACCOUNTS = {
 }
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("name", ACCOUNTS)
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_through_the_account_it_is_the_finite_difference_in_float64(name, monkeypatch):
     with jax.enable_x64(True):
         config = EnvConfig(
