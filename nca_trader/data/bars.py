@@ -37,7 +37,7 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
-from nca_trader.data.reading.formats import ArrowStream, Frame, refuse_header
+from nca_trader.data.reading.files import ArrowStream, Frame, refuse_header
 from nca_trader.data.reading.parse import parse
 from nca_trader.data.reading.repairs import (
     note_of,

@@ -16,7 +16,7 @@ from nca_trader.config.ranges import describe
 from nca_trader.config.reading import length_of, role_of
 from nca_trader.data.calendar import bar_length
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse
-from nca_trader.data.reading.formats import Frame, load
+from nca_trader.data.reading.files import Frame, load
 from nca_trader.data.reading.numbers import floats
 from nca_trader.data.reading.times import keep_cells, read_times, whole
 from nca_trader.errors import ConfigError, argument

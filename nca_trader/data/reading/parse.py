@@ -42,8 +42,7 @@ from nca_trader.data.reading.faults import (
     refuse,
     refuse_large,
 )
-from nca_trader.data.reading.files import Chunk
-from nca_trader.data.reading.formats import Frame, load
+from nca_trader.data.reading.files import Chunk, Frame, load
 from nca_trader.data.reading.numbers import floats, numbers, spread_columns
 from nca_trader.data.reading.times import (
     is_clock,
