@@ -24,10 +24,13 @@ from nca_trader.config.reading import (
     parse_repair,
     parse_splits,
     parse_step,
+    refuse_forms,
 )
 from nca_trader.data.calendar import expected_times
+from nca_trader.data.reading.adjustments import settle_dividends, with_splits
 from nca_trader.data.reading.columns import parse_extra, with_columns
-from nca_trader.data.reading.detect import detect, row_faults
+from nca_trader.data.reading.detect import detect, note_of, row_faults, without_signs
+from nca_trader.data.reading.detect import repair as repaired
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
     Fault,
@@ -35,20 +38,13 @@ from nca_trader.data.reading.faults import (
     Request,
     Table,
     refuse,
-    refuse_large,
 )
-from nca_trader.data.reading.files import ArrowStream, Frame, refuse_header
+from nca_trader.data.reading.files import ArrowStream, Frame, name_source, refuse_header
 from nca_trader.data.reading.parse import parse
-from nca_trader.data.reading.repairs import (
-    note_of,
-    settle_dividends,
-    with_splits,
-    without_signs,
-)
-from nca_trader.data.reading.repairs import repair as repaired
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import COLUMN, EXTRAS, PRICES, Bars, split_columns
 
+Source = str | os.PathLike[str] | CloudPath | Frame
 MOST_MISSING = 1 / 3  # of the expected times, without a question
 TIME_BYTES = 64  # of memory that a time takes while the trading hours are found, about
 # A spreadsheet runs a cell that begins with one of these; the last four are wide forms.
@@ -146,29 +142,28 @@ def read_bars(
     expect("source", source, str | os.PathLike | CloudPath | Frame, "a path or a frame")
     wanted, more = _names(symbol), parse_extra(extra)
     own = {str(column.source): name for name, column in more.items() if column.of_file}
-    request = Request(
+    refuse_forms(timezone, dates, decimal)
+    asked = (
         parse_columns(columns), timezone, dates, decimal, wanted, parse_repair(repair),
         parse_memory(memory_gb), parse_splits(split), own, parse_header(header),
     )  # fmt: skip
-    if isinstance(source, str) and source.startswith(SAMPLE):
-        refuse_header(request, source)
-        bars = sample_bars(source.removeprefix(SAMPLE))
-        return with_columns(bars.select(*(wanted or bars.symbols)), more, request)
-    if isinstance(source, str) and is_source(source):
-        given = own_source(source)
-        if isinstance(given, Bars):  # checked by its own constructor
-            refuse_header(request, source)
-            bars = with_columns(given.select(*(wanted or given.symbols)), more, request)
-        else:
-            how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
-            how |= {"every": every, "memory_gb": memory_gb, "split": split, "extra": extra}
-            how |= {"header": header}
-            bars = read_bars(given, symbol, timezone, repair, **how)
-        # The record of a run says where its bars came from.
-        return dataclasses.replace(bars, source=source)
-    if decimal not in (None, ".", ","):
-        raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
-    repairs, step = request.repairs, parse_step(every)
+    step = parse_step(every)
+    given = open_source(source)
+    request = Request(*asked, name=name_source(given))
+    if isinstance(given, Bars):  # checked by its own constructor
+        refuse_header(request, str(source))
+        bars = given.select(*(wanted or given.symbols))
+    else:
+        bars = _read(given, step, request)
+    bars = with_columns(bars, more, request) if more else bars
+    # The record of a run says where its bars came from.
+    called = given is not source and not str(source).startswith(SAMPLE)
+    return dataclasses.replace(bars, source=str(source)) if called else bars
+
+
+def _read(source: Source, step: np.timedelta64 | None, request: Request) -> Bars:
+    """Return the bars of a file or a frame, repaired as asked."""
+    repairs = request.repairs
     # Each step takes the result of the last one; only `assemble` uses it up.
     table = parse(source, request)
     if "absolute" in repairs:
@@ -178,27 +173,31 @@ def read_bars(
     refuse(table.name, faults, repairs, table.where)
     table = repaired(table, faults, repairs)
     bars = assemble(table, step, request, note_of(table, faults, repairs))
-    bars = bars.select(*wanted) if wanted and wanted != bars.symbols else bars
-    return with_columns(bars, more, request) if more else bars
+    wanted = request.symbols
+    return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
 
 
 def _names(symbol: str | Sequence[str] | None) -> tuple[str, ...]:
     return (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
 
 
-def own_source(text: str) -> Bars | Frame | str | os.PathLike[str]:
-    """Return what your own function, "module:name", gives in the place of a file.
+def open_source(source: Source) -> Bars | Source:
+    """Return what a sample or your own function, "module:name", gives in the place of a file.
 
     Raises:
       ConfigError: there is no such function, it raises, or returns something else.
     """
-    found = load("sources", text)
-    given = found if text.endswith(")") else call_named(found, text)
+    if isinstance(source, str) and source.startswith(SAMPLE):
+        return sample_bars(source.removeprefix(SAMPLE))
+    if not (isinstance(source, str) and is_source(source)):
+        return source
+    found = load("sources", source)
+    given = found if source.endswith(")") else call_named(found, source)
     if not isinstance(given, Bars | Frame | str | os.PathLike):
         raise ConfigError(
-            f"{text}: returned {describe(given)}; return Bars, a DataFrame or the path of a file."
+            f"{source}: returned {describe(given)}; return Bars, a DataFrame or the path of a file."
         )
-    return given
+    return open_source(given) if isinstance(given, str) else given
 
 
 def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
@@ -312,7 +311,7 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
         # Two rows a century apart would have billions of times between them.
         steps = int((time[-1] - time[0]) / step) + 1
         what = f"{steps:,} times from the first bar to the last"
-        refuse_large(table.name, what, steps * TIME_BYTES, request.memory_gb)
+        request.refuse_large(what, steps * TIME_BYTES)
         expected, zone = expected_times(time, step, request.timezone)
         grown = np.union1d(time, expected)
         missing = len(grown) - len(time)
@@ -326,7 +325,7 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
         time = grown
     shape = (len(time), len(symbols))
     what = f"{len(symbols):,} assets at {len(time):,} times"
-    refuse_large(table.name, what, shape[0] * shape[1] * ROW_BYTES, request.memory_gb)
+    request.refuse_large(what, shape[0] * shape[1] * ROW_BYTES)
 
     # Each column is popped when its grid is made, so that not all are in memory twice.
     def grid(values: np.ndarray, fill: float | bool) -> np.ndarray:

@@ -30,10 +30,11 @@ import pyarrow.parquet
 
 from nca_trader.cloud import CloudPath, fetched, place
 from nca_trader.config.reading import named_pair, plain, role_of
-from nca_trader.data.reading.faults import Kind, Request, refusal, refuse_large
+from nca_trader.data.reading.faults import Kind, Request, refusal
 from nca_trader.errors import BarError, ConfigError, StoreError, argument, printable
 from nca_trader.machine import refuse_packed
 from nca_trader.progress import Progress
+from nca_trader.types import Bars
 
 CHUNK_ROWS, CHUNK_TEXT = 1 << 16, 1 << 22  # rows and characters of a chunk, at most or about
 FEW_ROWS = 1 << 9  # rows of a chunk where there are many columns: each takes time
@@ -104,7 +105,6 @@ class Chunk(NamedTuple):
 
     Attributes:
       frame: its index is what a reader counts: lines from 1 (the header's) or rows from 0.
-      name: the file.
       unit: "line" or "row".
       decimal: the sign of texts that are numbers.
       proved: whether numbers or the user show that sign, so that the other parts thousands.
@@ -113,7 +113,6 @@ class Chunk(NamedTuple):
     """
 
     frame: pd.DataFrame
-    name: str
     unit: str
     decimal: str = "."
     proved: bool = False
@@ -148,36 +147,44 @@ class EndlessRow(ValueError):
     """Rows with too much text for a chunk: a quote is open, or lines grow without bound."""
 
 
+def name_source(source: str | os.PathLike[str] | CloudPath | Frame | Bars) -> str:
+    """Return what messages call a file, a frame or bars."""
+    if isinstance(source, Bars):
+        return source.source or "bars"
+    if isinstance(source, pd.DataFrame):
+        return "DataFrame"
+    return type(source).__name__ if isinstance(source, ArrowStream) else str(place(source))
+
+
 def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -> Iterator[Chunk]:
     """Read a file or a frame in chunks of rows, so that memory stays bounded.
 
     Args:
       source: the file, or its URL in an object store, or the frame.
-      request: columns that hold texts or are asked for by number, the decimal sign, and the memory
-        that reading may take.
+      request: the source's name for messages, columns that hold texts or are asked for by number,
+        the decimal sign, and the memory that reading may take.
 
     Raises:
       BarError: there is no table, or it unpacks to more than is allowed.
     """
     if isinstance(source, Frame):
         refuse_header(request, "a frame")
-    if isinstance(source, pd.DataFrame):
-        yield from titled(slices(source), "DataFrame", len(source))
-        return
-    if isinstance(source, ArrowStream):
-        yield from titled(batches(source), type(source).__name__, 0)
+        whole = isinstance(source, pd.DataFrame)
+        frames, rows = (slices(source), len(source)) if whole else (batches(source, request), 0)
+        yield from label(frames, rows, request)
         return
     path = copy = place(source)
     try:
+        # Messages give the URL, and not the name of the copy.
         copy = fetched(path) if isinstance(path, CloudPath) else path
-        size, done = _size(copy), 0
+        size, done = _size(copy, request), 0
         binary = copy.is_dir() or copy.suffix in (*PARQUET, ".feather", ".arrow")
         if binary:
-            refuse_header(request, path)
-        chunks = titled(*tables(copy, request)) if binary else load_csv(copy, request)
+            refuse_header(request, request.name)
+        chunks = label(*tables(copy, request), request) if binary else load_csv(copy, request)
         with Progress(size, f"read {copy.name}", "bytes") as shown:
             for chunk in chunks:
-                yield chunk._replace(name=str(path))
+                yield chunk
                 # Arrow keeps what it freed, which would add up to more than the bars.
                 pa.default_memory_pool().release_unused()
                 read = round(chunk.share * size)
@@ -187,28 +194,25 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
     except FileNotFoundError as error:
         url = isinstance(path, CloudPath)
         what, remedy = ("object", "Check the URL") if url else ("file", "Check the path")
-        raise refusal(path, Kind.D001, f"no such {what}", remedy) from error
-    except BarError as error:
-        # The file is a copy where the user gave a URL; messages give the URL.
-        raise BarError(*(line.replace(str(copy), str(path)) for line in error.args)) from error
-    except (ConfigError, StoreError):  # of a store: no such bucket, or it cannot be reached
+        raise refusal(request.name, Kind.D001, f"no such {what}", remedy) from error
+    except (BarError, ConfigError, StoreError):  # of a store: no such bucket, or out of reach
         raise
     except MemoryError as error:
-        raise refusal(path, Kind.D001, "takes more memory than there is") from error
+        raise refusal(request.name, Kind.D001, "takes more memory than there is") from error
     except Exception as error:
         # On a damaged file pandas, pyarrow and zlib raise anything, including KeyError.
         what = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
-        what = what.replace(str(copy), str(path)).rstrip(".")
-        raise refusal(path, Kind.D001, f"can't be read ({what})") from error
+        what = what.replace(str(copy), request.name).rstrip(".")
+        raise refusal(request.name, Kind.D001, f"can't be read ({what})") from error
 
 
-def refuse_header(request: Request, source: object) -> None:
+def refuse_header(request: Request, what: str) -> None:
     """Refuse the line of a header for what names its columns itself."""
     if request.header is not None:
-        raise BarError(f"{argument('header')} is of a CSV; leave it out with {source}.")
+        raise BarError(f"{argument('header')} is of a CSV; leave it out with {what}.")
 
 
-def _size(path: Path) -> int:
+def _size(path: Path, request: Request) -> int:
     """Return the bytes of a file.
 
     Raises:
@@ -219,13 +223,13 @@ def _size(path: Path) -> int:
     if not (stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)):
         kind = "a pipe" if stat.S_ISFIFO(about.st_mode) else "a device"
         remedy = "Save what it gives to a file"
-        raise refusal(path, Kind.D001, f"is {kind} and not a file", remedy)
+        raise refusal(request.name, Kind.D001, f"is {kind} and not a file", remedy)
     if about.st_size == 0:
-        raise refusal(path, Kind.D002, "the file is empty")
+        raise refusal(request.name, Kind.D002, "the file is empty")
     return about.st_size
 
 
-def titled(frames: Iterator[pd.DataFrame], name: str, rows: int) -> Iterator[Chunk]:
+def label(frames: Iterator[pd.DataFrame], rows: int, request: Request) -> Iterator[Chunk]:
     """Make chunks whose columns include the frames' index, if it is a time or a symbol."""
     begin = 0
     for each in frames:
@@ -240,11 +244,11 @@ def titled(frames: Iterator[pd.DataFrame], name: str, rows: int) -> Iterator[Chu
         twice = next((level for level in named if level in frame.columns), None)
         if twice is not None:
             say = f"the index and a column are both called {twice!r}"
-            raise refusal(name, Kind.D005, say, "Drop one of them")
+            raise refusal(request.name, Kind.D005, say, "Drop one of them")
         frame = frame.reset_index(drop=not named)
         frame.index = pd.RangeIndex(begin, begin + len(frame))
         begin += len(frame)
-        yield Chunk(frame, name, "row", share=begin / max(rows, begin))
+        yield Chunk(frame, "row", share=begin / max(rows, begin))
 
 
 def slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -254,13 +258,13 @@ def slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
         yield frame.iloc[begin : begin + rows]
 
 
-def batches(source: Any) -> Iterator[pd.DataFrame]:
+def batches(source: Any, request: Request) -> Iterator[pd.DataFrame]:
     """Yield what gives Arrow data in pieces: a table, a reader of batches, a frame of polars."""
     try:
         reader = pa.RecordBatchReader.from_stream(source)
     except pa.ArrowInvalid:
         say = "is a column and not a table"
-        raise refusal(type(source).__name__, Kind.D001, say, "Give the table") from None
+        raise refusal(request.name, Kind.D001, say, "Give the table") from None
     for batch in reader:
         columns: dict[str, Any] = {}
         for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -270,7 +274,7 @@ def batches(source: Any) -> Iterator[pd.DataFrame]:
             columns[field.name] = column if _is_flat(field.type) else pa.nulls(len(column))
         flat, size = pa.RecordBatch.from_pydict(columns), _rows(len(columns))
         for begin in range(0, len(flat), size):
-            yield _frame(flat.slice(begin, size), type(source).__name__)
+            yield _frame(flat.slice(begin, size), request)
 
 
 def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
@@ -300,14 +304,14 @@ def load_csv(path: Path, request: Request) -> Iterator[Chunk]:
 def _not_utf8(path: Path, request: Request) -> BarError:
     """Return the error that names the first line that is not UTF-8."""
     say = "is not UTF-8"
-    with io.BufferedReader(Bytes(path, request.memory_gb)) as file:
+    with io.BufferedReader(Bytes(path, request)) as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode()
             except UnicodeDecodeError:
                 say = f"line {number} is not UTF-8"
                 break
-    return refusal(path, Kind.D001, say, "Save it as UTF-8")
+    return refusal(request.name, Kind.D001, say, "Save it as UTF-8")
 
 
 def _chunks(path: Path, request: Request, form: TextFormat) -> Iterator[Chunk]:
@@ -329,7 +333,7 @@ def _chunks(path: Path, request: Request, form: TextFormat) -> Iterator[Chunk]:
         chunksize=form.chunk_rows,
     )
     counts: np.ndarray | None = None
-    source = Bytes(path, request.memory_gb)
+    source = Bytes(path, request)
     with _text(source) as file, pd.read_csv(file, **options) as chunks:
         for frame in chunks:
             source.taken = 0
@@ -350,13 +354,13 @@ def _chunks(path: Path, request: Request, form: TextFormat) -> Iterator[Chunk]:
                     short = tuple(lines[counts[lines - 1] < frame.shape[1]])
             # An Index of objects: tuples would otherwise become levels.
             frame.columns = pd.Index(form.names, dtype=object, tupleize_cols=False)
-            yield Chunk(frame, str(path), "line", form.decimal, form.proved, short, source.share)
+            yield Chunk(frame, "line", form.decimal, form.proved, short, source.share)
 
 
 def _format(path: Path, request: Request) -> TextFormat:
     """Find the format from the first lines."""
     lines: list[str] = []
-    with _text(Bytes(path, request.memory_gb)) as file:
+    with _text(Bytes(path, request)) as file:
         for line in file:
             if len(lines) >= SAMPLE or (len(lines) > 3 and sum(map(len, lines)) > LINE):
                 break
@@ -364,11 +368,11 @@ def _format(path: Path, request: Request) -> TextFormat:
     above = (request.header or 1) - 1
     if request.header is not None and above >= len(lines):
         say = f"{argument('header', request.header)} is not among the first {len(lines)} lines"
-        raise refusal(path, Kind.D023, say, "Give the line that holds the columns' names")
-    delimiter, sample = _sample(path, lines[above:])
+        raise refusal(request.name, Kind.D023, say, "Give the line that holds the columns' names")
+    delimiter, sample = _sample(lines[above:], request)
     depth = max(_header_depth(sample), request.header is not None)
     if request.header is None and depth < 2 and (above := _lines_above(lines, request)):
-        delimiter, sample = _sample(path, lines[above:])
+        delimiter, sample = _sample(lines[above:], request)
         depth = _header_depth(sample)
     names = _names(sample[:depth])
     width = max(map(len, sample[depth:]), default=len(names))
@@ -376,10 +380,12 @@ def _format(path: Path, request: Request) -> TextFormat:
         names = [*names, *(str(i + 1) for i in range(len(names), width))]
     elif not depth:
         remedy = f"Name the columns by number, e.g. {argument('columns', BY_NUMBER)}"
-        raise refusal(path, Kind.D023, "line 1 holds values, not the columns' names", remedy)
+        raise refusal(
+            request.name, Kind.D023, "line 1 holds values, not the columns' names", remedy
+        )
     most = max(len(names), width)
-    refuse_large(path, f"{most:,} columns", most * COLUMN_BYTES, request.memory_gb)
-    decimal, proved = _decimal(path, sample[depth:], above + depth, delimiter, request.decimal)
+    request.refuse_large(f"{most:,} columns", most * COLUMN_BYTES)
+    decimal, proved = _decimal(sample[depth:], above + depth, delimiter, request)
     # Long rows come in smaller chunks, to bound the memory of one.
     size = sum(map(len, lines)) // len(lines) + 1
     fewest = min(FEW_ROWS, MOST_TEXT // 2 // size)
@@ -411,7 +417,7 @@ def _text(source: Bytes) -> io.TextIOWrapper:
     return io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")
 
 
-def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[str]]:
+def _fields(lines: Iterable[str], delimiter: str, request: Request) -> Iterator[list[str]]:
     """Yield the fields of each line.
 
     Raises:
@@ -425,19 +431,19 @@ def _fields(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[list[s
     except csv.Error as error:
         say = f"line {line}: a field has more than {csv.field_size_limit():,} characters"
         remedy = "Shorten it, or close the quote that is open"
-        raise refusal(path, Kind.D022, say, remedy) from error
+        raise refusal(request.name, Kind.D022, say, remedy) from error
 
 
-def _sample(path: Path, lines: list[str]) -> tuple[str, list[list[str]]]:
+def _sample(lines: list[str], request: Request) -> tuple[str, list[list[str]]]:
     """Return the delimiter, as the first line shows it, and the fields of the lines."""
     top = lines[0] if lines else ","
     delimiter = max(DELIMITERS, key=top.count)
     if delimiter not in top:  # then the most frequent other sign; pandas takes only ASCII
         others = re.sub(r"[^!-~]|[\w.\"'+/:()<>-]", "", top)
         delimiter = max(others, key=others.count) if others else " "
-    sample = [row for row in _fields(path, lines, delimiter) if row]
+    sample = [row for row in _fields(lines, delimiter, request) if row]
     if not sample:
-        raise refusal(path, Kind.D002, "there are no rows")
+        raise refusal(request.name, Kind.D002, "there are no rows")
     return delimiter, sample
 
 
@@ -497,15 +503,15 @@ def _names(rows: list[list[str]]) -> list[Any]:
 
 
 def _decimal(
-    path: Path, rows: list[list[str]], above: int, delimiter: str, given: str | None
+    rows: list[list[str]], above: int, delimiter: str, request: Request
 ) -> tuple[str, bool]:
     """Return the decimal sign, and whether it is given or some number shows it.
 
     Raises:
       BarError: every comma may be one between thousands.
     """
-    if given is not None:
-        return given, True
+    if request.decimal is not None:
+        return request.decimal, True
     shown: collections.Counter[str] = collections.Counter()
     unclear: list[tuple[int, str]] = []
     for i, row in enumerate(rows, above + 1):
@@ -532,12 +538,12 @@ def _decimal(
     say = f"line {line}: {field!r} may have a decimal comma or one between thousands"
     ways = " or ".join(argument("decimal", sign) for sign in ",.")
     remedy = f"Pass {ways}, by which it parts thousands"
-    raise refusal(path, Kind.D018, say, remedy)
+    raise refusal(request.name, Kind.D018, say, remedy)
 
 
 def _field_counts(path: Path, request: Request, form: TextFormat) -> np.ndarray:
     """Return the number of fields of each line; 0 for a blank one and those above the header."""
-    with _text(source := Bytes(path, request.memory_gb)) as file:
+    with _text(source := Bytes(path, request)) as file:
 
         def size(row: list[str]) -> int:
             # The row has ended, so its text is not endless.
@@ -547,7 +553,7 @@ def _field_counts(path: Path, request: Request, form: TextFormat) -> np.ndarray:
         for _ in range(form.above):
             next(file)
         split = form.delimiter == " "
-        rows = map(str.split, file) if split else _fields(path, file, form.delimiter)
+        rows = map(str.split, file) if split else _fields(file, form.delimiter, request)
         counts = np.fromiter(map(size, rows), dtype=np.int32)
     return np.append(np.zeros(form.above, np.int32), counts)
 
@@ -566,7 +572,7 @@ def _too_wide(path: Path, request: Request, form: TextFormat) -> BarError:
         )
     names = f"the header's {width} names" if form.depth else f"line 1's {width} fields"
     say = f"line {line}{more}: {count} fields, more than {names}, {what}"
-    return refusal(path, Kind.D022, say, remedy)
+    return refusal(request.name, Kind.D022, say, remedy)
 
 
 class Bytes(io.RawIOBase):
@@ -576,15 +582,15 @@ class Bytes(io.RawIOBase):
 
     Args:
       path: the file.
-      memory_gb: see `read_bars`.
+      request: its name for messages, and the memory that reading may take.
 
     Raises:
       BarError: the file is not text, a line has no end, or it unpacks to more than is allowed.
       EndlessRow: too much was taken.
     """
 
-    def __init__(self, path: Path, memory_gb: float):
-        self._path, self._memory_gb, self._size = path, memory_gb, path.stat().st_size
+    def __init__(self, path: Path, request: Request):
+        self._request, self._size = request, path.stat().st_size
         self._line, self._length, self.taken, self._total = 1, 0, 0, 0
         with contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(open(path, "rb"))
@@ -593,7 +599,7 @@ class Bytes(io.RawIOBase):
             begin = file.peek(16)
             self._packed = begin.startswith((b"\x1f\x8b", ZIP))
             if begin.startswith(ZIP):
-                self._file, self._size = _open_zipped(path)
+                self._file, self._size = _open_zipped(path, request)
                 self._counted = stack.enter_context(self._file)
             elif self._packed:
                 self._file = stack.enter_context(gzip.open(file))
@@ -602,7 +608,7 @@ class Bytes(io.RawIOBase):
             markup = begin.lstrip().lower()
             for mark, (what, remedy) in NOT_TEXT.items():
                 if begin.startswith(mark) or (mark[:1] in b"<{[" and markup.startswith(mark)):
-                    raise refusal(path, Kind.D001, f"is {what}", remedy)
+                    raise refusal(request.name, Kind.D001, f"is {what}", remedy)
             self._files = stack.pop_all()
 
     @property
@@ -629,7 +635,7 @@ class Bytes(io.RawIOBase):
         if (at := block.find(0)) >= 0:
             line = self._line + block.count(b"\n", 0, at)
             say = f"line {line} holds a zero byte, as UTF-16 and binary files do"
-            raise refusal(self._path, Kind.D001, say, "Save it as text in UTF-8")
+            raise refusal(self._request.name, Kind.D001, say, "Save it as text in UTF-8")
         self._line += block.count(b"\n")
         # The last line of a block may continue in the next one.
         end = max(block.rfind(b"\n"), block.rfind(b"\r"))
@@ -639,16 +645,16 @@ class Bytes(io.RawIOBase):
         if self._packed:
             text = self._total / self.share
             say = f"unpacks to about {text:,.0f} bytes of text, which"
-            refuse_large(self._path, say, text * TEXT_BYTES, self._memory_gb)
+            self._request.refuse_large(say, text * TEXT_BYTES)
         if self._length > LINE:
             say = f"line {self._line} has more than {LINE:,} bytes"
-            raise refusal(self._path, Kind.D022, say, "Break it into lines")
+            raise refusal(self._request.name, Kind.D022, say, "Break it into lines")
         if self.taken > MOST_TEXT:
             raise EndlessRow(f"rows of more than {MOST_TEXT // CHUNK_ROWS:,} bytes")
         return size
 
 
-def _open_zipped(path: Path) -> tuple[Any, int]:
+def _open_zipped(path: Path, request: Request) -> tuple[Any, int]:
     """Open the one file of a zip archive; return it and its size.
 
     Raises:
@@ -661,20 +667,20 @@ def _open_zipped(path: Path) -> tuple[Any, int]:
         ]
         names = ", ".join(printable(one.filename) for one in files[:4])
         if any(one.filename in SPREADSHEET for one in files):
-            raise refusal(path, Kind.D001, "is a spreadsheet", "Save the sheet as CSV")
+            raise refusal(request.name, Kind.D001, "is a spreadsheet", "Save the sheet as CSV")
         if len(files) != 1:
             say = f"is a zip archive of {len(files)} files ({names or 'none'})"
-            raise refusal(path, Kind.D001, say, UNPACK)
+            raise refusal(request.name, Kind.D001, say, UNPACK)
         if files[0].flag_bits & 1:
-            raise refusal(path, Kind.D001, f"has a password ({names})", UNPACK)
+            raise refusal(request.name, Kind.D001, f"has a password ({names})", UNPACK)
         # Python unpacks the other ways without a bound.
         if files[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise refusal(path, Kind.D001, f"is not packed by deflate ({names})", UNPACK)
+            raise refusal(request.name, Kind.D001, f"is not packed by deflate ({names})", UNPACK)
         return archive.open(files[0]), files[0].file_size  # open until it is closed itself
 
 
-def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, int]:
-    """Return the pieces of a Parquet or Feather file or of a folder; its name and number of rows.
+def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], int]:
+    """Return the pieces of a Parquet or Feather file or of a folder; its number of rows.
 
     A table that takes more memory than is allowed is refused, whatever it is packed to: a column
     that repeats a value is stored in a few bytes. The folders of a data set may name columns.
@@ -686,7 +692,7 @@ def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, i
         found = sorted(str(one) for end in PARQUET for one in path.rglob(f"[!._]*{end}"))
         if not found:
             say = f"is a folder without a file that ends in {' or '.join(PARQUET)}"
-            raise refusal(path, Kind.D001, say)
+            raise refusal(request.name, Kind.D001, say)
     whole = pyarrow.dataset.dataset(found, format=kind, partitioning=hive)
     names = _symbols_of(path, found, whole.schema.names, request) if hive else {}
     rows, size, width, files = 0, 0, len(whole.schema.names), []
@@ -694,7 +700,8 @@ def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, i
         keys = pyarrow.dataset.get_partition_keys(part.partition_expression)
         if {*part.physical_schema.names, *keys} != set(whole.schema.names):
             say = "its columns are not those of the folder's other files"
-            raise refusal(part.path, Kind.D005, say, "Write them alike")
+            name = part.path.replace(str(path), request.name)
+            raise refusal(name, Kind.D005, say, "Write them alike")
         flat = [field.name for field in part.physical_schema if _is_flat(field.type)]
         # Columns of lists and the like have no role, and are named as not used.
         keys |= {field.name: None for field in part.physical_schema if not _is_flat(field.type)}
@@ -703,16 +710,16 @@ def tables(path: Path, request: Request) -> tuple[Iterator[pd.DataFrame], str, i
         if kind == "parquet":
             groups = pyarrow.parquet.read_metadata(part.path)
             size += sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
-    refuse_large(path, f"{width:,} columns", width * COLUMN_BYTES, request.memory_gb)
+    request.refuse_large(f"{width:,} columns", width * COLUMN_BYTES)
     size = max(size, rows * width * 8, int(request.kept(rows)))
-    refuse_large(path, f"{rows:,} rows of {width:,} columns", size, request.memory_gb)
+    request.refuse_large(f"{rows:,} rows of {width:,} columns", size)
     read = _feather if kind == "feather" else _parquet
     pieces = (
-        _frame(batch, file).assign(**keys)
+        _frame(batch, request).assign(**keys)
         for file, flat, keys in files
         for batch in read(file, flat)
     )
-    return pieces, str(path), rows
+    return pieces, rows
 
 
 def _symbols_of(
@@ -733,7 +740,7 @@ def _symbols_of(
         if bare is not None:
             say = f"file {bare} may be a symbol's or a part of one table"
             remedy = f"Name folders as in symbol={bare}, or pass {argument('symbol', 'NAME')}"
-            raise refusal(folder, Kind.D005, say, remedy)
+            raise refusal(request.name, Kind.D005, say, remedy)
     if len({DIGITS.sub("", name) for name in names.values()}) < 2:
         return {}
     if all(name.startswith("part-") for name in names.values()):
@@ -775,7 +782,7 @@ def read_numbers(content: bytes) -> pa.Table:
         return file.read(names, use_threads=False)
 
 
-def _frame(rows: pa.RecordBatch, path: str | Path) -> pd.DataFrame:
+def _frame(rows: pa.RecordBatch, request: Request) -> pd.DataFrame:
     """Return a piece whose texts were stored once each, unless they are too long as a whole."""
     columns, size = [], 0
     for column in rows.columns:
@@ -790,7 +797,7 @@ def _frame(rows: pa.RecordBatch, path: str | Path) -> pd.DataFrame:
             size += column.nbytes
         if size > MOST_TEXT:
             say = f"{len(rows):,} rows have more than {MOST_TEXT:,} bytes of text"
-            raise refusal(path, Kind.D022, say, "Shorten it")
+            raise refusal(request.name, Kind.D022, say, "Shorten it")
         columns.append(column)
     fields = [pa.field(name, c.type) for name, c in zip(rows.schema.names, columns, strict=True)]
     # The metadata say which column is the index, and how the columns' names are levels.

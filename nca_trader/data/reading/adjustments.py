@@ -1,120 +1,28 @@
-"""Repairs a table as its user asked, and applies splits and dividends to its prices."""
+"""Splits and dividends: applied to prices where they are named, and asked about where they are not.
+
+A column without a role that behaves as a split, a dividend or an adjusted close is asked about.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from nca_trader.config.reading import plain
-from nca_trader.data.reading.faults import FACTORS, Fault, Kind, Request, Table, refusal
+from nca_trader.config.reading import ADJUSTMENTS, EVENTS, NO_COLUMN, plain
+from nca_trader.data.reading.faults import CHANGES, FACTORS, Fault, Kind, Request, Table, refusal
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
-REUSE = np.timedelta64(180, "D")  # without bars, at least
-# Columns of vendors that hold adjusted prices or factors for them; the last three hold the ratio
-# of a split on its day alone.
-EVENTS = {"split_coefficient", "splitfactor", "stock_splits"}
-ADJUSTMENTS = EVENTS | {
-    "split_factor", "price_factor", "adj_close", "adjclose", "adjusted_close", "ajexdi",
-    "factor", "adj_factor", "adjustment_factor",
-}  # fmt: skip
+MOSTLY = 0.9  # of the rows, of a column that changes on few days
+TRACKS = 5  # bars on which an adjusted close moves as the close does, at least
+LEVEL = 0.01  # of the last adjusted close from the last close, where neither moves
+SPLIT = np.log(1.2)  # of a factor, at least, where a smaller one is a dividend's
+PAYS = "is paid where the price falls by it, and is not taken as income"
+ADJUSTS = "adjusts the prices, which are taken as they stand"
 SURE = 5.0  # logarithm of the odds for one of the two answers, at least
-MARKED = 0.2  # as a logarithm, of a price from one bar to the next
-FLAT = 0.1  # of the bars: if more have no range, the note says so
-
-
-def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Table:
-    """Return the rows after the repairs asked for, with adjusted prices.
-
-    Args:
-      table: all rows.
-      faults: what is wrong with them.
-      repairs: those asked for.
-
-    Raises:
-      BarError: no row is left.
-    """
-    stays = rows_that_stay(table, faults, repairs)
-    # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
-    if any(fault.code == Kind.D021 for fault in faults) and stays.any():
-        # Among rows that stay: a row that is dropped must not be the one kept of a pair.
-        stays &= ~repeated_rows(table, stays, repairs)
-    if not stays.any():
-        raise refusal(table.name, Kind.D002, "no row is left after the repairs", "Correct the rows")
-    columns = dict(table.columns)
-    if not stays.all():
-        columns = {name: column[stays] for name, column in columns.items()}
-    if "widen" in repairs:
-        prices = [columns[name] for name in PRICES]
-        columns["high"] = np.maximum.reduce(prices)
-        columns["low"] = np.minimum.reduce(prices)
-    if "no-volume" in repairs:  # an infinite volume stays, and is a fault
-        columns["volume"] = np.nan_to_num(columns["volume"], posinf=np.inf, neginf=-np.inf)
-    symbols = table.symbols
-    if "part-reuse" in repairs:
-        columns["symbol"], symbols = _parted(columns, symbols)
-    # After the symbols are split up: each span starts at its own first factor.
-    columns = adjust(columns, np.ones(len(columns["time"]), dtype=bool))
-    # The columns and texts that only detection needs are freed here.
-    return Table(name=table.name, columns=columns, symbols=symbols, notes=table.notes)
-
-
-def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> np.ndarray:
-    """Return `[rows]` bool, the rows with a time that no repair asked for drops."""
-    stays = ~np.isnat(table["time"])
-    for fault in faults:
-        if fault.mask is not None and fault.fixed_by(repairs) in ("drop-nan", "drop-bad"):
-            stays &= ~fault.mask
-    return stays
-
-
-def repeated_rows(
-    table: Table, among: np.ndarray, repairs: frozenset[str] = frozenset()
-) -> np.ndarray:
-    """Return `[rows]` bool: of rows `among` that share time and symbol, all but the one kept."""
-    keys = pd.DataFrame({name: table[name][among] for name in ("time", "symbol")}, copy=False)
-    mask = np.zeros(len(table), dtype=bool)
-    mask[among] = keys.duplicated(keep="last" if "keep-last" in repairs else "first")
-    return mask
-
-
-def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> str:
-    """Return the note for reports: repairs, adjustments, and bars that hold a close alone."""
-    done = [
-        f"{fault.code.name} by {fault.fixed_by(repairs)}"
-        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
-        for fault in faults
-    ]
-    notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
-    notes += table.notes
-    factors = [name for name in FACTORS if name in table]
-    if factors:
-        notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
-    flat = (table["high"] == table["low"]) & (table["open"] == table["close"]) & table["present"]
-    count = int(table["present"].sum())
-    if flat.sum() > FLAT * count and "close-only" not in repairs:
-        notes.append(f"{flat.sum():,} of {count:,} bars have open = high = low = close.")
-    return " ".join(notes)
-
-
-def _parted(columns: Mapping[str, np.ndarray], symbols: list[str]) -> tuple[np.ndarray, list[str]]:
-    """Give every later span of a symbol the year of its first bar: FB, FB-2012.
-
-    Returns codes `[rows]` and names, in the order of the assets' first rows.
-    """
-    time, code = columns["time"], columns["symbol"]
-    rows = np.lexsort((time, code))
-    names, out = list(symbols), code.copy()
-    for place in gaps_of_half_a_year(time[rows], code[rows], columns["present"][rows]):
-        later = rows[place:][code[rows[place:]] == code[rows[place]]]
-        names.append(f"{symbols[code[rows[place]]]}-{str(time[rows[place]])[:4]}")
-        out[later] = len(names) - 1
-    # The assets keep the order of their first rows in the file.
-    new, order = pd.factorize(out)
-    return new.astype(np.int32), [names[i] for i in order]
 
 
 def adjust(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np.ndarray]:
@@ -151,27 +59,6 @@ def adjust(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np
             if "cash_dividend" in columns:
                 out["cash_dividend"] = columns["cash_dividend"] * factor["split"]
     return out
-
-
-def without_signs(table: Table) -> Table:
-    """Return the table with negative prices as their sizes."""
-    sizes = {name: np.abs(table[name]) for name in PRICES}
-    number = int((table["close"] < 0.0).sum())
-    note = f"{number:,} negative closes were taken as their sizes."
-    return dataclasses.replace(
-        table, columns=table.columns | sizes, notes=[*table.notes, *[note] * (number > 0)]
-    )
-
-
-def are_marked(close: np.ndarray, code: np.ndarray) -> bool:
-    """Whether closes change their sign and hardly their size, as CRSP marks a mean of quotes."""
-    size = np.abs(close)
-    turns = (close[1:] * close[:-1] < 0.0) & (code[1:] == code[:-1])
-    with np.errstate(all="ignore"):
-        moves = np.abs(np.diff(np.log(size)))[turns]
-    # A price that falls below 0 is small where it does.
-    usual = np.median(size[1:][turns]) > 0.5 * np.nanmedian(size) if turns.any() else False
-    return bool(usual and np.median(moves) < MARKED)
 
 
 def with_splits(table: Table, request: Request) -> Table:
@@ -280,26 +167,114 @@ def odds_of_nights(table: Table, before: np.ndarray, after: np.ndarray, paid: np
     return float(np.sum((paid * drop - 0.5 * paid**2) / noise**2))
 
 
-def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Return places of the first bar after half a year without a row.
+def ask_adjustments(table: Table, request: Request) -> list[Fault]:
+    """Return questions about adjusted closes, split ratios and payments that are not applied."""
+    if request.columns.keys() & FACTORS or not (table.others and len(following_bars(table)[0])):
+        return []
+    closes, others = [], []
+    for name, place, value in table.others:
+        known = plain(name) in ADJUSTMENTS
+        mask, use = _unadjusted(name, value, table) if known else _behaves(value, table)
+        if mask.any():
+            named = use.format(name=name_of(name, place), close=table.close_name)
+            found = (name, value[mask][0], mask, named)
+            (closes if "{close}" in use else others).append((known, found))
+    # An adjusted close holds all the rest; of several the one that is called so. Where a split has
+    # a column of its own, it adjusts the volume as well.
+    closes.sort(key=lambda one: (not one[0], "close" not in plain(one[1][0])))
+    whole = {use.partition("=")[0] for _, (*_, use) in others} >= {*FACTORS}
+    chosen = [found for _, found in (others if whole else closes[:1] or others)]
+    if not chosen:
+        return []
+    uses = list(dict.fromkeys(use for *_, use in chosen))
+    if "cash_dividend" in table and any(use.startswith("dividend") for use in uses):
+        uses.append(f"cash_dividend={NO_COLUMN}")
+    remedy = f"Pass {request.name_columns(*uses)}"
+    return [
+        Fault(Kind.D027, f"{name} = {value:.6g} {PAYS if use[0] == 'c' else ADJUSTS}", mask, remedy)
+        for name, value, mask, use in chosen
+    ]
 
-    A row whose `present` is False does not count as such a gap.
 
-    Args:
-      time: `[n]` times of the rows, which are in order of symbol and time.
-      code: `[n]` the number of each row's symbol.
-      present: `[n]` whether the row is a bar.
+def _behaves(value: np.ndarray, table: Table) -> tuple[np.ndarray, str]:
+    """Return `[rows]` bool, where a column adjusts or pays as the prices do, and how to name it."""
+    mask, close = np.zeros(len(table), bool), table["close"]
+    before, after = following_bars(table)
+
+    def falls(paid: np.ndarray) -> bool:
+        """Whether prices fall by what is paid, and by no more; marks the rows."""
+        with np.errstate(all="ignore"):
+            night = np.log(table["open"][after] / close[before])
+        ex = paid != 0.0
+        if not ex.any() or odds_of_nights(table, before, after, paid) <= SURE:
+            return False
+        left, usual = np.nanmedian(np.abs(night + paid)[ex]), np.nanmedian(np.abs(night[~ex]))
+        mask[after[ex]] = left <= max(3.0 * usual, np.median(np.abs(paid[ex])) / 4.0)
+        return bool(mask.any())
+
+    def few(step: np.ndarray) -> np.ndarray:
+        """Return the steps of a logarithm that changes on few days; none of another one."""
+        step = np.where(np.abs(step) > CHANGES, step, 0.0)
+        seldom = np.isfinite(step).all() and (step != 0.0).mean() <= 1.0 - MOSTLY
+        return step if seldom else np.zeros_like(step)
+
+    with np.errstate(all="ignore"):
+        level = np.log(np.where(value > 0.0, value, np.nan))
+        ratio = level - np.log(close)
+        moves = np.abs(np.log(close[after] / close[before]))
+    step = few(ratio[after] - ratio[before])
+    tracks = (moves[step == 0.0] > CHANGES).sum() >= TRACKS
+    adjusts = tracks or (step.any() and abs(ratio[after[-1]]) <= LEVEL)
+    if adjusts and falls(step):
+        return mask, "dividend={name}/{close}"
+    if tracks and step.any() and (step >= 0.0).all():
+        # It moves as the close does, and is one unless the close shows to be adjusted.
+        mask[after[step != 0.0]] = odds_of_nights(table, before, after, step) > -SURE
+        return mask, "dividend={name}/{close}"
+    filled = np.nan_to_num(value)
+    if ((filled == 0.0) | (filled == 1.0)).all():
+        return mask, ""  # a signal
+    rest = np.where(filled == 0.0, 1.0, filled)
+    if (rest > 0.0).all() and (rest == 1.0).mean() >= MOSTLY:
+        for sign, use in ((1.0, "split={name}"), (-1.0, "split=1/{name}")):
+            if falls(sign * np.log(rest[after])):
+                return mask, use
+    step = few(level[after] - level[before])
+    for sign, use in ((1.0, "{name}"), (-1.0, "1/{name}")):
+        if falls(sign * step):
+            return mask, f"{'split' if np.abs(step).max() > SPLIT else 'dividend'}={use}"
+    if "cash_dividend" not in table and (filled >= 0.0).all() and (filled == 0.0).mean() >= MOSTLY:
+        falls(filled[after] / close[before])
+    return mask, "cash_dividend={name}"
+
+
+def _unadjusted(name: str, value: np.ndarray, table: Table) -> tuple[np.ndarray, str]:
+    """Return `[rows]` bool, where a vendor's adjustment changes, and how to name it.
+
+    A ratio on the day of a split counts where the price falls by it: other vendors give it next to
+    prices that are adjusted.
     """
-    inside = (code[1:] == code[:-1]) & present[1:] & present[:-1]
-    long = inside & (np.diff(time) > REUSE)
-    if not long.any():
-        return np.zeros(0, dtype=int)
-    step = np.diff(time) / np.timedelta64(1, "D")
-    # Bars of a quarter or a year are always as far apart as that.
-    return np.flatnonzero(long & (step > 20 * typical(step, inside, code))) + 1
+    kind, code = plain(name), table["symbol"]
+    mask = np.zeros(len(table), dtype=bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if kind in EVENTS:
+            rows = np.lexsort((table["time"], code))
+            rows = rows[table["present"][rows]]
+            before, after = rows[:-1], rows[1:]
+            prices = adjust(table.columns, table["present"])  # by splits that the user gave
+            night = np.log(prices["open"][after] / prices["close"][before])
+            ratio = np.log(np.where(value[after] > 0.0, value[after], 1.0))
+            falls = np.abs(night + ratio) < np.abs(night)
+            mask[after] = (code[after] == code[before]) & (ratio != 0.0) & falls
+            return mask, "split={name}"
+        adjusts = kind in ("adj_close", "adjclose", "adjusted_close")
+        factor = value / table["close"] if adjusts else value
+        mask[1:] = np.abs(factor[1:] / factor[:-1] - 1.0) > CHANGES
+    mask[1:] &= code[1:] == code[:-1]
+    use = "dividend={name}/{close}" if adjusts else "dividend={name}"
+    return mask, {"ajexdi": "split=1/{name}", "split_factor": "split={name}"}.get(kind, use)
 
 
-def typical(value: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndarray:
-    """Return `[n - 1]` the median of `value` `[n - 1]` within each row's symbol."""
-    series = pd.Series(np.where(inside, value, np.nan))
-    return series.groupby(code[1:]).transform("median").to_numpy()
+def name_of(name: str, place: int) -> str:
+    """Return a column as a user names it: a comma or a sign would part the name."""
+    return str(place) if set(name) & set(",=/+") else name
