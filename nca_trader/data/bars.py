@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from nca_trader.cloud import CloudPath
+from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.extensions import call_named, is_source, load
 from nca_trader.config.ranges import describe, expect
 from nca_trader.config.reading import (
@@ -27,9 +27,9 @@ from nca_trader.config.reading import (
     refuse_forms,
 )
 from nca_trader.data.calendar import expected_times
-from nca_trader.data.reading.adjustments import settle_dividends, with_splits
+from nca_trader.data.reading.adjustments import settle_dividends, with_splits, without_signs
 from nca_trader.data.reading.columns import parse_extra, with_columns
-from nca_trader.data.reading.detect import detect, note_of, row_faults, without_signs
+from nca_trader.data.reading.detect import detect, row_faults
 from nca_trader.data.reading.detect import repair as repaired
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
@@ -44,7 +44,6 @@ from nca_trader.data.reading.parse import parse
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import COLUMN, EXTRAS, PRICES, Bars, split_columns
 
-Source = str | os.PathLike[str] | CloudPath | Frame
 MOST_MISSING = 1 / 3  # of the expected times, without a question
 TIME_BYTES = 64  # of memory that a time takes while the trading hours are found, about
 # A spreadsheet runs a cell that begins with one of these; the last four are wide forms.
@@ -157,22 +156,18 @@ def read_bars(
         bars = _read(given, step, request)
     bars = with_columns(bars, more, request) if more else bars
     # The record of a run says where its bars came from.
-    called = given is not source and not str(source).startswith(SAMPLE)
-    return dataclasses.replace(bars, source=str(source)) if called else bars
+    return dataclasses.replace(bars, source=str(source)) if _is_own(source) else bars
 
 
-def _read(source: Source, step: np.timedelta64 | None, request: Request) -> Bars:
+def _read(source: Place | Frame, step: np.timedelta64 | None, request: Request) -> Bars:
     """Return the bars of a file or a frame, repaired as asked."""
-    repairs = request.repairs
     # Each step takes the result of the last one; only `assemble` uses it up.
     table = parse(source, request)
-    if "absolute" in repairs:
+    if "absolute" in request.repairs:
         table = without_signs(table)
     table = with_splits(settle_dividends(table), request)
-    faults = detect(table, request)
-    refuse(table.name, faults, repairs, table.where)
-    table = repaired(table, faults, repairs)
-    bars = assemble(table, step, request, note_of(table, faults, repairs))
+    table = repaired(table, detect(table, request), request)
+    bars = assemble(table, step, request)
     wanted = request.symbols
     return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
 
@@ -181,23 +176,30 @@ def _names(symbol: str | Sequence[str] | None) -> tuple[str, ...]:
     return (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
 
 
-def open_source(source: Source) -> Bars | Source:
-    """Return what a sample or your own function, "module:name", gives in the place of a file.
+def _is_own(source: object) -> bool:
+    return isinstance(source, str) and not source.startswith(SAMPLE) and is_source(source)
+
+
+def open_source(source: str | os.PathLike[str] | CloudPath | Frame) -> Bars | Frame | Place:
+    """Return the frame, the place of the file, or what a sample or your own function gives.
 
     Raises:
       ConfigError: there is no such function, it raises, or returns something else.
     """
+    if isinstance(source, Frame):
+        return source
     if isinstance(source, str) and source.startswith(SAMPLE):
         return sample_bars(source.removeprefix(SAMPLE))
-    if not (isinstance(source, str) and is_source(source)):
-        return source
-    found = load("sources", source)
-    given = found if source.endswith(")") else call_named(found, source)
+    if not _is_own(source):
+        return place(source)
+    text = str(source)
+    found = load("sources", text)
+    given = found if text.endswith(")") else call_named(found, text)
     if not isinstance(given, Bars | Frame | str | os.PathLike):
         raise ConfigError(
-            f"{source}: returned {describe(given)}; return Bars, a DataFrame or the path of a file."
+            f"{text}: returned {describe(given)}; return Bars, a DataFrame or the path of a file."
         )
-    return open_source(given) if isinstance(given, str) else given
+    return given if isinstance(given, Bars) else open_source(given)
 
 
 def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
@@ -276,26 +278,25 @@ def validate(bars: Bars) -> None:
     columns = {name: getattr(bars, name).ravel() for name in bars.fields}
     if "dividend" in columns:
         columns["cash_dividend"] = columns.pop("dividend")
-    table = Table(bars.source or "bars", columns, list(bars.symbols))
+    table = Table(columns, list(bars.symbols))
     # Arrays in memory have no option that repairs them, so the remedy must not name one.
     faults = [fault._replace(repairs=()) for fault in row_faults(table)]
     width, names = bars.num_assets, bars.symbols
-    refuse(table.name, faults, (), lambda i: f"row {i // width}, {names[i % width]}")
+    refuse(name_source(bars), faults, (), lambda i: f"row {i // width}, {names[i % width]}")
 
 
-def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: str) -> Bars:
+def assemble(table: Table, step: np.timedelta64 | None, request: Request) -> Bars:
     """Put rows, in any order, on one time axis.
 
     Args:
       table: rows without a repeated symbol and time. Its columns are removed as they are used.
       step: the bars' length, to make gaps in the trading hours missing bars; or None.
       request: the repairs asked for, and the memory that the bars may take.
-      note: the `Bars.note`.
 
     Raises:
       BarError: with the missing bars they would take more, or a third of them would be missing.
     """
-    columns = table.columns
+    columns, notes = table.columns, [*table.notes]
     # Repairs may have dropped every row of a symbol.
     used = np.flatnonzero(np.bincount(columns["symbol"], minlength=len(table.symbols)))
     symbols = tuple(table.symbols[i] for i in used)
@@ -317,10 +318,10 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
         missing = len(grown) - len(time)
         say = f"{missing:,} of {len(grown):,} times within the trading hours have no bar"
         if missing > MOST_MISSING * len(grown):
-            refuse(table.name, [Fault(Kind.D035, say)], request.repairs)
-            note = f"{note} {say}.".strip()
+            refuse(request.name, [Fault(Kind.D035, say)], request.repairs)
+            notes.append(f"{say}.")
         if zone != (request.timezone or "UTC"):
-            note = f"{note} Trading hours are by the clock of {zone}.".strip()
+            notes.append(f"Trading hours are by the clock of {zone}.")
         at = np.searchsorted(grown, time)[at]
         time = grown
     shape = (len(time), len(symbols))
@@ -362,7 +363,7 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
     fields = split_columns(fields)
-    return Bars(time=time, symbols=symbols, source=table.name, note=note, **fields)
+    return Bars(time=time, symbols=symbols, source=request.name, note=" ".join(notes), **fields)
 
 
 SAMPLES = ("sp500", "fx")

@@ -61,6 +61,16 @@ def adjust(columns: Mapping[str, np.ndarray], among: np.ndarray) -> dict[str, np
     return out
 
 
+def without_signs(table: Table) -> Table:
+    """Return the table with negative prices as their sizes."""
+    sizes = {name: np.abs(table[name]) for name in PRICES}
+    number = int((table["close"] < 0.0).sum())
+    note = f"{number:,} negative closes were taken as their sizes."
+    return dataclasses.replace(
+        table, columns=table.columns | sizes, notes=[*table.notes, *[note] * (number > 0)]
+    )
+
+
 def with_splits(table: Table, request: Request) -> Table:
     """Return the table with a `split` factor in each row, also of ratios and of splits as given.
 
@@ -76,13 +86,13 @@ def with_splits(table: Table, request: Request) -> Table:
     for symbol, day, ratio in request.splits:
         if symbol not in table.symbols:
             remedy = f"Choose from {', '.join(table.symbols)}"
-            raise refusal(table.name, Kind.D024, f"no symbol {symbol!r} of a split", remedy)
+            raise refusal(request.name, Kind.D024, f"no symbol {symbol!r} of a split", remedy)
         begin = pd.Timestamp(day, tz=request.timezone or "UTC").tz_convert(None).to_datetime64()
         own = code == table.symbols.index(symbol)
         later = own & (time >= begin)
         if not later.any() or not (own & (time < begin)).any():
             say = f"{symbol} has no bars on both sides of its split on {day}"
-            raise refusal(table.name, Kind.D026, say, "Correct the date")
+            raise refusal(request.name, Kind.D026, say, "Correct the date")
         columns["split"] = columns.get("split", np.ones(len(code))) * np.where(later, ratio, 1.0)
         notes.append(f"Split of {symbol} on {day} by {ratio:.6g}, as given.")
     return dataclasses.replace(table, columns=columns, notes=notes)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.cloud import CloudPath
+from nca_trader.cloud import CloudPath, place
 from nca_trader.config.ranges import describe
 from nca_trader.config.reading import length_of, role_of
 from nca_trader.data.calendar import bar_length
@@ -158,6 +158,7 @@ def _as_of(
 
 def _values(name: str, source: Any, request: Request) -> Values:
     """Read a frame or a file of stamps and numbers, for all assets or by symbol."""
+    source = source if isinstance(source, Frame) else place(source)
     request = request._replace(name=name_source(source))
     chunks = [chunk for chunk in load(source, request) if not chunk.frame.empty]
     where = f"{argument('extra')}: {name}"

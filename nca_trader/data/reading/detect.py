@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping
 
@@ -21,6 +20,7 @@ from nca_trader.data.reading.faults import (
     Request,
     Table,
     refusal,
+    refuse,
 )
 from nca_trader.data.reading.parse import LONGEST, NUMBERS, is_name, spread_columns
 from nca_trader.errors import argument
@@ -92,8 +92,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
     stays = rows_that_stay(table, faults, request.repairs)
     sure = request.columns.get("symbol") == NO_COLUMN
     between = order_faults(table, stays, request.timezone, request.dates, sure)
-    if any(fault.code == Kind.D021 for fault in between):
-        stays = stays & ~repeated_rows(table, stays, request.repairs)
+    stays = rows_that_stay(table, [*faults, *between], request.repairs)
     if any(fault.code in (Kind.D014, Kind.D015) for fault in faults):
         # Without its zone, a clock that is put back shows an hour twice.
         between = [fault for fault in between if fault.code != Kind.D021]
@@ -139,7 +138,7 @@ class _Checks:
         """Check that a column is a finite number; return it."""
         value, says = self.table[name], f"{name} = {{{name}}}"
         if name in self.table.unread:
-            unread = self.table.marked(self.table.unread[name].rows)
+            unread = np.isin(np.arange(len(value)), np.concatenate(self.table.unread[name].rows))
             self.fail(Kind.D009, unread, f"{says} is not a number", name)
         if np.isfinite(
             value
@@ -374,8 +373,8 @@ def order_faults(
         newest_first = back.sum() == inside.sum()
         say = "the time is before that of the row above"
         say = "times run backwards, newest first" if newest_first else say
-        places = np.arange(len(table))[rows]
-        faults.append(Fault(Kind.D020, say, table.marked([places[1:][back]])))
+        places = np.arange(len(table))
+        faults.append(Fault(Kind.D020, say, np.isin(places, places[rows][1:][back])))
     return faults
 
 
@@ -577,34 +576,23 @@ def _is_split(bars: dict[str, np.ndarray], row: int, gaps: np.ndarray) -> bool:
     return bool(volume[at] <= more * max(BUSY * np.median(known), 1.5 * np.percentile(known, 95)))
 
 
-def without_signs(table: Table) -> Table:
-    """Return the table with negative prices as their sizes."""
-    sizes = {name: np.abs(table[name]) for name in PRICES}
-    number = int((table["close"] < 0.0).sum())
-    note = f"{number:,} negative closes were taken as their sizes."
-    return dataclasses.replace(
-        table, columns=table.columns | sizes, notes=[*table.notes, *[note] * (number > 0)]
-    )
-
-
-def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Table:
-    """Return the rows after the repairs asked for, with adjusted prices.
+def repair(table: Table, faults: Iterable[Fault], request: Request) -> Table:
+    """Return the rows after the repairs asked for, with adjusted prices, and notes of both.
 
     Args:
       table: all rows.
       faults: what is wrong with them.
-      repairs: those asked for.
+      request: the repairs asked for.
 
     Raises:
-      BarError: no row is left.
+      BarError: lists every fault that none of them fixes; or no row is left.
     """
+    repairs = request.repairs
+    refuse(request.name, faults, repairs, table.where)
     stays = rows_that_stay(table, faults, repairs)
-    # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
-    if any(fault.code == Kind.D021 for fault in faults) and stays.any():
-        # Among rows that stay: a row that is dropped must not be the one kept of a pair.
-        stays &= ~repeated_rows(table, stays, repairs)
     if not stays.any():
-        raise refusal(table.name, Kind.D002, "no row is left after the repairs", "Correct the rows")
+        say = "no row is left after the repairs"
+        raise refusal(request.name, Kind.D002, say, "Correct the rows")
     columns = dict(table.columns)
     if not stays.all():
         columns = {name: column[stays] for name, column in columns.items()}
@@ -619,8 +607,23 @@ def repair(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> Ta
         columns["symbol"], symbols = _parted(columns, symbols)
     # After the symbols are split up: each span starts at its own first factor.
     columns = adjust(columns, np.ones(len(columns["time"]), dtype=bool))
+    done = [
+        f"{fault.code.name} by {fault.fixed_by(repairs)}"
+        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
+        for fault in faults
+    ]
+    notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
+    notes += table.notes
+    factors = [name for name in FACTORS if name in columns]
+    if factors:
+        notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
+    o, high, low, close = (columns[name] for name in PRICES)
+    count = int(columns["present"].sum())
+    flat = int(((high == low) & (o == close) & columns["present"]).sum())
+    if flat > FLAT * count and "close-only" not in repairs:
+        notes.append(f"{flat:,} of {count:,} bars have open = high = low = close.")
     # The columns and texts that only detection needs are freed here.
-    return Table(name=table.name, columns=columns, symbols=symbols, notes=table.notes)
+    return Table(columns, symbols, notes=notes)
 
 
 def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> np.ndarray:
@@ -629,6 +632,10 @@ def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str
     for fault in faults:
         if fault.mask is not None and fault.fixed_by(repairs) in ("drop-nan", "drop-bad"):
             stays &= ~fault.mask
+    # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
+    if any(fault.code == Kind.D021 for fault in faults) and stays.any():
+        # Among rows that stay: a row that is dropped must not be the one kept of a pair.
+        stays &= ~repeated_rows(table, stays, repairs)
     return stays
 
 
@@ -657,22 +664,3 @@ def _parted(columns: Mapping[str, np.ndarray], symbols: list[str]) -> tuple[np.n
     # The assets keep the order of their first rows in the file.
     new, order = pd.factorize(out)
     return new.astype(np.int32), [names[i] for i in order]
-
-
-def note_of(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> str:
-    """Return the note for reports: repairs, adjustments, and bars that hold a close alone."""
-    done = [
-        f"{fault.code.name} by {fault.fixed_by(repairs)}"
-        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
-        for fault in faults
-    ]
-    notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
-    notes += table.notes
-    factors = [name for name in FACTORS if name in table]
-    if factors:
-        notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
-    flat = (table["high"] == table["low"]) & (table["open"] == table["close"]) & table["present"]
-    count = int(table["present"].sum())
-    if flat.sum() > FLAT * count and "close-only" not in repairs:
-        notes.append(f"{flat.sum():,} of {count:,} bars have open = high = low = close.")
-    return " ".join(notes)

@@ -148,7 +148,6 @@ class Table:
     """All rows of a file as numbers, in the order of the file.
 
     Attributes:
-      name: the file.
       columns: `[rows]` each: time datetime64[ns] in UTC, symbol int32 (a place in `symbols`),
         present bool, and float64 open, high, low, close, volume, and what else the file has.
       symbols: the assets' names, in the order of the file.
@@ -168,7 +167,6 @@ class Table:
       vendor: whether the dividends have a vendor's name, so that prices may be adjusted for them.
     """
 
-    name: str
     columns: dict[str, np.ndarray]
     symbols: list[str]
     others: list[tuple[str, int, np.ndarray]] = dataclasses.field(default_factory=list)
@@ -198,13 +196,6 @@ class Table:
         """Return the row as its reader knows it, e.g. "line 12" or, side by side, "line 12, A"."""
         at = row if self.place is None else self.place[row]
         return f"{self.unit} {at}" + f", {self.symbols[self['symbol'][row]]}" * self.wide
-
-    def marked(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return `[rows]` bool, True at the rows in `parts`."""
-        mask = np.zeros(len(self), dtype=bool)
-        for rows in parts:
-            mask[rows] = True
-        return mask
 
 
 class Request(NamedTuple):

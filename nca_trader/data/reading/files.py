@@ -12,7 +12,6 @@ import csv
 import gzip
 import io
 import itertools
-import os
 import re
 import stat
 import zipfile
@@ -28,7 +27,7 @@ import pyarrow.dataset
 import pyarrow.ipc
 import pyarrow.parquet
 
-from nca_trader.cloud import CloudPath, fetched, place
+from nca_trader.cloud import CloudPath, Place, fetched
 from nca_trader.config.reading import named_pair, plain, role_of
 from nca_trader.data.reading.faults import Kind, Request, refusal
 from nca_trader.errors import BarError, ConfigError, StoreError, argument, printable
@@ -147,16 +146,16 @@ class EndlessRow(ValueError):
     """Rows with too much text for a chunk: a quote is open, or lines grow without bound."""
 
 
-def name_source(source: str | os.PathLike[str] | CloudPath | Frame | Bars) -> str:
+def name_source(source: Place | Frame | Bars) -> str:
     """Return what messages call a file, a frame or bars."""
     if isinstance(source, Bars):
         return source.source or "bars"
     if isinstance(source, pd.DataFrame):
         return "DataFrame"
-    return type(source).__name__ if isinstance(source, ArrowStream) else str(place(source))
+    return type(source).__name__ if isinstance(source, ArrowStream) else str(source)
 
 
-def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -> Iterator[Chunk]:
+def load(source: Place | Frame, request: Request) -> Iterator[Chunk]:
     """Read a file or a frame in chunks of rows, so that memory stays bounded.
 
     Args:
@@ -173,12 +172,12 @@ def load(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -
         frames, rows = (slices(source), len(source)) if whole else (batches(source, request), 0)
         yield from label(frames, rows, request)
         return
-    path = copy = place(source)
+    path = copy = source
     try:
         # Messages give the URL, and not the name of the copy.
         copy = fetched(path) if isinstance(path, CloudPath) else path
-        size, done = _size(copy, request), 0
         binary = copy.is_dir() or copy.suffix in (*PARQUET, ".feather", ".arrow")
+        size, done = _size(copy, request), 0
         if binary:
             refuse_header(request, request.name)
         chunks = label(*tables(copy, request), request) if binary else load_csv(copy, request)

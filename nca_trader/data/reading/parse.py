@@ -9,7 +9,6 @@ role is kept for as long as its values may be one of these, and all others are n
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from nca_trader.cloud import CloudPath
+from nca_trader.cloud import Place
 from nca_trader.config.reading import (
     ADJUSTMENTS,
     FIELDS,
@@ -50,7 +49,7 @@ from nca_trader.data.reading.faults import (
 )
 from nca_trader.data.reading.files import Chunk, Frame, load
 from nca_trader.data.reading.times import (
-    holds_numbers,
+    REAL,
     is_clock,
     join_clock,
     keep_cells,
@@ -114,7 +113,7 @@ class Arranged(NamedTuple):
     symbols: tuple[str, ...] | None
 
 
-def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) -> Table:
+def parse(source: Place | Frame, request: Request) -> Table:
     """Read all rows of a file, a chunk at a time.
 
     Raises:
@@ -195,7 +194,6 @@ def parse(source: str | os.PathLike[str] | CloudPath | Frame, request: Request) 
     levels = [plain(level) for c in header for level in (c if isinstance(c, tuple) else (c,))]
     closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
     return Table(
-        name=request.name,
         place=arrays.pop("place"),
         columns=arrays,
         symbols=[by_number[int(number)] for number in used],
@@ -515,7 +513,7 @@ def spread_columns(names: Container[str]) -> list[str]:
 
 def floats(column: pd.Series, chunk: Chunk) -> np.ndarray:
     """Return a column as float64, NaN where a cell is not a number."""
-    number = holds_numbers(column)
+    number = column.dtype.kind in REAL
     # Lists, dates and integers of many digits: to_numeric raises, or counts nanoseconds.
     text = column if number else column.astype("str")
     values = pd.to_numeric(text, errors="coerce").to_numpy(np.float64, na_value=np.nan)
@@ -605,7 +603,7 @@ class Candidates:
 
     def _codes(self, key: tuple, column: pd.Series, once: bool) -> np.ndarray | None:
         """Return the number of each value, None where the column cannot name assets."""
-        whole = not holds_numbers(column) or pd.api.types.is_integer_dtype(column.dtype)
+        whole = column.dtype.kind not in REAL or pd.api.types.is_integer_dtype(column.dtype)
         local, found = pd.factorize(column)
         blocks = not once or (np.diff(local) != 0).sum() < len(found)
         if whole and blocks and (local >= 0).all():
