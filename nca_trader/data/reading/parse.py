@@ -142,10 +142,8 @@ def parse(source: Place | Frame, request: Request) -> Table:
         if request.symbols:  # the other rows are dropped here, before they take memory
             taken = np.isin(code, [names[each] for each in bases if each in names])
             code, raw, rest = code[taken], raw[taken], rest[taken]
-        arrays: dict[Any, np.ndarray] = {"symbol": code, "place": raw.index.to_numpy(np.int32)}
-        short = raw.index.isin(chunk.short) if chunk.short else np.zeros(len(raw), dtype=bool)
-        arrays["short"] = short
-        arrays |= numbers(raw, chunk, unread, begin) | _own(rest, chunk, request)
+        arrays: dict[Any, np.ndarray] = {"symbol": code} | numbers(raw, chunk, unread, begin)
+        arrays |= _own(rest, chunk, request)
         arrays |= candidates.add(rest, raw, chunk, arrays["close"], code)
         for key, array in arrays.items():
             columns.setdefault(key, Growing(array.dtype)).add(array)
@@ -165,7 +163,7 @@ def parse(source: Place | Frame, request: Request) -> Table:
     pa.default_memory_pool().release_unused()
     # Times come last, since later rows may decide their form.
     arrays = {"time": read.utc} | {key: column.whole for key, column in columns.items()}
-    labels, others = candidates.split(arrays)
+    labels, _ = candidates.split({**arrays})
     notes, time_faults = [*read.notes], read.faults
     over, name = unfinished(labels, arrays["symbol"], arrays["time"])
     if name:
@@ -173,11 +171,10 @@ def parse(source: Place | Frame, request: Request) -> Table:
         notes.append(f"Left out the last candle {which}, not over by the column {name}.")
         stays = ~over
         arrays = {key: array[stays] for key, array in arrays.items()}
-        labels = [label._replace(codes=label.codes[stays]) for label in labels]
-        others = [(*named, array[stays]) for *named, array in others]
         time_faults = [each.among(stays) for each in time_faults]
         for cells in unread.values():
             cells.leave_out(over)
+    labels, others = candidates.split(arrays)
     used = np.flatnonzero(np.bincount(arrays["symbol"]))
     if len(used) < len(names):
         arrays["symbol"] = np.searchsorted(used, arrays["symbol"]).astype(np.int32)
@@ -472,11 +469,14 @@ def numbers(
 ) -> dict[str, np.ndarray]:
     """Return a chunk's columns `[n]`: float64, NaN where a cell is not a number, and `present`.
 
+    And `place`, the line or row, and `short`, whether the line ends early.
+
     Adds the half spread, and 0 where no income is paid. Cells of rows from `begin` on that are
     neither numbers nor empty are added to `unread`.
     """
     present = raw["present"].to_numpy()
-    arrays = {"present": present}
+    place = raw.index.to_numpy(np.int32)
+    arrays = {"present": present, "place": place, "short": raw.index.isin(chunk.short)}
     for name in (*FIELDS, "ticks", *FACTORS, *INCOME, *spread_columns(raw)):
         if name not in raw:
             continue
