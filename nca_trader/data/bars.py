@@ -401,8 +401,6 @@ def sample_bars(name: str) -> Bars:
         return _currencies()
     frames = {"SP500": _frame("sp500"), "NASDAQ": _frame("nasdaq")}
     time = frames["SP500"].index
-    if not time.equals(frames["NASDAQ"].index):
-        raise BarError("sample bars 'sp500': the two indexes differ in dates; reinstall arch.")
     columns: Any = {
         field: np.stack([frame[field.title()] for frame in frames.values()], axis=1)
         for field in (*PRICES, "volume")

@@ -129,11 +129,11 @@ def settle_dividends(table: Table) -> Table:
     """
     if not table.vendor or "cash_dividend" not in table:
         return table
-    before, after = following_bars(table)
+    before, after, night = nights(table)
     paid = np.maximum(table["cash_dividend"][after] / table["close"][before], 0.0)
     if not (number := int((paid > 0).sum())):
         return table
-    odds = odds_of_nights(table, before, after, paid)
+    odds = odds_of_nights(table["symbol"][after], night, paid)
     if odds > SURE:
         return table
     if odds < -SURE:
@@ -146,29 +146,31 @@ def settle_dividends(table: Table) -> Table:
     return dataclasses.replace(table, faults=[*table.faults, Fault(Kind.D036, say, None, remedy)])
 
 
-def following_bars(table: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows `[n]` and `[n]` of bars of an asset, each with the next one."""
+def nights(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rows `[n]` of bars of an asset, those that follow them, and the moves in between.
+
+    A move is the logarithm of the open over the close before.
+    """
     code, time = table["symbol"], table["time"]
     known = (table["open"] > 0.0) & (table["close"] > 0.0) & ~np.isnat(time)
     rows = np.flatnonzero(table["present"] & known)
     rows = rows[np.lexsort((time[rows], code[rows]))]
     same = code[rows[1:]] == code[rows[:-1]]
-    return rows[:-1][same], rows[1:][same]
+    before, after = rows[:-1][same], rows[1:][same]
+    with np.errstate(all="ignore"):
+        return before, after, np.log(table["open"][after] / table["close"][before])
 
 
-def odds_of_nights(table: Table, before: np.ndarray, after: np.ndarray, paid: np.ndarray) -> float:
+def odds_of_nights(code: np.ndarray, night: np.ndarray, paid: np.ndarray) -> float:
     """Return the logarithm of the odds that prices fall by what is paid, over that they do not.
 
     Args:
-      table: the bars.
-      before: `[n]` rows.
-      after: `[n]` the rows of the bars that follow them.
+      code: `[n]` the number of each asset.
+      night: `[n]` the moves.
       paid: `[n]`, as a fraction of the price before; 0 of a night on which nothing is.
     """
-    with np.errstate(all="ignore"):
-        night = np.log(table["open"][after] / table["close"][before])
     usual = pd.Series(np.abs(np.where(paid != 0.0, np.nan, night)))
-    noise = usual.groupby(table["symbol"][after]).transform("median").fillna(np.inf)
+    noise = usual.groupby(code).transform("median").fillna(np.inf)
     ex = np.flatnonzero((paid != 0.0) & np.isfinite(night))
     noise = np.maximum(1.5 * noise, 1e-5).to_numpy()[ex]
     paid, drop = np.abs(paid[ex]), -night[ex] * np.sign(paid[ex])
@@ -179,7 +181,7 @@ def odds_of_nights(table: Table, before: np.ndarray, after: np.ndarray, paid: np
 
 def ask_adjustments(table: Table, request: Request) -> list[Fault]:
     """Return questions about adjusted closes, split ratios and payments that are not applied."""
-    if request.columns.keys() & FACTORS or not (table.others and len(following_bars(table)[0])):
+    if request.columns.keys() & FACTORS or not (table.others and len(nights(table)[0])):
         return []
     closes, others = [], []
     for name, place, value in table.others:
@@ -209,14 +211,12 @@ def ask_adjustments(table: Table, request: Request) -> list[Fault]:
 def _behaves(value: np.ndarray, table: Table) -> tuple[np.ndarray, str]:
     """Return `[rows]` bool, where a column adjusts or pays as the prices do, and how to name it."""
     mask, close = np.zeros(len(table), bool), table["close"]
-    before, after = following_bars(table)
+    before, after, night = nights(table)
 
     def falls(paid: np.ndarray) -> bool:
         """Whether prices fall by what is paid, and by no more; marks the rows."""
-        with np.errstate(all="ignore"):
-            night = np.log(table["open"][after] / close[before])
         ex = paid != 0.0
-        if not ex.any() or odds_of_nights(table, before, after, paid) <= SURE:
+        if not ex.any() or odds_of_nights(table["symbol"][after], night, paid) <= SURE:
             return False
         left, usual = np.nanmedian(np.abs(night + paid)[ex]), np.nanmedian(np.abs(night[~ex]))
         mask[after[ex]] = left <= max(3.0 * usual, np.median(np.abs(paid[ex])) / 4.0)
@@ -239,7 +239,7 @@ def _behaves(value: np.ndarray, table: Table) -> tuple[np.ndarray, str]:
         return mask, "dividend={name}/{close}"
     if tracks and step.any() and (step >= 0.0).all():
         # It moves as the close does, and is one unless the close shows to be adjusted.
-        mask[after[step != 0.0]] = odds_of_nights(table, before, after, step) > -SURE
+        mask[after[step != 0.0]] = odds_of_nights(table["symbol"][after], night, step) > -SURE
         return mask, "dividend={name}/{close}"
     filled = np.nan_to_num(value)
     if ((filled == 0.0) | (filled == 1.0)).all():
