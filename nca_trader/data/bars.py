@@ -142,6 +142,7 @@ def read_bars(
     wanted, more = _names(symbol), parse_extra(extra)
     own = {str(column.source): name for name, column in more.items() if column.of_file}
     refuse_forms(timezone, dates, decimal)
+    # All is checked before code of your own runs.
     asked = (
         parse_columns(columns), timezone, dates, decimal, wanted, parse_repair(repair),
         parse_memory(memory_gb), parse_splits(split), own, parse_header(header),

@@ -90,8 +90,7 @@ def detect(table: Table, request: Request) -> list[Fault]:
         return [*faults, asked]
     # Rows that a repair drops are not compared with others, as the bars will not hold them.
     stays = rows_that_stay(table, faults, request.repairs)
-    sure = request.columns.get("symbol") == NO_COLUMN
-    between = order_faults(table, stays, request.timezone, request.dates, sure)
+    between = order_faults(table, stays, request)
     stays = rows_that_stay(table, [*faults, *between], request.repairs)
     if any(fault.code in (Kind.D014, Kind.D015) for fault in faults):
         # Without its zone, a clock that is put back shows an hour twice.
@@ -320,9 +319,7 @@ def _counts_time(value: np.ndarray, time: np.ndarray) -> bool:
     return any(np.ptp(value - np.asarray(unit)) == 0.0 for unit in units)
 
 
-def order_faults(
-    table: Table, among: np.ndarray, timezone: str | None, dates: str | None, sure: bool
-) -> list[Fault]:
+def order_faults(table: Table, among: np.ndarray, request: Request) -> list[Fault]:
     """Find rows that repeat a time of their symbol, or whose time is before the row above.
 
     Where dates with day and month exchanged explain these, that is the only fault: sorted or
@@ -331,15 +328,14 @@ def order_faults(
     Args:
       table: all rows.
       among: `[rows]` bool, the rows that are compared.
-      timezone: name of the zone of the times in the file, as in `read_bars`; None for UTC.
-      dates: order of day and month, as in `read_bars`.
-      sure: whether the user said that the rows are of one asset.
+      request: the zone of the times, the order of day and month, and whether the user said that
+        the rows are of one asset.
     """
     time, close = table["time"], table["close"]
     rows, inside, forward = _steps(table, among)
     if (forward | ~inside).all():
         return []
-    clock = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone or "UTC").tz_localize(None)
+    clock = pd.DatetimeIndex(time, tz="UTC").tz_convert(request.timezone or "UTC").tz_localize(None)
     swap, local, other = among & (clock.day <= 12), clock.to_numpy(), clock.to_numpy().copy()
     day = clock[swap].normalize()
     parts = {"year": day.year, "month": day.day, "day": day.month}
@@ -350,8 +346,9 @@ def order_faults(
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
         say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
         remedy = Kind.D019.remedy
-        if dates is not None and swap[among].all():  # no date proves the order
-            remedy += f", or pass {argument('dates', 'mdy' if dates == 'dmy' else 'dmy')}"
+        if request.dates is not None and swap[among].all():  # no date proves the order
+            other_order = "mdy" if request.dates == "dmy" else "dmy"
+            remedy += f", or pass {argument('dates', other_order)}"
         return [Fault(Kind.D019, say, mask, remedy)]
     faults = []
     again = repeated_rows(table, among)
@@ -363,6 +360,7 @@ def order_faults(
         stamp = np.datetime_as_string(time[row], unit="s")
         say = f"duplicate time {stamp}Z with {words} ({close[first]} and {close[row]})"
         remedy, repairs = "", None
+        sure = request.columns.get("symbol") == NO_COLUMN
         if not sure and _of_several(table, among, again):
             remedy, repairs = "Add a column that names the asset of each row", ()
         faults.append(Fault(Kind.D021, say, again, remedy, repairs))

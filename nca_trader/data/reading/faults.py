@@ -21,7 +21,8 @@ GIB = 1 << 30
 FACTORS = ("split", "dividend")
 DROPS = ("drop-nan", "drop-bad", "keep-first", "keep-last")  # repairs that drop rows
 MANY = 0.1  # of the rows: where a repair drops more, a message says how many
-CHANGES = 1e-3  # relative: adjusted closes are rounded
+CHANGES = 1e-3  # relative, of a column that adjusts prices: adjusted closes are rounded
+# Texts of a column of truth values.
 TRUE, FALSE = {"true", "1", "1.0", "yes"}, {"false", "0", "0.0", "no"}
 ROW_BYTES = 128  # of memory that an asset's bar takes while it is read and checked, about
 

@@ -28,6 +28,7 @@ EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the 
 NAT, HOUR = np.datetime64("NaT", "ns"), np.timedelta64(1, "h")
 HEAD = 1 << 16  # rows that show the form of the times, and that are read at once
 LONGEST = 64  # characters of a time at most
+MOMENTS = "M"  # kind of a column of times
 REAL = "iuf"  # kinds of a column of real numbers: not of truth values, not complex
 MONTHS = tuple(map(str, "jan feb mar apr may jun jul aug sep oct nov dec".split()))
 TEXT = (
@@ -91,8 +92,8 @@ class _Written(NamedTuple):
 
 def keep_cells(column: pd.Series) -> pd.Series:
     """Return what is kept of a chunk's times until all are known: texts without more than fits."""
-    moments = pd.api.types.is_datetime64_any_dtype(column.dtype)
-    return column if moments or column.dtype.kind in REAL else _texts(column).str.slice(0, LONGEST)
+    typed = column.dtype.kind in REAL + MOMENTS
+    return column if typed else _texts(column).str.slice(0, LONGEST)
 
 
 def whole(parts: list[pd.Series]) -> pd.Series:
@@ -112,7 +113,7 @@ def read_times(column: pd.Series, timezone: str | None, dates: str | None) -> Ti
       timezone: IANA zone of times without UTC offset, or an offset; None: UTC.
       dates: "dmy", "mdy", or None: as the file proves.
     """
-    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+    if column.dtype.kind == MOMENTS:
         aware = getattr(column.dtype, "tz", None) is not None
         time = _ns(column.dt.tz_convert(None) if aware else column)
         written = _Written(time, np.full(len(time), aware - 1), ["UTC"])
