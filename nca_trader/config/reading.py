@@ -55,6 +55,13 @@ SECOND = {
 }
 # Dividends by the names of vendors, some of whom give them next to prices that are adjusted.
 VENDOR_DIVIDENDS = ("dividends", "dividend_amount", "ex_dividend", "divcash", "div_cash")
+# Columns of vendors that hold adjusted prices or factors for them; EVENTS hold the ratio of a split
+# on its day alone.
+EVENTS = {"split_coefficient", "splitfactor", "stock_splits"}
+ADJUSTMENTS = EVENTS | {
+    "split_factor", "price_factor", "adj_close", "adjclose", "adjusted_close", "ajexdi",
+    "factor", "adj_factor", "adjustment_factor",
+}  # fmt: skip
 # "spread" alone is not an alias: vendors give it in points, in pips or in the price's unit.
 ALIASES = {
     **dict.fromkeys(("time", "date", "datetime", "timestamp", "date_time", "open_time"), "time"),
@@ -240,8 +247,8 @@ def parse_header(header: int | None) -> int | None:
     return header
 
 
-def refuse_times(timezone: str | None, dates: str | None) -> None:
-    """Check a time zone and the order of day and month.
+def refuse_forms(timezone: str | None, dates: str | None, decimal: str | None) -> None:
+    """Check a time zone, the order of day and month, and the decimal sign.
 
     Raises:
       BarError: one of them is unknown.
@@ -252,6 +259,8 @@ def refuse_times(timezone: str | None, dates: str | None) -> None:
     if dates is not None and dates not in DATES:
         known = " or ".join(f"{name} ({example})" for name, example in DATES.items())
         raise BarError(f"unknown order of dates {dates!r}; give {known}.")
+    if decimal not in (None, ".", ","):
+        raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
 
 
 def _refuse_unknown(what: str, name: str, known: Collection[str]) -> None:

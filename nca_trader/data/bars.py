@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from nca_trader.cloud import CloudPath
+from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.extensions import call_named, is_source, load
 from nca_trader.config.ranges import describe, expect
 from nca_trader.config.reading import (
@@ -24,10 +24,13 @@ from nca_trader.config.reading import (
     parse_repair,
     parse_splits,
     parse_step,
+    refuse_forms,
 )
 from nca_trader.data.calendar import expected_times
+from nca_trader.data.reading.adjustments import settle_dividends, with_splits, without_signs
 from nca_trader.data.reading.columns import parse_extra, with_columns
 from nca_trader.data.reading.detect import detect, row_faults
+from nca_trader.data.reading.detect import repair as repaired
 from nca_trader.data.reading.faults import (
     ROW_BYTES,
     Fault,
@@ -35,17 +38,9 @@ from nca_trader.data.reading.faults import (
     Request,
     Table,
     refuse,
-    refuse_large,
 )
-from nca_trader.data.reading.formats import ArrowStream, Frame, refuse_header
+from nca_trader.data.reading.files import ArrowStream, Frame, name_source, refuse_header
 from nca_trader.data.reading.parse import parse
-from nca_trader.data.reading.repairs import (
-    note_of,
-    settle_dividends,
-    with_splits,
-    without_signs,
-)
-from nca_trader.data.reading.repairs import repair as repaired
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.types import COLUMN, EXTRAS, PRICES, Bars, split_columns
 
@@ -146,59 +141,66 @@ def read_bars(
     expect("source", source, str | os.PathLike | CloudPath | Frame, "a path or a frame")
     wanted, more = _names(symbol), parse_extra(extra)
     own = {str(column.source): name for name, column in more.items() if column.of_file}
-    request = Request(
+    refuse_forms(timezone, dates, decimal)
+    # All is checked before code of your own runs.
+    asked = (
         parse_columns(columns), timezone, dates, decimal, wanted, parse_repair(repair),
         parse_memory(memory_gb), parse_splits(split), own, parse_header(header),
     )  # fmt: skip
-    if isinstance(source, str) and source.startswith(SAMPLE):
-        refuse_header(request, source)
-        bars = sample_bars(source.removeprefix(SAMPLE))
-        return with_columns(bars.select(*(wanted or bars.symbols)), more, request)
-    if isinstance(source, str) and is_source(source):
-        given = own_source(source)
-        if isinstance(given, Bars):  # checked by its own constructor
-            refuse_header(request, source)
-            bars = with_columns(given.select(*(wanted or given.symbols)), more, request)
-        else:
-            how: dict[str, Any] = {"columns": columns, "dates": dates, "decimal": decimal}
-            how |= {"every": every, "memory_gb": memory_gb, "split": split, "extra": extra}
-            how |= {"header": header}
-            bars = read_bars(given, symbol, timezone, repair, **how)
-        # The record of a run says where its bars came from.
-        return dataclasses.replace(bars, source=source)
-    if decimal not in (None, ".", ","):
-        raise BarError(f"unknown decimal sign {decimal!r}; give '.' or ','.")
-    repairs, step = request.repairs, parse_step(every)
+    step = parse_step(every)
+    given = open_source(source)
+    request = Request(*asked, name=name_source(given))
+    if isinstance(given, Bars):  # checked by its own constructor
+        refuse_header(request, str(source))
+        bars = given.select(*(wanted or given.symbols))
+    else:
+        bars = _read(given, step, request)
+    bars = with_columns(bars, more, request) if more else bars
+    # The record of a run says where its bars came from.
+    return dataclasses.replace(bars, source=str(source)) if _is_own(source) else bars
+
+
+def _read(source: Place | Frame, step: np.timedelta64 | None, request: Request) -> Bars:
+    """Return the bars of a file or a frame, repaired as asked."""
     # Each step takes the result of the last one; only `assemble` uses it up.
     table = parse(source, request)
-    if "absolute" in repairs:
+    if "absolute" in request.repairs:
         table = without_signs(table)
     table = with_splits(settle_dividends(table), request)
-    faults = detect(table, request)
-    refuse(table.name, faults, repairs, table.where)
-    table = repaired(table, faults, repairs)
-    bars = assemble(table, step, request, note_of(table, faults, repairs))
-    bars = bars.select(*wanted) if wanted and wanted != bars.symbols else bars
-    return with_columns(bars, more, request) if more else bars
+    table = repaired(table, detect(table, request), request)
+    bars = assemble(table, step, request)
+    wanted = request.symbols
+    return bars.select(*wanted) if wanted and wanted != bars.symbols else bars
 
 
 def _names(symbol: str | Sequence[str] | None) -> tuple[str, ...]:
     return (symbol,) if isinstance(symbol, str) else tuple(symbol or ())
 
 
-def own_source(text: str) -> Bars | Frame | str | os.PathLike[str]:
-    """Return what your own function, "module:name", gives in the place of a file.
+def _is_own(source: object) -> bool:
+    return isinstance(source, str) and not source.startswith(SAMPLE) and is_source(source)
+
+
+def open_source(source: str | os.PathLike[str] | CloudPath | Frame) -> Bars | Frame | Place:
+    """Return the frame, the place of the file, or what a sample or your own function gives.
 
     Raises:
       ConfigError: there is no such function, it raises, or returns something else.
     """
+    if isinstance(source, Frame):
+        return source
+    if isinstance(source, str) and source.startswith(SAMPLE):
+        return sample_bars(source.removeprefix(SAMPLE))
+    if not _is_own(source):
+        return place(source)
+    text = str(source)
     found = load("sources", text)
     given = found if text.endswith(")") else call_named(found, text)
     if not isinstance(given, Bars | Frame | str | os.PathLike):
         raise ConfigError(
             f"{text}: returned {describe(given)}; return Bars, a DataFrame or the path of a file."
         )
-    return given
+    return given if isinstance(given, Bars) else open_source(given)
 
 
 def write_bars(bars: Bars, path: str | os.PathLike[str]) -> None:
@@ -277,26 +279,25 @@ def validate(bars: Bars) -> None:
     columns = {name: getattr(bars, name).ravel() for name in bars.fields}
     if "dividend" in columns:
         columns["cash_dividend"] = columns.pop("dividend")
-    table = Table(bars.source or "bars", columns, list(bars.symbols))
+    table = Table(columns, list(bars.symbols))
     # Arrays in memory have no option that repairs them, so the remedy must not name one.
     faults = [fault._replace(repairs=()) for fault in row_faults(table)]
     width, names = bars.num_assets, bars.symbols
-    refuse(table.name, faults, (), lambda i: f"row {i // width}, {names[i % width]}")
+    refuse(name_source(bars), faults, (), lambda i: f"row {i // width}, {names[i % width]}")
 
 
-def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: str) -> Bars:
+def assemble(table: Table, step: np.timedelta64 | None, request: Request) -> Bars:
     """Put rows, in any order, on one time axis.
 
     Args:
       table: rows without a repeated symbol and time. Its columns are removed as they are used.
       step: the bars' length, to make gaps in the trading hours missing bars; or None.
       request: the repairs asked for, and the memory that the bars may take.
-      note: the `Bars.note`.
 
     Raises:
       BarError: with the missing bars they would take more, or a third of them would be missing.
     """
-    columns = table.columns
+    columns, notes = table.columns, [*table.notes]
     # Repairs may have dropped every row of a symbol.
     used = np.flatnonzero(np.bincount(columns["symbol"], minlength=len(table.symbols)))
     symbols = tuple(table.symbols[i] for i in used)
@@ -312,21 +313,21 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
         # Two rows a century apart would have billions of times between them.
         steps = int((time[-1] - time[0]) / step) + 1
         what = f"{steps:,} times from the first bar to the last"
-        refuse_large(table.name, what, steps * TIME_BYTES, request.memory_gb)
+        request.refuse_large(what, steps * TIME_BYTES)
         expected, zone = expected_times(time, step, request.timezone)
         grown = np.union1d(time, expected)
         missing = len(grown) - len(time)
         say = f"{missing:,} of {len(grown):,} times within the trading hours have no bar"
         if missing > MOST_MISSING * len(grown):
-            refuse(table.name, [Fault(Kind.D035, say)], request.repairs)
-            note = f"{note} {say}.".strip()
+            refuse(request.name, [Fault(Kind.D035, say)], request.repairs)
+            notes.append(f"{say}.")
         if zone != (request.timezone or "UTC"):
-            note = f"{note} Trading hours are by the clock of {zone}.".strip()
+            notes.append(f"Trading hours are by the clock of {zone}.")
         at = np.searchsorted(grown, time)[at]
         time = grown
     shape = (len(time), len(symbols))
     what = f"{len(symbols):,} assets at {len(time):,} times"
-    refuse_large(table.name, what, shape[0] * shape[1] * ROW_BYTES, request.memory_gb)
+    request.refuse_large(what, shape[0] * shape[1] * ROW_BYTES)
 
     # Each column is popped when its grid is made, so that not all are in memory twice.
     def grid(values: np.ndarray, fill: float | bool) -> np.ndarray:
@@ -363,7 +364,7 @@ def assemble(table: Table, step: np.timedelta64 | None, request: Request, note: 
             if isinstance(part, np.ndarray):
                 part.setflags(write=False)
     fields = split_columns(fields)
-    return Bars(time=time, symbols=symbols, source=table.name, note=note, **fields)
+    return Bars(time=time, symbols=symbols, source=request.name, note=" ".join(notes), **fields)
 
 
 SAMPLES = ("sp500", "fx")
@@ -401,8 +402,6 @@ def sample_bars(name: str) -> Bars:
         return _currencies()
     frames = {"SP500": _frame("sp500"), "NASDAQ": _frame("nasdaq")}
     time = frames["SP500"].index
-    if not time.equals(frames["NASDAQ"].index):
-        raise BarError("sample bars 'sp500': the two indexes differ in dates; reinstall arch.")
     columns: Any = {
         field: np.stack([frame[field.title()] for frame in frames.values()], axis=1)
         for field in (*PRICES, "volume")

@@ -282,25 +282,29 @@ class Sessions:
         bounds = np.maximum(opened, date), np.minimum(closed, date + DAY), opened, closed
         return Hours(*(_utc(x, self.zone, np.ones(len(x), bool)).astype(np.int64) for x in bounds))
 
-    def spans(self, time: np.ndarray, length: np.timedelta64) -> tuple[np.ndarray, np.ndarray]:
-        """Return open and close of the session of each bar.
+    def spans(
+        self, time: np.ndarray, length: np.timedelta64, width: np.timedelta64 = DAY
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return begin and end of the session, or of the longer bar within it, of each bar.
 
         Args:
-          time: `[N]` datetime64[ns] UTC, the bars' opens.
+          time: `[N]` datetime64[ns] UTC, the bars' opens, in any order.
           length: the bars' length. A bar that begins before a session and ends within it belongs
             to it.
+          width: of a longer bar; a day stands for the session, and for a day without sessions.
 
         Returns:
           Two arrays `[N]` datetime64[ns] UTC, NaT outside every session.
         """
-        if not len(time) or not self.weekly:
-            nowhere = np.full(len(time), np.datetime64("NaT", "ns"))
-            return nowhere, nowhere.copy()
-        nanoseconds = length.astype("timedelta64[ns]").astype(np.int64)
-        hours = self.hours(time.min(), time.max() + length)
-        inside, *span = hours.of(time.astype("datetime64[ns]").astype(np.int64), nanoseconds)
-        opened, closed = (np.where(inside, x, OUTSIDE).astype("datetime64[ns]") for x in span)
-        return opened, closed
+        if not len(time):
+            return time, time
+        hours = self.hours(time.min(), time.max() + length) if self.weekly else None
+        wide = width.astype("timedelta64[ns]").astype(np.int64)
+        stamps = time.astype("datetime64[ns]").astype(np.int64)
+        narrow = length.astype("timedelta64[ns]").astype(np.int64)
+        begin, end = bins(stamps, narrow, wide, hours)
+        begin = np.where(end == OUTSIDE, OUTSIDE, begin)
+        return begin.astype("datetime64[ns]"), np.asarray(end).astype("datetime64[ns]")
 
 
 class Hours(NamedTuple):

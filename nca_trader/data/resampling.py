@@ -9,7 +9,7 @@ import numpy as np
 
 from nca_trader.config.ranges import expect
 from nca_trader.config.reading import parse_step
-from nca_trader.data.calendar import Sessions, bar_length, bins
+from nca_trader.data.calendar import EVERY_DAY, Sessions, bar_length
 from nca_trader.errors import BarError
 from nca_trader.types import Bars
 
@@ -63,7 +63,7 @@ def resample(bars: Bars, every: str, sessions: Sessions | None = None) -> Bars:
             f"every {every!r} is not a multiple of the bars' own length, {length.astype('m8[s]')}; "
             "give a longer one."
         )
-    _, end = bin_spans(bars.time, length, width, sessions)
+    _, end = (sessions or EVERY_DAY).spans(bars.time, length, width)
     # A bin whose end is after the last bar's close would change as more bars come.
     inside = ~np.isnat(end) & (end <= bars.time[-1] + length)
     if not inside.any():
@@ -100,25 +100,6 @@ def align(higher: Bars, bars: Bars) -> np.ndarray:
     close = bars.time + bar_length(bars.time)
     # "right": a longer bar that ends just at this close is complete.
     return np.searchsorted(higher.time, close, side="right") - 1
-
-
-def bin_spans(
-    time: np.ndarray, length: np.timedelta64, width: np.timedelta64, sessions: Sessions | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return `[N]` open and close of each bar's bin, in UTC; the close is NaT outside the sessions.
-
-    Args:
-      time: `[N]` the bars' opens, in any order.
-      length: of a bar.
-      width: of a bin.
-      sessions: when the market trades; None: around the clock.
-    """
-    hours = None
-    if sessions is not None and sessions.weekly:
-        hours = sessions.hours(time.min(), time.max() + length)
-    found = bins(time.astype(np.int64), int(length.astype(int)), int(width.astype(int)), hours)
-    begin, end = (np.asarray(x).astype("datetime64[ns]") for x in found)
-    return begin, end
 
 
 def aggregate(bars: Bars, rows: np.ndarray, starts: np.ndarray) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from planted import HEADER, PLANTS, market, text_of
 
 from nca_trader.data.bars import read_bars, sample_bars, write_bars
-from nca_trader.data.reading import files, formats, times
+from nca_trader.data.reading import files, times
 from nca_trader.data.reading.faults import Request
 from nca_trader.errors import BarError
 
@@ -300,7 +300,7 @@ def test_no_more_than_parts_of_a_binary_table_are_held(kind, tmp_path, small_chu
     tracemalloc.start()
     try:
         read = held = 0
-        for table in formats.load(path, Request({}, None, None, None, (), frozenset())):
+        for table in files.load(path, Request({}, None, None, None, (), frozenset())):
             read, held = read + len(table.frame), max(held, pool.bytes_allocated())
             del table
         peak = tracemalloc.get_traced_memory()[1]

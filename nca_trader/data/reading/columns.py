@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from nca_trader.cloud import CloudPath
+from nca_trader.cloud import CloudPath, place
 from nca_trader.config.ranges import describe
 from nca_trader.config.reading import length_of, role_of
 from nca_trader.data.calendar import bar_length
 from nca_trader.data.reading.faults import Kind, Request, refusal, refuse
-from nca_trader.data.reading.formats import Frame, load
-from nca_trader.data.reading.numbers import floats
+from nca_trader.data.reading.files import Frame, load, name_source
+from nca_trader.data.reading.parse import floats
 from nca_trader.data.reading.times import keep_cells, read_times, whole
 from nca_trader.errors import ConfigError, argument
 from nca_trader.types import Bars
@@ -111,7 +111,7 @@ def with_columns(bars: Bars, wanted: Mapping[str, Added], request: Request) -> B
             found = _values(name, column.source, request)
         elif name not in columns:
             say = f"no column {column.source!r}"
-            raise refusal(bars.source or "bars", Kind.D005, say, "Give a frame, or the file's path")
+            raise refusal(request.name, Kind.D005, say, "Give a frame, or the file's path")
         elif column.delay is None:
             continue
         else:
@@ -158,6 +158,8 @@ def _as_of(
 
 def _values(name: str, source: Any, request: Request) -> Values:
     """Read a frame or a file of stamps and numbers, for all assets or by symbol."""
+    source = source if isinstance(source, Frame) else place(source)
+    request = request._replace(name=name_source(source))
     chunks = [chunk for chunk in load(source, request) if not chunk.frame.empty]
     where = f"{argument('extra')}: {name}"
     if not chunks:

@@ -1,26 +1,28 @@
-"""Finds the faults of a table of bars, without changing it."""
+"""Finds the faults of a table of bars, and makes the repairs that were asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.config.reading import INCOME, NO_COLUMN
-from nca_trader.data.reading.faults import FACTORS, Fault, Kind, Request, Table
-from nca_trader.data.reading.numbers import NUMBERS, spread_columns
-from nca_trader.data.reading.parse import LONGEST, is_name
-from nca_trader.data.reading.repairs import (
-    REUSE,
-    adjust,
-    are_marked,
-    gaps_of_half_a_year,
-    repeated_rows,
-    rows_that_stay,
-    typical,
+from nca_trader.data.reading.adjustments import adjust, ask_adjustments, name_of
+from nca_trader.data.reading.faults import (
+    FACTORS,
+    FALSE,
+    TRUE,
+    Fault,
+    Kind,
+    Labels,
+    Request,
+    Table,
+    refusal,
+    refuse,
 )
-from nca_trader.data.reading.unnamed import ask_adjustments, ask_symbol
+from nca_trader.data.reading.parse import LONGEST, NUMBERS, is_name, spread_columns
 from nca_trader.errors import argument
 from nca_trader.types import PRICES
 
@@ -49,6 +51,18 @@ ROW_FAULTS = {
     *(Kind.D006, Kind.D007, Kind.D008, Kind.D009, Kind.D010, Kind.D011, Kind.D012),
     *(Kind.D022, Kind.D030, Kind.D031, Kind.D033),
 }
+REUSE = np.timedelta64(180, "D")  # without bars, at least
+MARKED = 0.2  # as a logarithm, of a price from one bar to the next
+FLAT = 0.1  # of the bars: if more have no range, the note says so
+MOST_SHOWN = 4  # values of a column that a message names
+JUMPS = 5.0  # times the usual move, of the price from one asset to the next
+# Days, months, quarters and dates come in blocks, and name no asset.
+CALENDAR = re.compile(
+    r"(mon|tue|wed|thu|fri|sat|sun|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+    r"|[qhw]\d\d?|(19|20)\d\d([-/. _]?([qhw]?\d\d?|[a-z]{3,9})){0,2}"
+    r"|\d\d?[-/.]\d\d?[-/.](\d\d)?\d\d|\d{4}-\d\d-\d\d[T ]\d\d:\d\d.*",
+    re.IGNORECASE,
+)
 
 
 def detect(table: Table, request: Request) -> list[Fault]:
@@ -76,10 +90,8 @@ def detect(table: Table, request: Request) -> list[Fault]:
         return [*faults, asked]
     # Rows that a repair drops are not compared with others, as the bars will not hold them.
     stays = rows_that_stay(table, faults, request.repairs)
-    sure = request.columns.get("symbol") == NO_COLUMN
-    between = order_faults(table, stays, request.timezone, request.dates, sure)
-    if any(fault.code == Kind.D021 for fault in between):
-        stays = stays & ~repeated_rows(table, stays, request.repairs)
+    between = order_faults(table, stays, request)
+    stays = rows_that_stay(table, [*faults, *between], request.repairs)
     if any(fault.code in (Kind.D014, Kind.D015) for fault in faults):
         # Without its zone, a clock that is put back shows an hour twice.
         between = [fault for fault in between if fault.code != Kind.D021]
@@ -125,7 +137,7 @@ class _Checks:
         """Check that a column is a finite number; return it."""
         value, says = self.table[name], f"{name} = {{{name}}}"
         if name in self.table.unread:
-            unread = self.table.marked(self.table.unread[name].rows)
+            unread = np.isin(np.arange(len(value)), np.concatenate(self.table.unread[name].rows))
             self.fail(Kind.D009, unread, f"{says} is not a number", name)
         if np.isfinite(
             value
@@ -163,6 +175,17 @@ def _price_faults(table: Table) -> list[Fault]:
     checks.fail(Kind.D010, below, f"high below low: {bar}")
     checks.fail(Kind.D011, outside, f"open or close outside low to high: {bar}")
     return sorted(checks.faults, key=_column_rank)
+
+
+def are_marked(close: np.ndarray, code: np.ndarray) -> bool:
+    """Whether closes change their sign and hardly their size, as CRSP marks a mean of quotes."""
+    size = np.abs(close)
+    turns = (close[1:] * close[:-1] < 0.0) & (code[1:] == code[:-1])
+    with np.errstate(all="ignore"):
+        moves = np.abs(np.diff(np.log(size)))[turns]
+    # A price that falls below 0 is small where it does.
+    usual = np.median(size[1:][turns]) > 0.5 * np.nanmedian(size) if turns.any() else False
+    return bool(usual and np.median(moves) < MARKED)
 
 
 def _factor_faults(table: Table) -> list[Fault]:
@@ -232,9 +255,71 @@ def line_faults(table: Table) -> list[Fault]:
     return faults
 
 
-def order_faults(
-    table: Table, among: np.ndarray, timezone: str | None, dates: str | None, sure: bool
-) -> list[Fault]:
+def ask_symbol(table: Table, request: Request) -> Fault | None:
+    """Return the question whether a column names the assets, where none does as yet."""
+    if request.columns.get("symbol") == NO_COLUMN or not table.labels:
+        return None
+    keys = pd.DataFrame({"time": table["time"], "symbol": table["symbol"]})
+    twice = keys.duplicated(keep=False).to_numpy()
+    for label in sorted(table.labels, key=lambda label: (label.number, len(label.values))):
+        if len(label.values) < 2:
+            continue
+        # Some rows may be there twice as well.
+        left = keys.assign(label=label.codes).duplicated().sum() if twice.any() else 0
+        counts = np.bincount(label.codes[twice], minlength=len(label.values))
+        repeats = (counts > 1).sum() > 1 and left <= twice.sum() / 20
+        if not repeats and not (table.unnamed and _in_blocks(label, table)):
+            continue
+        some = ", ".join(label.values[:MOST_SHOWN])
+        more = f" and {len(label.values) - MOST_SHOWN:,} more" if label.values[MOST_SHOWN:] else ""
+        how = "its values repeat at each time" if repeats else "each of its values has its own rows"
+        say = f"column {label.name!r} may name the assets ({some}{more}): {how}"
+        if not table.unnamed:
+            remedy = "Write both names into one column, or keep the rows of one of these"
+            return Fault(Kind.D037, say, None, remedy)
+        name = name_of(label.name, label.place)
+        yes, no = (request.name_columns(f"symbol={text}") for text in (name, NO_COLUMN))
+        return Fault(Kind.D037, say, None, f"Pass {yes} if it does, and {no} if not")
+    return None
+
+
+def _in_blocks(label: Labels, table: Table) -> bool:
+    """Whether the rows of each value stand together, as those of one asset after another."""
+    code, count = label.codes, len(label.values)
+    begins = np.flatnonzero(np.diff(code)) + 1
+    sizes = np.diff(np.concatenate(([0], begins, [len(code)])))
+    if len(sizes) != count or sizes.min() < 2 or all(map(CALENDAR.fullmatch, label.values)):
+        return False
+    if {value.lower() for value in label.values} <= TRUE | FALSE:
+        return False
+    steps = np.diff(table["time"].astype(np.int64))
+    at = begins - 1
+    inside = np.delete(steps, at)
+    # Against the direction of all other rows, time begins again.
+    if len(inside) and (np.sign(steps[at]) != np.sign(np.median(inside))).any():
+        return True
+    if not label.number:
+        return True
+    values = np.array([float(value) for value in label.values])
+    if set(values) <= {-1.0, 0.0, 1.0} or _counts_time(values[code], table["time"]):
+        return False
+    with np.errstate(all="ignore"):
+        moves = np.abs(np.diff(np.log(table["close"])))
+        if np.ptp(np.log(values[code] / table["close"])) < np.log(2.0):
+            return False  # a price
+    usual = np.nanmedian(np.delete(moves, at))
+    return bool(np.nanmedian(moves[at]) > max(JUMPS * usual, 0.01))
+
+
+def _counts_time(value: np.ndarray, time: np.ndarray) -> bool:
+    """Whether numbers are those of the year, the month, the day or the hour, or count them."""
+    stamps = pd.DatetimeIndex(time)
+    units = [stamps.year, stamps.quarter, stamps.month, stamps.day, stamps.day_of_week, stamps.hour]
+    units += [np.unique(time.astype(f"M8[{unit}]"), return_inverse=True)[1] for unit in "YMWD"]
+    return any(np.ptp(value - np.asarray(unit)) == 0.0 for unit in units)
+
+
+def order_faults(table: Table, among: np.ndarray, request: Request) -> list[Fault]:
     """Find rows that repeat a time of their symbol, or whose time is before the row above.
 
     Where dates with day and month exchanged explain these, that is the only fault: sorted or
@@ -243,15 +328,14 @@ def order_faults(
     Args:
       table: all rows.
       among: `[rows]` bool, the rows that are compared.
-      timezone: name of the zone of the times in the file, as in `read_bars`; None for UTC.
-      dates: order of day and month, as in `read_bars`.
-      sure: whether the user said that the rows are of one asset.
+      request: the zone of the times, the order of day and month, and whether the user said that
+        the rows are of one asset.
     """
     time, close = table["time"], table["close"]
     rows, inside, forward = _steps(table, among)
     if (forward | ~inside).all():
         return []
-    clock = pd.DatetimeIndex(time, tz="UTC").tz_convert(timezone or "UTC").tz_localize(None)
+    clock = pd.DatetimeIndex(time, tz="UTC").tz_convert(request.timezone or "UTC").tz_localize(None)
     swap, local, other = among & (clock.day <= 12), clock.to_numpy(), clock.to_numpy().copy()
     day = clock[swap].normalize()
     parts = {"year": day.year, "month": day.day, "day": day.month}
@@ -262,8 +346,9 @@ def order_faults(
         wrong, right = (str(t[int(np.argmax(mask))])[:10] for t in (local, other))
         say = f"day and month are exchanged in dates: {wrong} is {right}, and so in order"
         remedy = Kind.D019.remedy
-        if dates is not None and swap[among].all():  # no date proves the order
-            remedy += f", or pass {argument('dates', 'mdy' if dates == 'dmy' else 'dmy')}"
+        if request.dates is not None and swap[among].all():  # no date proves the order
+            other_order = "mdy" if request.dates == "dmy" else "dmy"
+            remedy += f", or pass {argument('dates', other_order)}"
         return [Fault(Kind.D019, say, mask, remedy)]
     faults = []
     again = repeated_rows(table, among)
@@ -275,6 +360,7 @@ def order_faults(
         stamp = np.datetime_as_string(time[row], unit="s")
         say = f"duplicate time {stamp}Z with {words} ({close[first]} and {close[row]})"
         remedy, repairs = "", None
+        sure = request.columns.get("symbol") == NO_COLUMN
         if not sure and _of_several(table, among, again):
             remedy, repairs = "Add a column that names the asset of each row", ()
         faults.append(Fault(Kind.D021, say, again, remedy, repairs))
@@ -285,8 +371,8 @@ def order_faults(
         newest_first = back.sum() == inside.sum()
         say = "the time is before that of the row above"
         say = "times run backwards, newest first" if newest_first else say
-        places = np.arange(len(table))[rows]
-        faults.append(Fault(Kind.D020, say, table.marked([places[1:][back]])))
+        places = np.arange(len(table))
+        faults.append(Fault(Kind.D020, say, np.isin(places, places[rows][1:][back])))
     return faults
 
 
@@ -356,6 +442,31 @@ def series_faults(
         say, remedy = _about_jumps(bars, at, symbols, timezone)
         add(Kind.D026, at, say, remedy=remedy)
     return faults
+
+
+def gaps_of_half_a_year(time: np.ndarray, code: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Return places of the first bar after half a year without a row.
+
+    A row whose `present` is False does not count as such a gap.
+
+    Args:
+      time: `[n]` times of the rows, which are in order of symbol and time.
+      code: `[n]` the number of each row's symbol.
+      present: `[n]` whether the row is a bar.
+    """
+    inside = (code[1:] == code[:-1]) & present[1:] & present[:-1]
+    long = inside & (np.diff(time) > REUSE)
+    if not long.any():
+        return np.zeros(0, dtype=int)
+    step = np.diff(time) / np.timedelta64(1, "D")
+    # Bars of a quarter or a year are always as far apart as that.
+    return np.flatnonzero(long & (step > 20 * typical(step, inside, code))) + 1
+
+
+def typical(value: np.ndarray, inside: np.ndarray, code: np.ndarray) -> np.ndarray:
+    """Return `[n - 1]` the median of `value` `[n - 1]` within each row's symbol."""
+    series = pd.Series(np.where(inside, value, np.nan))
+    return series.groupby(code[1:]).transform("median").to_numpy()
 
 
 def _about_jumps(
@@ -461,3 +572,93 @@ def _is_split(bars: dict[str, np.ndarray], row: int, gaps: np.ndarray) -> bool:
         return True
     more = max(1.0, float(np.exp(-gaps[row - 1])))  # the factor of the volume in the new unit
     return bool(volume[at] <= more * max(BUSY * np.median(known), 1.5 * np.percentile(known, 95)))
+
+
+def repair(table: Table, faults: Iterable[Fault], request: Request) -> Table:
+    """Return the rows after the repairs asked for, with adjusted prices, and notes of both.
+
+    Args:
+      table: all rows.
+      faults: what is wrong with them.
+      request: the repairs asked for.
+
+    Raises:
+      BarError: lists every fault that none of them fixes; or no row is left.
+    """
+    repairs = request.repairs
+    refuse(request.name, faults, repairs, table.where)
+    stays = rows_that_stay(table, faults, repairs)
+    if not stays.any():
+        say = "no row is left after the repairs"
+        raise refusal(request.name, Kind.D002, say, "Correct the rows")
+    columns = dict(table.columns)
+    if not stays.all():
+        columns = {name: column[stays] for name, column in columns.items()}
+    if "widen" in repairs:
+        prices = [columns[name] for name in PRICES]
+        columns["high"] = np.maximum.reduce(prices)
+        columns["low"] = np.minimum.reduce(prices)
+    if "no-volume" in repairs:  # an infinite volume stays, and is a fault
+        columns["volume"] = np.nan_to_num(columns["volume"], posinf=np.inf, neginf=-np.inf)
+    symbols = table.symbols
+    if "part-reuse" in repairs:
+        columns["symbol"], symbols = _parted(columns, symbols)
+    # After the symbols are split up: each span starts at its own first factor.
+    columns = adjust(columns, np.ones(len(columns["time"]), dtype=bool))
+    done = [
+        f"{fault.code.name} by {fault.fixed_by(repairs)}"
+        + ("" if fault.mask is None else f" ({fault.mask.sum():,} rows)")
+        for fault in faults
+    ]
+    notes = [f"Repaired on reading: {', '.join(dict.fromkeys(done))}."] if done else []
+    notes += table.notes
+    factors = [name for name in FACTORS if name in columns]
+    if factors:
+        notes.append(f"Prices adjusted by {' and '.join(factors)}, relative to the first bar.")
+    o, high, low, close = (columns[name] for name in PRICES)
+    count = int(columns["present"].sum())
+    flat = int(((high == low) & (o == close) & columns["present"]).sum())
+    if flat > FLAT * count and "close-only" not in repairs:
+        notes.append(f"{flat:,} of {count:,} bars have open = high = low = close.")
+    # The columns and texts that only detection needs are freed here.
+    return Table(columns, symbols, notes=notes)
+
+
+def rows_that_stay(table: Table, faults: Iterable[Fault], repairs: frozenset[str]) -> np.ndarray:
+    """Return `[rows]` bool, the rows with a time that no repair asked for drops."""
+    stays = ~np.isnat(table["time"])
+    for fault in faults:
+        if fault.mask is not None and fault.fixed_by(repairs) in ("drop-nan", "drop-bad"):
+            stays &= ~fault.mask
+    # D021 is the only fault between rows whose repair drops rows. `assemble` does the sorting.
+    if any(fault.code == Kind.D021 for fault in faults) and stays.any():
+        # Among rows that stay: a row that is dropped must not be the one kept of a pair.
+        stays &= ~repeated_rows(table, stays, repairs)
+    return stays
+
+
+def repeated_rows(
+    table: Table, among: np.ndarray, repairs: frozenset[str] = frozenset()
+) -> np.ndarray:
+    """Return `[rows]` bool: of rows `among` that share time and symbol, all but the one kept."""
+    keys = pd.DataFrame({name: table[name][among] for name in ("time", "symbol")}, copy=False)
+    mask = np.zeros(len(table), dtype=bool)
+    mask[among] = keys.duplicated(keep="last" if "keep-last" in repairs else "first")
+    return mask
+
+
+def _parted(columns: Mapping[str, np.ndarray], symbols: list[str]) -> tuple[np.ndarray, list[str]]:
+    """Give every later span of a symbol the year of its first bar: FB, FB-2012.
+
+    Returns codes `[rows]` and names, in the order of the assets' first rows.
+    """
+    time, code = columns["time"], columns["symbol"]
+    rows = np.lexsort((time, code))
+    names, out = list(symbols), code.copy()
+    for place in gaps_of_half_a_year(time[rows], code[rows], columns["present"][rows]):
+        later = rows[place:][code[rows[place:]] == code[rows[place]]]
+        names.append(f"{symbols[code[rows[place]]]}-{str(time[rows[place]])[:4]}")
+        out[later] = len(names) - 1
+    # The assets keep the order of their first rows in the file.
+    new, order = pd.factorize(out)
+    return new.astype(np.int32), [names[i] for i in order]

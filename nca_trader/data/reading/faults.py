@@ -21,6 +21,9 @@ GIB = 1 << 30
 FACTORS = ("split", "dividend")
 DROPS = ("drop-nan", "drop-bad", "keep-first", "keep-last")  # repairs that drop rows
 MANY = 0.1  # of the rows: where a repair drops more, a message says how many
+CHANGES = 1e-3  # relative, of a column that adjusts prices: adjusted closes are rounded
+# Texts of a column of truth values.
+TRUE, FALSE = {"true", "1", "1.0", "yes"}, {"false", "0", "0.0", "no"}
 ROW_BYTES = 128  # of memory that an asset's bar takes while it is read and checked, about
 
 
@@ -146,7 +149,6 @@ class Table:
     """All rows of a file as numbers, in the order of the file.
 
     Attributes:
-      name: the file.
       columns: `[rows]` each: time datetime64[ns] in UTC, symbol int32 (a place in `symbols`),
         present bool, and float64 open, high, low, close, volume, and what else the file has.
       symbols: the assets' names, in the order of the file.
@@ -166,7 +168,6 @@ class Table:
       vendor: whether the dividends have a vendor's name, so that prices may be adjusted for them.
     """
 
-    name: str
     columns: dict[str, np.ndarray]
     symbols: list[str]
     others: list[tuple[str, int, np.ndarray]] = dataclasses.field(default_factory=list)
@@ -197,16 +198,9 @@ class Table:
         at = row if self.place is None else self.place[row]
         return f"{self.unit} {at}" + f", {self.symbols[self['symbol'][row]]}" * self.wide
 
-    def marked(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Return `[rows]` bool, True at the rows in `parts`."""
-        mask = np.zeros(len(self), dtype=bool)
-        for rows in parts:
-            mask[rows] = True
-        return mask
-
 
 class Request(NamedTuple):
-    """The arguments of `read_bars`, apart from the file.
+    """The arguments of `read_bars`, and the name of the file.
 
     Attributes:
       columns: column by role.
@@ -217,6 +211,7 @@ class Request(NamedTuple):
       splits: symbol, date and ratio of each that was given.
       own: names of columns of your own by the file's names of them.
       header: the line of the columns' names, from 1; None: it is found.
+      name: the file or the frame, for messages.
     """
 
     columns: Mapping[str, str]
@@ -229,6 +224,7 @@ class Request(NamedTuple):
     splits: tuple[tuple[str, str, float], ...] = ()
     own: Mapping[str, str] = {}
     header: int | None = None
+    name: str = ""
 
     @property
     def texts(self) -> list[str]:
@@ -246,20 +242,24 @@ class Request(NamedTuple):
         """Return the bytes of memory that so many rows of a file take, where all are taken."""
         return 0.0 if self.symbols else rows * ROW_BYTES
 
+    def name_columns(self, *more: str) -> str:
+        """Return the argument that names columns as they are named already, and some more."""
+        given = {role: f"{role}={text}" for role, text in self.columns.items()}
+        given |= {text.partition("=")[0]: text for text in more}
+        return argument("columns", ",".join(given.values()))
 
-def refuse_large(source: object, what: str, size: float, memory_gb: float) -> None:
-    """Refuse a file before it takes more memory than is allowed.
+    def refuse_large(self, what: str, size: float) -> None:
+        """Refuse a file before it takes more memory than is allowed.
 
-    Args:
-      source: the name of the file.
-      what: what takes the memory, in the plural.
-      size: bytes of memory that it takes.
-      memory_gb: GiB that are allowed.
-    """
-    if size > memory_gb * GIB:
-        say = f"{what} count as {size / GIB:,.3g} GiB of memory, and {memory_gb:.3g} are allowed"
-        remedy = f"Give fewer, or pass {argument('memory_gb', math.ceil(1.25 * size / GIB))}"
-        raise refusal(source, Kind.D034, say, remedy)
+        Args:
+          what: what takes the memory, in the plural.
+          size: bytes of memory that it takes.
+        """
+        if size > self.memory_gb * GIB:
+            need, most = f"{size / GIB:,.3g} GiB", f"{self.memory_gb:.3g}"
+            remedy = f"Give fewer, or pass {argument('memory_gb', math.ceil(1.25 * size / GIB))}"
+            say = f"{what} count as {need} of memory, and {most} are allowed"
+            raise refusal(self.name, Kind.D034, say, remedy)
 
 
 def refusal(source: object, code: Kind, say: str, remedy: str = "") -> BarError:

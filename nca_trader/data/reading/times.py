@@ -28,6 +28,8 @@ EPOCH, UNIT_BEGINS = np.datetime64(0, "ns"), np.datetime64(10**17, "ns")  # the 
 NAT, HOUR = np.datetime64("NaT", "ns"), np.timedelta64(1, "h")
 HEAD = 1 << 16  # rows that show the form of the times, and that are read at once
 LONGEST = 64  # characters of a time at most
+MOMENTS = "M"  # kind of a column of times
+REAL = "iuf"  # kinds of a column of real numbers: not of truth values, not complex
 MONTHS = tuple(map(str, "jan feb mar apr may jun jul aug sep oct nov dec".split()))
 TEXT = (
     r"^(?:[A-Za-z]{3},? )?"
@@ -37,13 +39,6 @@ TEXT = (
     r"|[T ](?P<hour>\d\d(?:\d\d)?))"
     r" *(?P<half>[AaPp][Mm]\b)? *(?P<zone>[A-Za-z][A-Za-z0-9_+/:-]*|[+-]\d\d(?::?\d\d)?)?)?$"
 )
-
-
-def holds_numbers(column: pd.Series) -> bool:
-    """Return whether a column's type is real numbers; booleans and complex numbers are not."""
-    kinds = pd.api.types
-    other = kinds.is_bool_dtype(column.dtype) or kinds.is_complex_dtype(column.dtype)
-    return kinds.is_numeric_dtype(column.dtype) and not other
 
 
 def is_clock(column: pd.Series) -> bool:
@@ -97,13 +92,13 @@ class _Written(NamedTuple):
 
 def keep_cells(column: pd.Series) -> pd.Series:
     """Return what is kept of a chunk's times until all are known: texts without more than fits."""
-    moments = pd.api.types.is_datetime64_any_dtype(column.dtype)
-    return column if moments or holds_numbers(column) else _texts(column).str.slice(0, LONGEST)
+    typed = column.dtype.kind in REAL + MOMENTS
+    return column if typed else _texts(column).str.slice(0, LONGEST)
 
 
 def whole(parts: list[pd.Series]) -> pd.Series:
     """Return the column of parts as `keep_cells`, as texts if some of them are."""
-    if len({holds_numbers(part) for part in parts}) > 1:
+    if len({part.dtype.kind in REAL for part in parts}) > 1:
         parts = [_texts(part) for part in parts]
     return pd.concat(parts, ignore_index=True)
 
@@ -118,7 +113,7 @@ def read_times(column: pd.Series, timezone: str | None, dates: str | None) -> Ti
       timezone: IANA zone of times without UTC offset, or an offset; None: UTC.
       dates: "dmy", "mdy", or None: as the file proves.
     """
-    if pd.api.types.is_datetime64_any_dtype(column.dtype):
+    if column.dtype.kind == MOMENTS:
         aware = getattr(column.dtype, "tz", None) is not None
         time = _ns(column.dt.tz_convert(None) if aware else column)
         written = _Written(time, np.full(len(time), aware - 1), ["UTC"])
@@ -184,7 +179,7 @@ def _written(column: pd.Series, dates: str | None) -> _Written:
     text = _texts(head)
     if text.notna().all() and _iso(text) is not None:
         return _dated(column, "ymd", dates)
-    numbers = pd.to_numeric(head if holds_numbers(head) else text, errors="coerce")
+    numbers = pd.to_numeric(head if head.dtype.kind in REAL else text, errors="coerce")
     size = float(numbers.abs().median())
     dated = _fields(text)["date"].dropna()
     whole = len(dated) <= len(text) / 2 and (numbers % 1 == 0).mean() > 0.5
@@ -346,7 +341,7 @@ def _zones_of(column: pd.Series, zones: list[str]) -> tuple[np.ndarray, np.ndarr
 
 def _texts(column: pd.Series) -> pd.Series:
     """Return texts; whole numbers without the point that pandas adds where some are missing."""
-    if holds_numbers(column):
+    if column.dtype.kind in REAL:
         column = column.where(column % 1 == 0).astype("Int64")
     return column.astype("str").str.strip()
 

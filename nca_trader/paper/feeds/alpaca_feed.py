@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nca_trader.data.calendar import Sessions, new_york
+from nca_trader.data.calendar import SESSIONS, Sessions
 from nca_trader.errors import ConfigError
 from nca_trader.paper.feeds.venue_feed import (
     DAY_SECONDS,
@@ -41,12 +41,6 @@ STREAM_HOSTS = frozenset({"stream.data.alpaca.markets"})
 DATA_URL, STREAM_URL = "APCA_API_DATA_URL", "APCA_API_STREAM_URL"
 MINUTE = 60
 QUIET = 120.0  # seconds without a message after which a stream is opened again, at least
-FIRST_YEAR = 2016  # of Alpaca's bars
-
-
-def stock_sessions() -> Sessions:
-    """Return the sessions of New York from Alpaca's first year to the next one."""
-    return new_york(FIRST_YEAR, datetime.datetime.now(datetime.UTC).year + 1)
 
 
 def open_source(
@@ -91,7 +85,7 @@ def open_source(
 
 def grid_of(every: str, sessions: Sessions | None = None) -> Grid:
     """Return the opens of bars of a length in sessions; None: New York's hours."""
-    return Grid(seconds_of(every), sessions or stock_sessions())
+    return Grid(seconds_of(every), sessions or SESSIONS["new_york"])
 
 
 def open_feed(

@@ -17,7 +17,7 @@ import numpy as np
 
 from nca_trader.config.reading import parse_step
 from nca_trader.data.calendar import EVERY_DAY, Sessions
-from nca_trader.data.resampling import aggregate, bin_spans
+from nca_trader.data.resampling import aggregate
 from nca_trader.paper.clock import NANOSECONDS, Clock, jitter
 from nca_trader.paper.feeds.feed import Notice
 from nca_trader.paper.venue import Unreachable
@@ -328,10 +328,10 @@ class Grid:
         Args:
           time: `[N]` seconds since 1970 UTC.
         """
-        if not len(time) or not self._sessions.weekly or self.period >= DAY_SECONDS:
+        if self.period >= DAY_SECONDS:
             return time // self.period * self.period
         width = np.timedelta64(self.period, "s").astype("timedelta64[ns]")
-        begin, end = bin_spans(_times(time), SECOND, width, self._sessions)
+        begin, end = self._sessions.spans(_times(time), SECOND, width)
         return np.where(np.isnat(end), -1, begin.astype("datetime64[s]").astype(np.int64))
 
     def expected(self, after: int, until: int) -> np.ndarray:
@@ -355,8 +355,6 @@ class Grid:
 
     def following(self, after: int) -> int:
         """Return the open of the next bar after `after`."""
-        if not self._sessions.weekly:
-            return int(after // self.period * self.period + self.period)
         found = self.expected(after, after + AHEAD + self.period)
         return int(found[0]) if len(found) else after + AHEAD
 

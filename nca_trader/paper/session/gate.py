@@ -184,7 +184,7 @@ class Gate:
         fields["volume"] = np.where(np.isnan(bar.volume), 0.0, bar.volume)
         given = {column: getattr(bar, name) for name, column in INCOME.items()}
         fields |= {k: np.nan_to_num(v, posinf=np.inf) for k, v in given.items() if v is not None}
-        table = Table("the feed", fields, list(self._symbols))
+        table = Table(fields, list(self._symbols))
         return row_faults(table)
 
     def _quarantine(self, bar: Bar) -> Refusal | None:
