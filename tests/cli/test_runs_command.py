@@ -38,6 +38,8 @@ def test_runs_are_listed_with_what_they_were_trained_on_and_a_damaged_one_as_suc
     assert said.code == 0, said.err
     rows = {row["run"]: row for row in said.json["runs"]}
     assert rows["tiny"]["symbols"] == "S0, S1" and rows["tiny"]["steps"] == 256
+    data = own.run.manifest.data
+    assert [rows["tiny"][name] for name in ("first", "last")] == [data.first[:10], data.last[:10]]
     assert rows["tiny"]["fault"] == "" and "run.json" in rows["damaged"]["fault"]
     assert "damaged" in said.err and "tiny" in said.out
     assert runs_in(own.runs).loc["tiny", "seeds"] == 1
