@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -33,7 +33,7 @@ from nca_trader.agents.lattice import ROWS, delay, enter, rows_dense, store
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.config.agent import KINDS
-from nca_trader.config.ranges import describe
+from nca_trader.config.ranges import defaults_of, describe
 from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import wide
@@ -184,6 +184,8 @@ class GRU(nnx.Module):
 
 
 GIVEN = ("spec", "config", "precision", "rngs")
+# The settings of [policy] that work for every encoder: the head or the environment reads them.
+READ_ELSEWHERE = {"kind", "channels", "base", "tilt_limit", "tilt_penalty"}
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -320,30 +322,69 @@ def check_parameters(name: str, module: Any) -> None:
             raise ConfigError(f"{name}: {where} is {dtype}; parameters are float32.")
 
 
-def check_cells(
-    name: str, cells: Callable[..., Array], params: Any, spec: EnvSpec, channels: int, rows: int
-) -> None:
-    """Refuse an encoder whose cells have another shape or type.
+def examine(
+    name: str, cls: Any, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig
+) -> frozenset[str]:
+    """Encode and stream in shapes alone; return the settings that an encoder does not read.
 
     Args:
       name: of its kind, for messages.
-      cells: `(params, x, present) -> cells`.
-      params: their shapes.
+      cls: of the encoder.
       spec: of the environment.
-      channels: C.
-      rows: bars, at least the receptive field.
+      config: of the policy.
+      precision: of its products.
 
     Raises:
-      ConfigError: with the shape that it has.
+      ConfigError: its cells have another shape or type.
     """
-    bars = (1, rows, spec.num_assets)
+    read, of_spec = set[str](), set[str]()
+    seen, space = watch(config, read), watch(spec, of_spec)
+    bars = (1, receptive_field(cls, seen) + 1, spec.num_assets)
+
+    def cells(x: Array, present: Array, fire: Fire) -> Array:
+        given = (space, seen, precision, nnx.Rngs(0))
+        module = build(cls, dict(zip(GIVEN, given, strict=True)))
+        stream(module, begin(cls, space, seen), x[0, 0], present[0, 0])
+        return encode(module, x, present, fire, 0)
+
     x = jax.ShapeDtypeStruct((*bars, spec.num_features), jnp.float32)
-    found = jax.eval_shape(cells, params, x, jax.ShapeDtypeStruct(bars, bool))
-    if found.shape != (*bars, channels) or found.dtype != jnp.float32:
+    fire = Fire(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32))
+    found = jax.eval_shape(cells, x, jax.ShapeDtypeStruct(bars, bool), fire)
+    width = config.channels
+    if found.shape != (*bars, width) or found.dtype != jnp.float32:
         raise ConfigError(
             f"{name}: cells of x {x.shape} are {found.dtype}{found.shape}; return float32"
-            f"{(*bars, channels)}, where {channels} is policy.channels."
+            f"{(*bars, width)}, where {width} is policy.channels."
         )
+    if "nearest" in of_spec:  # the ranking of assets, which is there for `neighbours` alone
+        read.add("neighbours")
+    head = getattr(cls, "HEAD", None)
+    if head is None or _made(head, spec, width, 1) != _made(head, spec, width, 2):
+        read.add("head_hidden")
+    return frozenset({*defaults_of(PolicyConfig)} - read - READ_ELSEWHERE)
+
+
+def _made(head: Any, spec: EnvSpec, channels: int, hidden: int) -> str:
+    """Return how a head draws its parameters, and what else it holds."""
+    drawn = jax.make_jaxpr(
+        lambda: nnx.split(head(spec, channels, hidden, nnx.Rngs(0))), return_shape=True
+    )
+    return str(drawn())
+
+
+def watch(config: Any, read: set[str]) -> Any:
+    """Return a stand-in for a dataclass that adds to `read` what is read from it.
+
+    Of `dataclasses.replace` that is every field that it does not change, of `vars` every field.
+    """
+    fields = type(config).__dataclass_fields__
+
+    def get(_: Any, name: str) -> Any:
+        read.update(fields if name == "__dict__" else (name,))
+        return getattr(config, name)
+
+    members = {"__getattribute__": get, "__dataclass_fields__": fields}
+    return type(type(config).__name__, (), members)()
 
 
 # By the names that `PolicyConfig.kind` takes.

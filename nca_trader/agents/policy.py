@@ -28,7 +28,7 @@ from nca_trader.agents.heads import (
 from nca_trader.agents.nca import Fire
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.config.extensions import FORGET, own_code
-from nca_trader.config.ranges import expect
+from nca_trader.config.ranges import defaults_of, expect, refuse
 from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec
@@ -55,6 +55,8 @@ class Policy(NamedTuple):
       hidden_axis: `(module, name) ->` the parameter's axis that is the width of a hidden layer,
         which a mesh may split; None if there is none.
       ensemble: of several agents, how their orders become one, see `heads.mean_order`.
+      unread: `() ->` the settings of [policy] that an encoder of your own does not read; it checks
+        the encoder first, see `encoder.examine`.
     """
 
     init: Callable[[Array], Params]
@@ -67,6 +69,7 @@ class Policy(NamedTuple):
     fire_rate: float
     hidden_axis: Callable[[str, str], int | None]
     ensemble: str = "mean"
+    unread: Callable[[], frozenset[str]] = frozenset
 
     @property
     def distribution(self) -> Distribution:
@@ -111,7 +114,8 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
 
     Raises:
       ConfigError: `agent` cannot be loaded, it needs each asset's nearest ones and `spec` does not
-        rank them, or it stands on a base rule in an environment whose actions are not weights.
+        rank them, it stands on a base rule in an environment whose actions are not weights, or an
+        encoder of your own does not read a setting.
 
     Example:
       >>> import nca_trader as nca
@@ -121,7 +125,24 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
     """
     expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
     agent = load_agent(agent)
-    return build_policy(agent, spec_on_base(spec, agent.policy))
+    policy = build_policy(agent, spec_on_base(spec, agent.policy))
+    refuse_unread(agent.policy, policy)
+    return policy
+
+
+def refuse_unread(config: PolicyConfig, policy: Policy) -> None:
+    """Refuse settings that an encoder of your own does not read; a stored run may have some.
+
+    Raises:
+      ConfigError: with one line for each; or the encoder is refused, see `encoder.examine`.
+    """
+    unread, defaults = policy.unread(), defaults_of(PolicyConfig)
+    refuse(
+        f"policy.{name}={value!r} is not read by policy.kind={config.kind!r}; leave it out (its "
+        f"default is {default!r}), or read config.{name} there."
+        for name, default in defaults.items()
+        if name in unread and (value := getattr(config, name)) != default
+    )
 
 
 def build_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
@@ -188,23 +209,25 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
         return encoder.stream(module(kind, params), state, x, present)
 
-    field = encoder.receptive_field(cls, config)
+    @functools.cache
+    def unread() -> frozenset[str]:
+        with own_code(f"policy.kind = {config.kind!r}"):
+            return encoder.examine(config.kind, cls, spec, config, precision)
+
     if own:
         for name, part in abstract.items():
             encoder.check_parameters(f"policy.kind = {config.kind!r}: {name}", part)
-        with own_code(f"policy.kind = {config.kind!r}"):
-            like = jax.eval_shape(init, jax.random.key(0))
-            encoder.check_cells(config.kind, encode, like, spec, config.channels, field + 1)
     return Policy(
         init=init,
         encode=encode,
         act=lambda params, cells, seen: module("head", params)(cells, seen),
         begin=lambda: encoder.begin(cls, spec, config),
         stream=stream,
-        receptive_field=field,
+        receptive_field=encoder.receptive_field(cls, config),
         spec=spec,
         fire_rate=config.fire_rate,
         hidden_axis=lambda name, parameter: hidden[name].get(parameter),
+        unread=unread if own else frozenset,
     )
 
 
@@ -299,20 +322,13 @@ def check_steps(kind: str, policy: Policy, trained: Policy) -> None:
       trained: with the number that it was trained with.
 
     Raises:
-      ConfigError: its cells are the same, or its parameters are not.
+      ConfigError: it does not read it, or its parameters are others.
     """
-    spec, rows = policy.spec, max(policy.receptive_field, trained.receptive_field) + 1
-    shape = (1, rows, spec.num_assets)
-    x = jax.ShapeDtypeStruct((*shape, spec.num_features), jnp.float32)
-    there = jax.ShapeDtypeStruct(shape, bool)
+    if "steps" in policy.unread():
+        raise ConfigError(f"steps: policy.kind = {kind!r} does not read it; leave it out.")
     params = [jax.eval_shape(each.init, jax.random.key(0)) for each in (policy, trained)]
     if params[0] != params[1]:
         raise ConfigError(f"steps: policy.kind = {kind!r} has other parameters with it.")
-    program, known = (
-        jax.jit(each.encode).lower(params[0], x, there).as_text() for each in (policy, trained)
-    )
-    if program == known:
-        raise ConfigError(f"steps: policy.kind = {kind!r} does not read it; leave it out.")
 
 
 def decide(policy: Policy, params: Params, cells: Array, account: Account) -> Readout:
