@@ -22,6 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, ClassVar
 
 import jax
@@ -29,12 +30,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from nca_trader.agents.heads import distribution, num_account_features
 from nca_trader.agents.lattice import ROWS, delay, enter, rows_dense, store
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.config.agent import KINDS
+from nca_trader.config.extensions import uncalled
 from nca_trader.config.ranges import defaults_of, describe
 from nca_trader.config.registry import Registry
+from nca_trader.envs.account.costs import expect_shapes
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import wide
 from nca_trader.types import EnvSpec
@@ -203,7 +207,8 @@ def encoder_of(given: Any, name: str) -> Any:
     partial = isinstance(given, functools.partial)
     cls, values = (given.func, given.keywords) if partial else (given, {})
     if not (isinstance(cls, type) and issubclass(cls, nnx.Module) and callable(cls)):
-        raise ConfigError(f"{name}: is {describe(cls)}; give the class of a Flax nnx module.")
+        more = "" if isinstance(cls, type) else uncalled(cls)
+        raise ConfigError(f"{name}: is {describe(cls)}; give the class of a Flax nnx module{more}.")
     if "__call__" not in dir(cls):
         raise ConfigError(f"{name}: has no __call__; define __call__(self, x, present) -> cells.")
     if hasattr(cls, "stream") != hasattr(cls, "begin"):
@@ -265,13 +270,21 @@ def build(cls: Any, given: Mapping[str, Any], values: Mapping[str, Any] | None =
 
 def receptive_field(cls: Any, config: PolicyConfig) -> int:
     """Return the bars that a cell depends on, its own included."""
-    return getattr(cls, "receptive_field", lambda config: config.window)(config)
+    bars = getattr(cls, "receptive_field", lambda config: config.window)(config)
+    if not isinstance(bars, Integral) or bars < 1:
+        what = describe(bars)
+        raise ConfigError(
+            f"{cls.__name__}.receptive_field: returns {what}; return a number of bars, 1 or more."
+        )
+    return int(bars)
 
 
 def encode(module: Any, x: Array, present: Array, fire: Fire | None, halo: int) -> Array:
     """Return the cells of a module, which need not know `fire` and `halo`."""
     whole = {"fire", "halo"} <= set(inspect.signature(type(module).__call__).parameters)
-    return module(x, present, fire, halo) if whole else module(x, present)[:, halo:]
+    if whole:
+        return module(x, present, fire, halo)
+    return module(x, present)[:, halo:] if halo else module(x, present)
 
 
 def begin(cls: Any, spec: EnvSpec, config: PolicyConfig) -> Any:
@@ -325,7 +338,7 @@ def check_parameters(name: str, module: Any) -> None:
 def examine(
     name: str, cls: Any, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig
 ) -> frozenset[str]:
-    """Encode and stream in shapes alone; return the settings that an encoder does not read.
+    """Encode, stream and decide in shapes alone; return the settings that an encoder does not read.
 
     Args:
       name: of its kind, for messages.
@@ -335,30 +348,37 @@ def examine(
       precision: of its products.
 
     Raises:
-      ConfigError: its cells have another shape or type.
+      ConfigError: what it, its stream or its head returns has another shape or type.
     """
     read, of_spec = set[str](), set[str]()
     seen, space = watch(config, read), watch(spec, of_spec)
-    bars = (1, receptive_field(cls, seen) + 1, spec.num_assets)
+    bars, head = (1, receptive_field(cls, seen) + 1, spec.num_assets), getattr(cls, "HEAD", None)
+    width, batch = config.channels, bars[:2]
 
-    def cells(x: Array, present: Array, fire: Fire) -> Array:
+    def trace(x: Array, present: Array, fire: Fire, features: Array) -> None:
         given = (space, seen, precision, nnx.Rngs(0))
         module = build(cls, dict(zip(GIVEN, given, strict=True)))
-        stream(module, begin(cls, space, seen), x[0, 0], present[0, 0])
-        return encode(module, x, present, fire, 0)
+        cells = encode(module, x, present, fire, 0)
+        wanted = jnp.zeros((*bars, width))
+        expect_shapes(f"{name}: cells", cells, wanted, f", where {width} is policy.channels")
+        if _has_stream(cls):
+            state = cls.begin(space, seen)
+            after = module.stream(state, x[0, 0], present[0, 0])
+            expect_shapes(f"{name}: stream", after, (state, wanted[0, 0]), ", as of begin")
+        if head is not None:
+            made = head(spec, width, config.head_hidden, nnx.Rngs(0))
+            outputs = distribution(spec).outputs(spec)
+            wanted = jnp.zeros((*bars, outputs)), jnp.zeros(batch)
+            expect_shapes(f"{name}: HEAD", made(cells, features), wanted, ", logits and a value")
 
-    x = jax.ShapeDtypeStruct((*bars, spec.num_features), jnp.float32)
+    x, account = (
+        jax.ShapeDtypeStruct((*bars, n), jnp.float32)
+        for n in (spec.num_features, num_account_features(spec))
+    )
     fire = Fire(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32))
-    found = jax.eval_shape(cells, x, jax.ShapeDtypeStruct(bars, bool), fire)
-    width = config.channels
-    if found.shape != (*bars, width) or found.dtype != jnp.float32:
-        raise ConfigError(
-            f"{name}: cells of x {x.shape} are {found.dtype}{found.shape}; return float32"
-            f"{(*bars, width)}, where {width} is policy.channels."
-        )
+    jax.eval_shape(trace, x, jax.ShapeDtypeStruct(bars, bool), fire, account)
     if "nearest" in of_spec:  # the ranking of assets, which is there for `neighbours` alone
         read.add("neighbours")
-    head = getattr(cls, "HEAD", None)
     if head is None or _made(head, spec, width, 1) != _made(head, spec, width, 2):
         read.add("head_hidden")
     return frozenset({*defaults_of(PolicyConfig)} - read - READ_ELSEWHERE)

@@ -175,6 +175,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     # Shapes alone are traced: the graph is known without drawing parameters.
     with own_code(f"policy.kind = {config.kind!r}"):
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+        field = encoder.receptive_field(cls, config)
     hidden = {name: getattr(part, "HIDDEN", {}) for name, part in ((kind, cls), ("head", head))}
     graphs = {name: nnx.graphdef(module) for name, module in abstract.items()}
     pure = {name: nnx.to_pure_dict(nnx.state(module)) for name, module in abstract.items()}
@@ -223,7 +224,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         act=lambda params, cells, seen: module("head", params)(cells, seen),
         begin=lambda: encoder.begin(cls, spec, config),
         stream=stream,
-        receptive_field=encoder.receptive_field(cls, config),
+        receptive_field=field,
         spec=spec,
         fire_rate=config.fire_rate,
         hidden_axis=lambda name, parameter: hidden[name].get(parameter),
