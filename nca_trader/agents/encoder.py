@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -35,8 +35,8 @@ from nca_trader.agents.lattice import ROWS, delay, enter, rows_dense, store
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.config.agent import KINDS
-from nca_trader.config.extensions import uncalled
-from nca_trader.config.ranges import defaults_of, describe
+from nca_trader.config.extensions import own_code, uncalled
+from nca_trader.config.ranges import defaults_of, describe, refuse
 from nca_trader.config.registry import Registry
 from nca_trader.envs.account.costs import expect_shapes
 from nca_trader.errors import ConfigError
@@ -336,12 +336,13 @@ def check_parameters(name: str, module: Any) -> None:
 
 
 def examine(
-    name: str, cls: Any, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig
+    cls: Any, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig
 ) -> frozenset[str]:
     """Encode, stream and decide in shapes alone; return the settings that an encoder does not read.
 
+    Those that ship are known to be right, and their config refuses what has no effect.
+
     Args:
-      name: of its kind, for messages.
       cls: of the encoder.
       spec: of the environment.
       config: of the policy.
@@ -350,10 +351,15 @@ def examine(
     Raises:
       ConfigError: what it, its stream or its head returns has another shape or type.
     """
+    if (name := config.kind) in KINDS:
+        return frozenset()
     read, of_spec = set[str](), set[str]()
     seen, space = watch(config, read), watch(spec, of_spec)
     bars, head = (1, receptive_field(cls, seen) + 1, spec.num_assets), getattr(cls, "HEAD", None)
     width, batch = config.channels, bars[:2]
+
+    with own_code(f"policy.kind = {name!r}"):
+        made = [head and _made(head, spec, width, hidden) for hidden in (1, 2)]
 
     def trace(x: Array, present: Array, fire: Fire, features: Array) -> None:
         given = (space, seen, precision, nnx.Rngs(0))
@@ -376,10 +382,11 @@ def examine(
         for n in (spec.num_features, num_account_features(spec))
     )
     fire = Fire(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32))
-    jax.eval_shape(trace, x, jax.ShapeDtypeStruct(bars, bool), fire, account)
+    with own_code(f"policy.kind = {name!r}"):
+        jax.eval_shape(trace, x, jax.ShapeDtypeStruct(bars, bool), fire, account)
     if "nearest" in of_spec:  # the ranking of assets, which is there for `neighbours` alone
         read.add("neighbours")
-    if head is None or _made(head, spec, width, 1) != _made(head, spec, width, 2):
+    if head is None or made[0] != made[1]:
         read.add("head_hidden")
     return frozenset({*defaults_of(PolicyConfig)} - read - READ_ELSEWHERE)
 
@@ -390,6 +397,17 @@ def _made(head: Any, spec: EnvSpec, channels: int, hidden: int) -> str:
         lambda: nnx.split(head(spec, channels, hidden, nnx.Rngs(0))), return_shape=True
     )
     return str(drawn())
+
+
+def refuse_unread(config: PolicyConfig, unread: Collection[str]) -> None:
+    """Refuse settings away from their defaults that an encoder does not read, see `examine`."""
+    defaults = defaults_of(PolicyConfig)
+    refuse(
+        f"policy.{name}={value!r} is not read by policy.kind={config.kind!r}; leave it out (its "
+        f"default is {default!r}), or read config.{name} there."
+        for name, default in defaults.items()
+        if name in unread and (value := getattr(config, name)) != default
+    )
 
 
 def watch(config: Any, read: set[str]) -> Any:

@@ -28,7 +28,7 @@ from nca_trader.agents.heads import (
 from nca_trader.agents.nca import Fire
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.config.extensions import FORGET, own_code
-from nca_trader.config.ranges import defaults_of, expect, refuse
+from nca_trader.config.ranges import expect
 from nca_trader.envs.account.state import Account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec
@@ -125,28 +125,14 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
     """
     expect("spec", spec, EnvSpec, "an EnvSpec, e.g. `env.spec` of a TradingEnv", agent=agent)
     agent = load_agent(agent)
-    policy = build_policy(agent, spec_on_base(spec, agent.policy))
-    refuse_unread(agent.policy, policy)
-    return policy
+    return build_policy(agent, spec_on_base(spec, agent.policy))
 
 
-def refuse_unread(config: PolicyConfig, policy: Policy) -> None:
-    """Refuse settings that an encoder of your own does not read; a stored run may have some.
+def build_policy(agent: AgentConfig, spec: EnvSpec, stored: bool = False) -> Policy:
+    """Build the policy of a config whose base `spec` has already, see `make_policy`.
 
-    Raises:
-      ConfigError: with one line for each; or the encoder is refused, see `encoder.examine`.
+    That of a stored run may have settings that its encoder does not read.
     """
-    unread, defaults = policy.unread(), defaults_of(PolicyConfig)
-    refuse(
-        f"policy.{name}={value!r} is not read by policy.kind={config.kind!r}; leave it out (its "
-        f"default is {default!r}), or read config.{name} there."
-        for name, default in defaults.items()
-        if name in unread and (value := getattr(config, name)) != default
-    )
-
-
-def build_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
-    """Build the policy of a config whose base `spec` has already, see `make_policy`."""
     if agent.policy.neighbours != "nearest":
         spec = dataclasses.replace(spec, nearest=())  # they describe bars, not the policy
     elif spec.num_assets > 1 and len(spec.nearest) != spec.num_assets:
@@ -156,7 +142,10 @@ def build_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
         )
     # The key has only what the functions depend on, so agents that differ in their learner share a
     # policy.
-    return _make_policy(agent.policy, agent.precision, spec)
+    policy = _make_policy(agent.policy, agent.precision, spec)
+    if not stored:
+        encoder.refuse_unread(agent.policy, policy.unread())
+    return policy
 
 
 @functools.lru_cache(maxsize=64)
@@ -210,11 +199,6 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
         return encoder.stream(module(kind, params), state, x, present)
 
-    @functools.cache
-    def unread() -> frozenset[str]:
-        with own_code(f"policy.kind = {config.kind!r}"):
-            return encoder.examine(config.kind, cls, spec, config, precision)
-
     if own:
         for name, part in abstract.items():
             encoder.check_parameters(f"policy.kind = {config.kind!r}: {name}", part)
@@ -228,7 +212,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         spec=spec,
         fire_rate=config.fire_rate,
         hidden_axis=lambda name, parameter: hidden[name].get(parameter),
-        unread=unread if own else frozenset,
+        unread=functools.cache(lambda: encoder.examine(cls, spec, config, precision)),
     )
 
 

@@ -29,7 +29,7 @@ from jax.sharding import Mesh
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.base import env_on_base
-from nca_trader.agents.policy import Params, build_policy, refuse_unread
+from nca_trader.agents.policy import Params, build_policy
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config import AgentConfig, CheckpointConfig, LearnerConfig
 from nca_trader.config.ranges import expect
@@ -123,14 +123,13 @@ def train(
         select.refuse_seen(env)
     tracker = tracker_of(track)
     path = place(run_dir, "run_dir")
-    policy = build_policy(agent, env.spec)
+    stored = (path / "run.json").exists()
+    policy = build_policy(agent, env.spec, stored)
     # Schedules keep the length that the run began with: with more steps a curriculum that has
     # ended would start again.
     began = agent
-    if (path / "run.json").exists():
+    if stored:
         began = _for_steps(agent, Run(path, allow_code=None).agent_config.learner.steps)
-    else:
-        refuse_unread(agent.policy, policy)
     learner = build_learner(env, policy, began)
     check_processes(learner.mesh)
     updates = planned // learner.steps_per_update

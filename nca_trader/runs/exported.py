@@ -205,7 +205,8 @@ def _compact(
     if coding.activations:
         # Steps under `remat` are traced and show no numbers; without a gradient it changes nothing.
         shown_steps = dataclasses.replace(run.agent_config.policy, remat="none")
-        policy = build_policy(dataclasses.replace(run.agent_config, policy=shown_steps), run.spec)
+        agent = dataclasses.replace(run.agent_config, policy=shown_steps)
+        policy = build_policy(agent, run.spec, stored=True)
         found = quantise.ranges(policy, params, features, present)
         steps = quantise.steps_of(found, coding.bits)
     return Compact(coding, quantise.quantised(leaves, coding.bits), steps)

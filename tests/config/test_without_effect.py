@@ -42,8 +42,8 @@ from nca_trader.envs.trading import transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.optimizer import learning_rate
-from nca_trader.learner.rollout import cost_scale, volatility_scale
 from nca_trader.learner.train import steps_done
+from nca_trader.learner.update import cost_scale, volatility_scale
 from nca_trader.runs.manifest import Run
 from nca_trader.types import EnvSpec
 
@@ -468,7 +468,7 @@ def test_a_run_with_a_setting_that_its_encoder_does_not_read_goes_on(tmp_path, m
         nca.train(env, agent, tmp_path / "new")
     assert not (tmp_path / "new").exists()
     with monkeypatch.context() as before:
-        before.setattr("nca_trader.learner.train.refuse_unread", lambda config, policy: None)
+        before.setattr("nca_trader.agents.encoder.refuse_unread", lambda config, unread: None)
         nca.train(env, agent, tmp_path / "old", steps=128)
     assert nca.backtest(BARS, Run(tmp_path / "old", allow_code=True)).equity.notna().all()
     assert steps_done(nca.train(env, agent, tmp_path / "old", steps=256)) == 256
