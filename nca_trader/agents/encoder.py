@@ -13,6 +13,7 @@ that is `config.window`. Everything else has a default here, and may be defined 
     HIDDEN: by parameter, the axis that is the width of a hidden layer; a mesh may split it
     HEAD: a class in the place of `heads.PolicyHead`, with its arguments
 
+A setting of [policy] that none of these reads is refused where it is given, see `examine`.
 `check_policy` tells whether a module keeps to that. `agents.cell_rule` makes such a module of the
 rule of one cell.
 """
