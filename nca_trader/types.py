@@ -435,6 +435,11 @@ class EnvSpec:
         return len(self.features)
 
     @property
+    def states(self) -> tuple[str, ...]:
+        """The features that are the state of a synthetic market."""
+        return tuple(name for name in self.features if name.startswith("state:"))
+
+    @property
     def num_actions(self) -> int:
         """The number n of discrete actions of each asset; 0 where they are not discrete."""
         if self.choices is not None:

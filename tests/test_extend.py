@@ -227,7 +227,7 @@ def test_a_policy_that_breaks_the_protocol_is_refused_in_one_line(folder):
         "        return x\n"
         "class Ahead(nnx.Module):\n"
         "    def __init__(self, config):\n"
-        "        self.channels = config.channels\n"
+        "        self.channels, self.hidden = config.channels, config.hidden\n"
         "    def __call__(self, x, present):\n"
         "        last = x[:, -1:] + 0 * x\n"
         "        return jnp.repeat(last[..., :1], self.channels, -1)\n"
@@ -244,7 +244,7 @@ def test_a_policy_that_breaks_the_protocol_is_refused_in_one_line(folder):
         "mine:Convolution(slope='a')": "mine:Convolution.*TypeError",
         "policies:Asking(depth=2)": "asks for size; .* or values in parentheses",
         "policies:number(size=2)": "is the number 3|cannot be called",
-        "policies:Narrow": "cells of x .* are float32.* return float32",
+        "policies:Narrow": "cells: returns float32.* return float32",
         "policies:Dropping": "is a Rng.*; a policy may hold nnx.Param only",
         "policies:Asking": "its constructor asks for size; it is given spec, config",
         "policies:number": "is the number 3; give the class of a Flax nnx module",

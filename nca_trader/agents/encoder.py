@@ -13,6 +13,7 @@ that is `config.window`. Everything else has a default here, and may be defined 
     HIDDEN: by parameter, the axis that is the width of a hidden layer; a mesh may split it
     HEAD: a class in the place of `heads.PolicyHead`, with its arguments
 
+A setting of [policy] that none of these reads is refused where it is given, see `examine`.
 `check_policy` tells whether a module keeps to that. `agents.cell_rule` makes such a module of the
 rule of one cell.
 """
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
+from numbers import Integral
 from typing import Any, ClassVar
 
 import jax
@@ -29,12 +31,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from nca_trader.agents.heads import distribution, num_account_features
 from nca_trader.agents.lattice import ROWS, delay, enter, rows_dense, store
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.config.agent import KINDS
-from nca_trader.config.ranges import describe
+from nca_trader.config.extensions import own_code, uncalled
+from nca_trader.config.ranges import defaults_of, describe, refuse
 from nca_trader.config.registry import Registry
+from nca_trader.envs.account.costs import expect_shapes
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import wide
 from nca_trader.types import EnvSpec
@@ -184,6 +189,8 @@ class GRU(nnx.Module):
 
 
 GIVEN = ("spec", "config", "precision", "rngs")
+# The settings of [policy] that work for every encoder: the head or the environment reads them.
+READ_ELSEWHERE = {"kind", "channels", "base", "tilt_limit", "tilt_penalty"}
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -201,7 +208,8 @@ def encoder_of(given: Any, name: str) -> Any:
     partial = isinstance(given, functools.partial)
     cls, values = (given.func, given.keywords) if partial else (given, {})
     if not (isinstance(cls, type) and issubclass(cls, nnx.Module) and callable(cls)):
-        raise ConfigError(f"{name}: is {describe(cls)}; give the class of a Flax nnx module.")
+        more = "" if isinstance(cls, type) else uncalled(cls)
+        raise ConfigError(f"{name}: is {describe(cls)}; give the class of a Flax nnx module{more}.")
     if "__call__" not in dir(cls):
         raise ConfigError(f"{name}: has no __call__; define __call__(self, x, present) -> cells.")
     if hasattr(cls, "stream") != hasattr(cls, "begin"):
@@ -263,13 +271,21 @@ def build(cls: Any, given: Mapping[str, Any], values: Mapping[str, Any] | None =
 
 def receptive_field(cls: Any, config: PolicyConfig) -> int:
     """Return the bars that a cell depends on, its own included."""
-    return getattr(cls, "receptive_field", lambda config: config.window)(config)
+    bars = getattr(cls, "receptive_field", lambda config: config.window)(config)
+    if not isinstance(bars, Integral) or bars < 1:
+        what = describe(bars)
+        raise ConfigError(
+            f"{cls.__name__}.receptive_field: returns {what}; return a number of bars, 1 or more."
+        )
+    return int(bars)
 
 
 def encode(module: Any, x: Array, present: Array, fire: Fire | None, halo: int) -> Array:
     """Return the cells of a module, which need not know `fire` and `halo`."""
     whole = {"fire", "halo"} <= set(inspect.signature(type(module).__call__).parameters)
-    return module(x, present, fire, halo) if whole else module(x, present)[:, halo:]
+    if whole:
+        return module(x, present, fire, halo)
+    return module(x, present)[:, halo:] if halo else module(x, present)
 
 
 def begin(cls: Any, spec: EnvSpec, config: PolicyConfig) -> Any:
@@ -320,30 +336,94 @@ def check_parameters(name: str, module: Any) -> None:
             raise ConfigError(f"{name}: {where} is {dtype}; parameters are float32.")
 
 
-def check_cells(
-    name: str, cells: Callable[..., Array], params: Any, spec: EnvSpec, channels: int, rows: int
-) -> None:
-    """Refuse an encoder whose cells have another shape or type.
+def examine(
+    cls: Any, spec: EnvSpec, config: PolicyConfig, precision: PrecisionConfig
+) -> frozenset[str]:
+    """Encode, stream and decide in shapes alone; return the settings that an encoder does not read.
+
+    Those that ship are known to be right, and their config refuses what has no effect.
 
     Args:
-      name: of its kind, for messages.
-      cells: `(params, x, present) -> cells`.
-      params: their shapes.
+      cls: of the encoder.
       spec: of the environment.
-      channels: C.
-      rows: bars, at least the receptive field.
+      config: of the policy.
+      precision: of its products.
 
     Raises:
-      ConfigError: with the shape that it has.
+      ConfigError: what it, its stream or its head returns has another shape or type.
     """
-    bars = (1, rows, spec.num_assets)
-    x = jax.ShapeDtypeStruct((*bars, spec.num_features), jnp.float32)
-    found = jax.eval_shape(cells, params, x, jax.ShapeDtypeStruct(bars, bool))
-    if found.shape != (*bars, channels) or found.dtype != jnp.float32:
-        raise ConfigError(
-            f"{name}: cells of x {x.shape} are {found.dtype}{found.shape}; return float32"
-            f"{(*bars, channels)}, where {channels} is policy.channels."
-        )
+    if (name := config.kind) in KINDS:
+        return frozenset()
+    read, of_spec = set[str](), set[str]()
+    seen, space = watch(config, read), watch(spec, of_spec)
+    bars, head = (1, receptive_field(cls, seen) + 1, spec.num_assets), getattr(cls, "HEAD", None)
+    width, batch = config.channels, bars[:2]
+
+    with own_code(f"policy.kind = {name!r}"):
+        made = [head and _made(head, spec, width, hidden) for hidden in (1, 2)]
+
+    def trace(x: Array, present: Array, fire: Fire, features: Array) -> None:
+        given = (space, seen, precision, nnx.Rngs(0))
+        module = build(cls, dict(zip(GIVEN, given, strict=True)))
+        cells = encode(module, x, present, fire, 0)
+        wanted = jnp.zeros((*bars, width))
+        expect_shapes(f"{name}: cells", cells, wanted, f", where {width} is policy.channels")
+        if _has_stream(cls):
+            state = cls.begin(space, seen)
+            after = module.stream(state, x[0, 0], present[0, 0])
+            expect_shapes(f"{name}: stream", after, (state, wanted[0, 0]), ", as of begin")
+        if head is not None:
+            made = head(spec, width, config.head_hidden, nnx.Rngs(0))
+            outputs = distribution(spec).outputs(spec)
+            wanted = jnp.zeros((*bars, outputs)), jnp.zeros(batch)
+            expect_shapes(f"{name}: HEAD", made(cells, features), wanted, ", logits and a value")
+
+    x, account = (
+        jax.ShapeDtypeStruct((*bars, n), jnp.float32)
+        for n in (spec.num_features, num_account_features(spec))
+    )
+    fire = Fire(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32))
+    with own_code(f"policy.kind = {name!r}"):
+        jax.eval_shape(trace, x, jax.ShapeDtypeStruct(bars, bool), fire, account)
+    if "nearest" in of_spec:  # the ranking of assets, which is there for `neighbours` alone
+        read.add("neighbours")
+    if head is None or made[0] != made[1]:
+        read.add("head_hidden")
+    return frozenset({*defaults_of(PolicyConfig)} - read - READ_ELSEWHERE)
+
+
+def _made(head: Any, spec: EnvSpec, channels: int, hidden: int) -> str:
+    """Return how a head draws its parameters, and what else it holds."""
+    drawn = jax.make_jaxpr(
+        lambda: nnx.split(head(spec, channels, hidden, nnx.Rngs(0))), return_shape=True
+    )
+    return str(drawn())
+
+
+def refuse_unread(config: PolicyConfig, unread: Collection[str]) -> None:
+    """Refuse settings away from their defaults that an encoder does not read, see `examine`."""
+    defaults = defaults_of(PolicyConfig)
+    refuse(
+        f"policy.{name}={value!r} is not read by policy.kind={config.kind!r}; leave it out (its "
+        f"default is {default!r}), or read config.{name} there."
+        for name, default in defaults.items()
+        if name in unread and (value := getattr(config, name)) != default
+    )
+
+
+def watch(config: Any, read: set[str]) -> Any:
+    """Return a stand-in for a dataclass that adds to `read` what is read from it.
+
+    Of `dataclasses.replace` that is every field that it does not change, of `vars` every field.
+    """
+    fields = type(config).__dataclass_fields__
+
+    def get(_: Any, name: str) -> Any:
+        read.update(fields if name == "__dict__" else (name,))
+        return getattr(config, name)
+
+    members = {"__getattribute__": get, "__dataclass_fields__": fields}
+    return type(type(config).__name__, (), members)()
 
 
 # By the names that `PolicyConfig.kind` takes.

@@ -66,8 +66,9 @@ def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
     # No slot shows the asset itself, so there are at most as many slots as other assets.
     others = spec.num_assets - 1
     # "all" shows one mean, whatever the number of assets.
-    wanted = {"none": 0, "ring": 2, "all": 1, "nearest": config.num_neighbours}
-    return min(wanted[config.neighbours], others)
+    if config.neighbours == "nearest":
+        return min(config.num_neighbours, others)
+    return min({"none": 0, "ring": 2, "all": 1}[config.neighbours], others)
 
 
 # Bytes of one array of cells, float32. About six of them at a time fit into the vector memory of a

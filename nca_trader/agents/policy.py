@@ -55,6 +55,8 @@ class Policy(NamedTuple):
       hidden_axis: `(module, name) ->` the parameter's axis that is the width of a hidden layer,
         which a mesh may split; None if there is none.
       ensemble: of several agents, how their orders become one, see `heads.mean_order`.
+      unread: `() ->` the settings of [policy] that an encoder of your own does not read; it checks
+        the encoder first, see `encoder.examine`.
     """
 
     init: Callable[[Array], Params]
@@ -67,6 +69,7 @@ class Policy(NamedTuple):
     fire_rate: float
     hidden_axis: Callable[[str, str], int | None]
     ensemble: str = "mean"
+    unread: Callable[[], frozenset[str]] = frozenset
 
     @property
     def distribution(self) -> Distribution:
@@ -111,7 +114,8 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
 
     Raises:
       ConfigError: `agent` cannot be loaded, it needs each asset's nearest ones and `spec` does not
-        rank them, or it stands on a base rule in an environment whose actions are not weights.
+        rank them, it stands on a base rule in an environment whose actions are not weights, or an
+        encoder of your own does not read a setting.
 
     Example:
       >>> import nca_trader as nca
@@ -124,8 +128,11 @@ def make_policy(agent: AgentConfig | str | pathlib.Path, spec: EnvSpec) -> Polic
     return build_policy(agent, spec_on_base(spec, agent.policy))
 
 
-def build_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
-    """Build the policy of a config whose base `spec` has already, see `make_policy`."""
+def build_policy(agent: AgentConfig, spec: EnvSpec, stored: bool = False) -> Policy:
+    """Build the policy of a config whose base `spec` has already, see `make_policy`.
+
+    That of a stored run may have settings that its encoder does not read.
+    """
     if agent.policy.neighbours != "nearest":
         spec = dataclasses.replace(spec, nearest=())  # they describe bars, not the policy
     elif spec.num_assets > 1 and len(spec.nearest) != spec.num_assets:
@@ -135,7 +142,10 @@ def build_policy(agent: AgentConfig, spec: EnvSpec) -> Policy:
         )
     # The key has only what the functions depend on, so agents that differ in their learner share a
     # policy.
-    return _make_policy(agent.policy, agent.precision, spec)
+    policy = _make_policy(agent.policy, agent.precision, spec)
+    if not stored:
+        encoder.refuse_unread(agent.policy, policy.unread())
+    return policy
 
 
 @functools.lru_cache(maxsize=64)
@@ -154,6 +164,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     # Shapes alone are traced: the graph is known without drawing parameters.
     with own_code(f"policy.kind = {config.kind!r}"):
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+        field = encoder.receptive_field(cls, config)
     hidden = {name: getattr(part, "HIDDEN", {}) for name, part in ((kind, cls), ("head", head))}
     graphs = {name: nnx.graphdef(module) for name, module in abstract.items()}
     pure = {name: nnx.to_pure_dict(nnx.state(module)) for name, module in abstract.items()}
@@ -188,13 +199,9 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
     def stream(params: Params, state: Any, x: Array, present: Array) -> tuple[Any, Array]:
         return encoder.stream(module(kind, params), state, x, present)
 
-    field = encoder.receptive_field(cls, config)
     if own:
         for name, part in abstract.items():
             encoder.check_parameters(f"policy.kind = {config.kind!r}: {name}", part)
-        with own_code(f"policy.kind = {config.kind!r}"):
-            like = jax.eval_shape(init, jax.random.key(0))
-            encoder.check_cells(config.kind, encode, like, spec, config.channels, field + 1)
     return Policy(
         init=init,
         encode=encode,
@@ -205,6 +212,7 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
         spec=spec,
         fire_rate=config.fire_rate,
         hidden_axis=lambda name, parameter: hidden[name].get(parameter),
+        unread=functools.cache(lambda: encoder.examine(cls, spec, config, precision)),
     )
 
 
@@ -299,20 +307,13 @@ def check_steps(kind: str, policy: Policy, trained: Policy) -> None:
       trained: with the number that it was trained with.
 
     Raises:
-      ConfigError: its cells are the same, or its parameters are not.
+      ConfigError: it does not read it, or its parameters are others.
     """
-    spec, rows = policy.spec, max(policy.receptive_field, trained.receptive_field) + 1
-    shape = (1, rows, spec.num_assets)
-    x = jax.ShapeDtypeStruct((*shape, spec.num_features), jnp.float32)
-    there = jax.ShapeDtypeStruct(shape, bool)
+    if "steps" in policy.unread():
+        raise ConfigError(f"steps: policy.kind = {kind!r} does not read it; leave it out.")
     params = [jax.eval_shape(each.init, jax.random.key(0)) for each in (policy, trained)]
     if params[0] != params[1]:
         raise ConfigError(f"steps: policy.kind = {kind!r} has other parameters with it.")
-    program, known = (
-        jax.jit(each.encode).lower(params[0], x, there).as_text() for each in (policy, trained)
-    )
-    if program == known:
-        raise ConfigError(f"steps: policy.kind = {kind!r} does not read it; leave it out.")
 
 
 def decide(policy: Policy, params: Params, cells: Array, account: Account) -> Readout:

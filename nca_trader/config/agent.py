@@ -145,7 +145,7 @@ class PolicyConfig:
         if given.base == "none":
             yield from ((name, "base=a rule") for name in ("tilt_limit", "tilt_penalty"))
         if given.kind not in KINDS:
-            return  # your own kind may read any field; an unknown one is reported by itself
+            return  # what your own kind reads is seen where its policy is made
         for name, kinds in KINDS_WITH.items():
             if given.kind not in kinds:
                 yield name, f"kind={' or '.join(map(repr, kinds))}"

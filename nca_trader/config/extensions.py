@@ -239,7 +239,8 @@ def own_code(where: str) -> Iterator[None]:
     """
     try:
         yield
-    except ConfigError:
+    except ConfigError as error:
+        vars(error).pop("__notes__", None)  # jax's, of the frames that it has left out
         raise  # it says itself what is wrong
     except Exception as error:
         at = user_line(error)
@@ -251,7 +252,15 @@ def own_code(where: str) -> Iterator[None]:
                 f"{where}: {what}: reads a value that is known only when it runs; write "
                 "jnp.where(condition, this, that) in place of `if`, and jnp in place of numpy."
             ) from None
-        raise ConfigError(f"{where}: {what}: {text}; correct that.") from None
+        # Without a line of the user's the call itself failed; what its name calls, it calls itself.
+        ours = not at and isinstance(error, TypeError) and "argument" in text and where[-1] != ")"
+        remedy = f"let it take them{uncalled(own_code)}" if ours else "correct that"
+        raise ConfigError(f"{where}: {what}: {text}; {remedy}.") from None
+
+
+def uncalled(value: Any) -> str:
+    """Return the remedy for a function or class that is named in place of what it returns."""
+    return "; if it returns one, name its call, as in mine:make()" if callable(value) else ""
 
 
 def module_of(module: str) -> types.ModuleType:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from nca_trader.config.extensions import uncalled
 from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
 from nca_trader.envs.account.costs import examine
@@ -75,7 +76,7 @@ def own_scheme(value: Any, name: str) -> ActionScheme:
     if not isinstance(value, ActionScheme):
         raise ConfigError(
             f"{name}: is {describe(value)}; give an ActionScheme(target, choices=n) of "
-            "nca_trader.envs.actions."
+            f"nca_trader.envs.actions{uncalled(value)}."
         )
     count, low, high = value.choices, value.low, value.high
     if type(count) is not int or count < 0 or count == 1:
@@ -160,11 +161,8 @@ def check_own(spec: EnvSpec, rows: int) -> None:
         return SCHEMES[spec.actions].target(spec, action, ordered)
 
     one = jax.ShapeDtypeStruct(shape, actions.dtype)
-    given = examine(where, target, one, jax.ShapeDtypeStruct(shape, jnp.float32), rows=rows)
-    fits = getattr(given, "shape", None) == shape and jnp.issubdtype(given.dtype, jnp.floating)
-    if not fits:
-        what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else describe(given)
-        raise ConfigError(f"{where}: returns {what}; return one weight per asset, float32{shape}.")
+    like, said = jax.ShapeDtypeStruct(shape, jnp.float32), f"one weight per asset, float32{shape}"
+    examine(where, target, one, like, shapes=(shape,), returns=said, rows=rows)
     low, high = spec.bounds
     for start in sorted({low, 0.0, high}):
         for action in actions:

@@ -22,6 +22,7 @@ from nca_trader.envs.actions import SCHEMES
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.machine import memory
 from nca_trader.markets import Task
+from nca_trader.markets import market_of as synthetic_of
 from nca_trader.types import Bars, EnvSpec, Tensor
 
 # Copies of the features in memory at once: as computed, joined with the market's state, and on the
@@ -146,12 +147,11 @@ def feature_set_of(config: EnvConfig, bar_seconds: int) -> FeatureSet:
     return feature_set(config.features, bar_seconds, config.sessions)
 
 
-def first_of(shards: Shards, config: EnvConfig) -> Bars:
+def first_of(shards: Shards) -> Bars:
     """Read the first shard.
 
     Raises:
       BarError: there are no shards, or they differ in their number of symbols.
-      ConfigError: the config observes the state of a synthetic market.
     """
     if not len(shards):
         raise BarError(f"{shards.folder}: there are no shards in it; write some first.")
@@ -162,29 +162,41 @@ def first_of(shards: Shards, config: EnvConfig) -> Bars:
                 f"{shards[0].path} has {len(shards[0].symbols)}; an agent trains on one number "
                 "of assets, so write shards of as many symbols each."
             )
-    if config.market and config.market_state:
-        raise ConfigError(
-            f"{shards.folder}: shards do not hold the state of the market "
-            f"{config.market}; set market_state = false."
-        )
     return shards.read(shards[0])
 
 
-def observed_states(source: Bars | Task, config: EnvConfig) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return names, and `[N, A, S]` float32 values, of the market's own state.
+def state_names(source: Bars | Task, config: EnvConfig) -> tuple[str, ...]:
+    """Return the names of the market's own state that an environment observes."""
+    names: tuple[str, ...] = ()
+    if isinstance(source, Task):
+        names = source.signal_names
+    elif config.market and config.market_state:
+        # A market of your own is drawn: its draws alone say whether they have a state.
+        names = synthetic_of(config).state_names
+    # The prefix keeps them apart from a feature of the same name.
+    return tuple(f"state:{name}" for name in names) if config.market_state else ()
+
+
+def observed_states(source: Bars | Task, config: EnvConfig, names: tuple[str, ...]) -> np.ndarray:
+    """Return `[N, A, S]` float32 values of the market's own state.
+
+    Args:
+      source: the bars.
+      config: of the environment.
+      names: of what it observes, see `state_names`.
 
     Raises:
-      ConfigError: the config observes a state that bars alone do not have.
+      ConfigError: it observes a state, which bars alone do not have.
     """
-    if isinstance(source, Task) and config.market_state:
-        return source.signal_names, source.signals.astype(np.float32)
+    if names and isinstance(source, Task):
+        return source.signals.astype(np.float32)
     bars = source.bars if isinstance(source, Task) else source
-    if config.market and config.market_state:
+    if names:
         raise ConfigError(
             f"{bars.source or 'bars'}: the environment observes the state of the market "
             f"{config.market}, which bars do not hold; give no bars, or set market_state = false."
         )
-    return (), np.zeros((*bars.close.shape, 0), np.float32)
+    return np.zeros((*bars.close.shape, 0), np.float32)
 
 
 def features_of(bars: Bars, config: EnvConfig, states: np.ndarray, bar_seconds: int) -> np.ndarray:

@@ -17,9 +17,10 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from nca_trader.config import AccountConfig, EnvConfig
+from nca_trader.config.extensions import uncalled
 from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
-from nca_trader.envs.account.costs import examine
+from nca_trader.envs.account.costs import examine, expect_shapes
 from nca_trader.envs.account.state import Account, BarReturns, open_account
 from nca_trader.errors import ConfigError
 from nca_trader.types import EXTRAS, Bars, Costs, EnvSpec, Tensor
@@ -47,7 +48,7 @@ class Below(NamedTuple):
     def after(self, spec: EnvSpec, log_return: Tensor) -> Below:
         """Return the memory after a step of log-return `log_return` `[]`."""
         # Equity above its peak is a new peak, and the depth is then 0.
-        return Below(jnp.maximum(self.depth - log_return, 0.0))
+        return self._replace(depth=jnp.maximum(self.depth - log_return, 0.0))
 
 
 class SharpeMemory(NamedTuple):
@@ -73,9 +74,9 @@ class SharpeMemory(NamedTuple):
 
     def after(self, spec: EnvSpec, log_return: Tensor) -> SharpeMemory:
         """Return the memory after a step of log-return `log_return` `[]`."""
-        return SharpeMemory(
-            self.mean + spec.decay * (log_return - self.mean),
-            self.square + spec.decay * (log_return**2 - self.square),
+        return self._replace(
+            mean=self.mean + spec.decay * (log_return - self.mean),
+            square=self.square + spec.decay * (log_return**2 - self.square),
         )
 
     def variance(self, spec: EnvSpec) -> Array:
@@ -329,7 +330,8 @@ def own_reward(value: Any, name: str) -> Reward:
         return Reward(pay)
     if not isinstance(value, Reward):
         raise ConfigError(
-            f"{name}: is {describe(value)}; give a function (config, spec, step), or a Reward."
+            f"{name}: is {describe(value)}; give a function (config, spec, step), or a Reward"
+            f"{uncalled(value)}."
         )
     parts = ("_fields", "begin", "after", "shown")
     lacks = [part for part in parts if not hasattr(value.memory, part)]
@@ -353,16 +355,18 @@ def check_own(config: EnvConfig, spec: EnvSpec, rules: AccountConfig, num_bars: 
     def paid(weight: Array) -> Array:
         account = begin_account(spec, open_account(weight, rules))
         legs = BarReturns(weight, weight, jnp.ones(weight.shape, bool))
-        kept = account.memory.kept if spec.memory else None
+        kept: Any = account.memory.kept if spec.memory else None
         step = Step(weight.sum(), weight, weight, legs, rules.costs, 1.0, kept)
-        remember(spec, account)
+        if spec.memory:
+            numbers = (weight.sum(),) * num_shown(spec)
+            name, like = f"{where}: {_memory(spec).__name__}", _memory(spec)._make(numbers)
+            expect_shapes(f"{name}.begin", kept, like)
+            expect_shapes(f"{name}.after", kept.after(spec, numbers[0]), like)
+            expect_shapes(f"{name}.shown", kept.shown(spec), numbers)
         return reward_of(config, spec, step)
 
     where, weight = f"reward {config.reward}", jax.ShapeDtypeStruct((spec.num_assets,), jnp.float32)
-    given = examine(where, paid, weight, rows=num_bars)
-    if getattr(given, "shape", None) != () or not jnp.issubdtype(given.dtype, jnp.floating):
-        what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else describe(given)
-        raise ConfigError(f"{where}: returns {what}; return one number.")
+    examine(where, paid, weight, shapes=((),), returns="one number", rows=num_bars)
 
 
 # By the names that `EnvConfig.reward` takes.

@@ -44,6 +44,7 @@ from nca_trader.envs.market import (
     nearest_assets,
     observed_states,
     spec_of,
+    state_names,
 )
 from nca_trader.envs.rewards import begin_account, remember
 from nca_trader.errors import BarError, ConfigError, StateError
@@ -347,15 +348,14 @@ class TradingEnv:
         _refuse_own(cls.__name__, [x for x in MADE if isinstance(getattr(cls, x, None), property)])
         self.shards, self.task, self._base = None, None, None
         if isinstance(bars, Shards):
-            self.shards, bars = bars, first_of(bars, config)
+            self.shards, bars = bars, first_of(bars)
         elif bars is None:
             bars = task_of(config)
-        states = observed_states(bars, config)
+        names = state_names(bars, config)
+        states = observed_states(bars, config, names)
         if isinstance(bars, Task):
             self.task, bars = bars, bars.bars
         self.bars = bars
-        # The prefix keeps the market's own state apart from a feature of the same name.
-        names = tuple(f"state:{name}" for name in states[0])
         spec = spec_of(config, bars.symbols, names, seconds_of_bars(bars))
         warmup = max(spec.warmup, feature_set_of(config, spec.bar_seconds).warmup_on(bars))
         spec = dataclasses.replace(spec, nearest=nearest_assets(bars), warmup=warmup)
@@ -373,7 +373,7 @@ class TradingEnv:
         rewards.check_paid(config, bars, spec.size)
         rewards.check_own(config, spec, config.account, len(bars))
         actions.check_own(spec, len(bars))
-        self.features = features_of(bars, config, states[1], spec.bar_seconds)
+        self.features = features_of(bars, config, states, spec.bar_seconds)
         dynamics = Dynamics(config, spec, config.account)
         self.market = market_of(bars, self.features, dynamics, self.shards)
         # The market of shards stays on the host: training puts one after the other on the devices.

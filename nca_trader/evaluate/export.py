@@ -254,7 +254,8 @@ def _calibration(run: Run, source: Bars | Task, coding: Coding) -> tuple[Any, An
         )
     rows = len(bars) if isinstance(source, Task) else run.manifest.data.rows
     # Cut before anything is computed: later bars must not reach the steps.
-    bars, states = bars[:rows], observed_states(source, run.env_config)[1][:rows]
+    states = observed_states(source, run.env_config, run.spec.states)[:rows]
+    bars = bars[:rows]
     return features_of(bars, run.env_config, states, run.spec.bar_seconds), bars.present
 
 

@@ -334,7 +334,7 @@ def _shown(
     run = run_on(run, bars)
     policy = run.policy
     refuse_short(bars, policy, last)
-    states = observed_states(source, run.env_config)[1]
+    states = observed_states(source, run.env_config, run.spec.states)
     features = features_of(bars[:last], run.env_config, states[:last], policy.spec.bar_seconds)
     # Before float64 is on: training and the live loop encode in float32 too.
     cells = tuple(encode(policy, p, features, bars.present[:last], first) for p in params)

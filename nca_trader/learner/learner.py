@@ -177,20 +177,29 @@ def build_learner(
     env: TradingEnv, policy: Policy, config: AgentConfig, mesh: Mesh | None = None
 ) -> Learner:
     """Build the learner of a config whose base `env` has already, see `make_learner`."""
-    mesh = mesh_over(config.mesh.axes) if mesh is None else mesh
     shape, seeds, streamed = config.learner, config.num_seeds, env.shards is not None
+    mesh = mesh_over(config.mesh.axes) if mesh is None else mesh
+    # With shards the market given here only describes them: `step` is given one per update.
+    market = env.market if streamed else everywhere(env.market, mesh)
+    # jit refuses compiler options where a program is traced into another. So only the program
+    # that `step` calls itself has them.
+    options = compiler_options(mesh)
+    # The market is on the device already, so on a CPU it is no longer part of the free memory.
+    held = _num_bytes(jax.tree.leaves(market))
+    limit = memory_limit(shape.memory_gb, mesh, held)
+    if limit is not None and streamed:  # the next shard, and one on its way, are held as well
+        limit -= 2 * held
     layout = make_layout(policy, mesh, config.mesh.deterministic)
     # Segments of a minibatch that a device learns from at once.
     parallel = shape.logical_shards if layout.deterministic else batch_shards(mesh)
     items = shape.num_segments // shape.num_minibatches // parallel
-    check_sizes(env, policy, config, mesh, items)
+    refuse(divides("learner.micro_batches", shape.micro_batches, "a device's minibatch", items))
+    check_sizes(env, policy, config, mesh)
     check_shards(env, policy, config)
     per_seed = shape.num_segments * shape.segment_length * shape.envs_per_segment
     # Rounded up: `steps` is reached by a whole number of updates.
     of = functools.partial(make_parts, env, policy, layout, -(-shape.steps // per_seed))
     parts = of(config)
-    # With shards the market given here only describes them: `step` is given one per update.
-    market = env.market if streamed else everywhere(env.market, mesh)
     start, placed = functools.partial(initial_state, parts), _spec(parts, FSDP, MODEL)
     if seeds > 1:
         start = init_each(start, seeds)
@@ -208,16 +217,9 @@ def build_learner(
         slots = jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).replay.data)
         of_device = _num_bytes(slots) / batch_shards(mesh)
         ring = Held(shape.replay_slots, of_device / shape.replay_slots)
-    # The market is on the device already, so on a CPU it is no longer part of the free memory.
-    held = _num_bytes(jax.tree.leaves(market))
-    limit = memory_limit(shape.memory_gb, mesh, held)
-    if limit is not None and streamed:  # the next shard, and one on its way, are held as well
-        limit -= 2 * held
     larger = [n for n in range(shape.micro_batches + 1, items + 1) if items % n == 0]
-    # jit refuses compiler options where a program is traced into another. So only the program
-    # that `step` calls itself has them.
     program = make_program(parts, mesh, placed)
-    called = make_program(parts, mesh, placed, compiler_options(mesh))
+    called = make_program(parts, mesh, placed, options)
     less = f"lower {'num_seeds, ' if seeds > 1 else ''}{LESS}"
     step = Bounded(called, program, build, larger, limit, ring, less)
 
@@ -301,9 +303,7 @@ def _spec(parts: Parts, *names: str) -> LearnerState:
     return LearnerState._make([params, moments, P(), P(), P(BATCH), ring, P()])
 
 
-def check_sizes(
-    env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh, items: int
-) -> None:
+def check_sizes(env: TradingEnv, policy: Policy, agent: AgentConfig, mesh: Mesh) -> None:
     """Validate the sizes of an update against the bars, the mesh and each other.
 
     Args:
@@ -311,7 +311,6 @@ def check_sizes(
       policy: its receptive field needs bars before the first segment.
       agent: the sizes.
       mesh: the devices that share a batch.
-      items: segments of a minibatch that a device learns from at once.
 
     Raises:
       BarError: too few bars.
@@ -332,7 +331,6 @@ def check_sizes(
             f"{parts} devices that share a batch; the nearest that is, is "
             f"{max(1, round(config.logical_shards / parts)) * parts}."
         )
-    refuse(divides("learner.micro_batches", config.micro_batches, "a device's minibatch", items))
     # Otherwise an episode would end inside a segment, but new starts are drawn between segments
     # only.
     episode = env.config.episode_bars or config.segment_length

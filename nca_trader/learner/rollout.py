@@ -17,7 +17,6 @@ from jax import Array
 from nca_trader.agents.heads import account_features
 from nca_trader.agents.nca import Fire
 from nca_trader.agents.policy import Params, Policy, decide
-from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import BarReturns
 from nca_trader.envs.market import Dynamics, Market
 from nca_trader.envs.trading import Episode, TradingEnv, begin, begin_dropout, keep_mask, transition
@@ -353,25 +352,6 @@ def times(drawn: Array | None, scale: Array | None) -> Array | None:
     if drawn is None or scale is None:
         return drawn if scale is None else scale
     return drawn * scale
-
-
-def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
-    """Return the `[]` float32 factor on costs in `update`; None without a curriculum."""
-    return _towards_one(config.costs_from, config.costs_share, update, num_updates)
-
-
-def volatility_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
-    """Return the `[]` float32 factor on log-returns in `update`; None without a curriculum."""
-    return _towards_one(config.volatility_from, config.volatility_share, update, num_updates)
-
-
-def _towards_one(start: float, share: float, update: Array, num_updates: int) -> Array | None:
-    # None and not 1.0: without a curriculum the program has no such product.
-    if start == 1.0:
-        return None
-    # At least one update, so that a share of 0 does not divide by zero.
-    done = update / max(share * num_updates, 1.0)
-    return start + (1.0 - start) * jnp.minimum(done, 1.0)
 
 
 def scale_returns(legs: BarReturns, scale: Array | None) -> BarReturns:

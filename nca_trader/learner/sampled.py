@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents.policy import Params
 from nca_trader.config import ranges
-from nca_trader.config.extensions import own_code
+from nca_trader.envs.account.costs import examine
 from nca_trader.envs.market import Market
 from nca_trader.errors import ConfigError
 from nca_trader.learner.ppo import (
@@ -378,10 +378,7 @@ def own_algorithm(value: Any, name: str) -> Algorithm:
             "nca_trader.learner.ppo.gae, or an Algorithm."
         )
     row = jax.ShapeDtypeStruct((3,), jnp.float32)
-    with own_code(name):
-        found = jax.eval_shape(value, *[row] * 5)
-    if found.shape != row.shape or not jnp.issubdtype(found.dtype, jnp.floating):
-        raise ConfigError(f"{name}: of 3 steps returns {found.dtype}{found.shape}; return [3].")
+    examine(name, value, *[row] * 5, shapes=(row.shape,), returns="[3] of 3 steps")
     estimator: Any = value
     collected = functools.partial(collect, estimator=estimator)
     return SAMPLED._replace(collect=collected, replay=None)

@@ -123,11 +123,12 @@ def train(
         select.refuse_seen(env)
     tracker = tracker_of(track)
     path = place(run_dir, "run_dir")
-    policy = build_policy(agent, env.spec)
+    stored = (path / "run.json").exists()
+    policy = build_policy(agent, env.spec, stored)
     # Schedules keep the length that the run began with: with more steps a curriculum that has
     # ended would start again.
     began = agent
-    if (path / "run.json").exists():
+    if stored:
         began = _for_steps(agent, Run(path, allow_code=None).agent_config.learner.steps)
     learner = build_learner(env, policy, began)
     check_processes(learner.mesh)

@@ -19,7 +19,7 @@ import optax
 from jax import Array
 
 from nca_trader.agents.policy import Params, Policy
-from nca_trader.config import AgentConfig, LearnerConfig
+from nca_trader.config import AgentConfig, CurriculumConfig, LearnerConfig
 from nca_trader.config.registry import Registry
 from nca_trader.envs.market import Market
 from nca_trader.envs.trading import TradingEnv
@@ -40,8 +40,6 @@ from nca_trader.learner.rollout import (
     Draw,
     Segments,
     begin_segments,
-    cost_scale,
-    volatility_scale,
 )
 from nca_trader.learner.sampled import (
     SAMPLED,
@@ -162,6 +160,8 @@ def update(parts: Parts, state: LearnerState, market: Market) -> tuple[LearnerSt
     key = jax.random.fold_in(state.key, state.update)
     start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
     course = (config.curriculum, state.update, parts.num_updates)
+    total = gradient_steps(config.learner, parts.num_updates)
+    rate_of = learning_rate(config.optimizer, total, setup.hyper.learning_rate)
     scales = (cost_scale(*course), volatility_scale(*course))
     loss = functools.partial(parts.algorithm.loss, setup)
     learn_from = functools.partial(
@@ -199,10 +199,32 @@ def update(parts: Parts, state: LearnerState, market: Market) -> tuple[LearnerSt
     # The optimiser counts over the run; the row of metrics is for one update.
     skipped = opt_state.skipped - state.opt_state.skipped
     metrics |= losses | {"skipped": skipped, "param_norm": layout.norm(params)}
-    metrics |= _settings(parts, setup, scales, opt_state)
+    metrics |= {"lr": jnp.asarray(rate_of(_steps(opt_state)))}
+    metrics |= {"micro_batches": jnp.int32(config.learner.micro_batches)}
+    named = zip(("cost_scale", "volatility_scale"), scales, strict=True)
+    metrics |= {name: scale for name, scale in named if scale is not None}
     metrics |= {} if state.hyper is None else state.hyper._asdict()
     state = state._replace(params=params, opt_state=opt_state, segments=segments, replay=ring)
     return state._replace(update=state.update + 1), metrics
+
+
+def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
+    """Return the `[]` float32 factor on costs in `update`; None without a curriculum."""
+    return _towards_one(config.costs_from, config.costs_share, update, num_updates)
+
+
+def volatility_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
+    """Return the `[]` float32 factor on log-returns in `update`; None without a curriculum."""
+    return _towards_one(config.volatility_from, config.volatility_share, update, num_updates)
+
+
+def _towards_one(start: float, share: float, update: Array, num_updates: int) -> Array | None:
+    # None and not 1.0: without a curriculum the program has no such product.
+    if start == 1.0:
+        return None
+    # At least one update, so that a share of 0 does not divide by zero.
+    done = update / max(share * num_updates, 1.0)
+    return start + (1.0 - start) * jnp.minimum(done, 1.0)
 
 
 def collect(
@@ -278,17 +300,6 @@ def replay(
     once = functools.partial(again, setup, *both, market)
     batch, statistics = by_runs(lambda item: once(item, scales), runs, item)
     return parts.algorithm.normalize(setup, batch, layout.of_all(statistics))[0]
-
-
-def _settings(parts: Parts, setup: AgentSetup, scales: Scales, opt_state: Any) -> Metrics:
-    """Return the current learning rate and curriculum scales as metrics."""
-    config = parts.config
-    total = gradient_steps(config.learner, parts.num_updates)
-    schedule = learning_rate(config.optimizer, total, setup.hyper.learning_rate)
-    names = ("cost_scale", "volatility_scale")
-    known = {name: scale for name, scale in zip(names, scales, strict=True) if scale is not None}
-    lr = jnp.asarray(schedule(_steps(opt_state)))
-    return known | {"lr": lr, "micro_batches": jnp.int32(config.learner.micro_batches)}
 
 
 def learn(

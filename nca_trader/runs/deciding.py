@@ -86,7 +86,7 @@ def deciding(run: Run, given: AccountConfig) -> Strategy:
     """
     if run.replacement is not None:
         return run.replacement
-    if run.env_config.market and run.env_config.market_state:
+    if run.spec.states:
         raise ConfigError(
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
             "which bars do not have; blend one that was trained on bars alone."

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from nca_trader.agents import quantise
-from nca_trader.agents.policy import Params, Policy, make_policy, stack, unstack
+from nca_trader.agents.policy import Params, Policy, build_policy, stack, unstack
 from nca_trader.agents.quantise import Layout, Leaves
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, EnvConfig
@@ -205,7 +205,8 @@ def _compact(
     if coding.activations:
         # Steps under `remat` are traced and show no numbers; without a gradient it changes nothing.
         shown_steps = dataclasses.replace(run.agent_config.policy, remat="none")
-        policy = make_policy(dataclasses.replace(run.agent_config, policy=shown_steps), run.spec)
+        agent = dataclasses.replace(run.agent_config, policy=shown_steps)
+        policy = build_policy(agent, run.spec, stored=True)
         found = quantise.ranges(policy, params, features, present)
         steps = quantise.steps_of(found, coding.bits)
     return Compact(coding, quantise.quantised(leaves, coding.bits), steps)

@@ -32,8 +32,8 @@ from nca_trader.agents.base import base_of, spec_on_base
 from nca_trader.agents.policy import (
     Params,
     Policy,
+    build_policy,
     check_steps,
-    make_policy,
     mean_policy,
     with_steps,
 )
@@ -395,9 +395,9 @@ class Run:
         """
         self._refuse_barred()
         kind, steps = self._acting.policy.kind, self._acting.policy.steps
-        policy = make_policy(self._acting, self.spec)
+        policy = build_policy(self._acting, self.spec, stored=True)
         if kind not in KINDS and steps != self.agent_config.policy.steps:
-            check_steps(kind, policy, make_policy(self.agent_config, self.spec))
+            check_steps(kind, policy, build_policy(self.agent_config, self.spec, stored=True))
         return policy
 
     def params(self) -> Params:

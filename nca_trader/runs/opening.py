@@ -35,7 +35,8 @@ def training_run(env: TradingEnv, agent: AgentConfig, path: Place, seed: int) ->
       RunError: another process trains there; and as `open_run`.
       StateError: the folder cannot be locked.
     """
-    with training_in(path, _texts(env, agent)):
+    texts = _texts(env, agent)
+    with training_in(path, texts):
         yield open_run(env, agent, path, seed)
 
 
@@ -115,7 +116,8 @@ def _begin_run(
         write_atomically(path / file, text)
     # Logged before the run exists: no agent trains without being counted.
     counted = {"trials": agent.num_seeds, "time": manifest.created}
-    trials.record(path.resolve().parent, entry_of("train", manifest.name, data, **counted))
+    entry = entry_of("train", manifest.name, data, **counted)
+    trials.record(path.resolve().parent, entry)
     if env.shards is None:
         present, features = np.asarray(env.bars.present), np.asarray(env.features)
         measured = reference_of(features, present, tuple(env.spec.features), env.spec.warmup)

@@ -90,7 +90,7 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
       ConfigError: it observes what neither bars nor weights show, or calls code of Python.
     """
     policy, spec, params = run.policy, run.spec, run.params()
-    if spec.memory or (run.env_config.market and run.env_config.market_state):
+    if spec.memory or spec.states:
         what = f"what it earned (reward = {spec.memory!r})" if spec.memory else "a market's state"
         raise ConfigError(
             f"{run.path}: its agent observes {what}, which a bar and weights do not show; give "

@@ -60,8 +60,7 @@ def run_on(run: Run, bars: Bars) -> Run:
     if symbols == own:
         return run
     config = run.agent_config.policy
-    states = tuple(name for name in run.spec.features if name.startswith("state:"))
-    targets = spec_of(run.env_config, symbols, states, run.spec.bar_seconds).targets
+    targets = spec_of(run.env_config, symbols, run.spec.states, run.spec.bar_seconds).targets
     # The ranking of the training bars holds for the symbols of another shard as well: "nearest"
     # trains on shards of one universe alone.
     spec = dataclasses.replace(run.spec, symbols=symbols, targets=targets)
@@ -107,6 +106,6 @@ def _tie(run: Run) -> str | None:
         return f"policy.neighbours = {config.neighbours!r}"
     if spec.memory:
         return f"reward = {spec.memory!r}, whose memory is in units of their variance"
-    if run.env_config.market and run.env_config.market_state:
+    if spec.states:
         return "it sees the state of its market"
     return None

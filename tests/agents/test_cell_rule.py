@@ -25,7 +25,7 @@ SPEC = EnvSpec(
     warmup=0,
     nearest=((2, 1), (2, 0), (0, 1)),
 )
-SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
+SMALL = PolicyConfig(channels=4, steps=3, dilations=(1, 2), head_hidden=5)
 
 
 @cell_rule
@@ -89,7 +89,7 @@ def bars(length=24, batch=2, seed=1):
 @pytest.mark.parametrize("neighbours", ["none", "ring", "nearest", "all"])
 @pytest.mark.few(2)
 def test_the_rule_of_the_nca_makes_the_cells_of_the_nca(neighbours):
-    own, built_in = (policy_of(kind, neighbours=neighbours) for kind in (Known, "nca"))
+    own, built_in = (policy_of(kind, neighbours=neighbours, hidden=6) for kind in (Known, "nca"))
     assert own.receptive_field == built_in.receptive_field == 1 + 2 * (1 + 2 + 1)
     theirs = drawn(built_in)
     ours = {k if k == "embed" else f"rule/{k}": value for k, value in theirs["nca"].items()}

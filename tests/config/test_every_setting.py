@@ -38,9 +38,9 @@ from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.learner.learner import draw_hyper, make_learner, shard_updates
 from nca_trader.learner.optimizer import make_optimizer
-from nca_trader.learner.rollout import cost_scale, volatility_scale
 from nca_trader.learner.stopping import Stopping
 from nca_trader.learner.train import Health, Intervals, planned_steps, train
+from nca_trader.learner.update import cost_scale, volatility_scale
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 

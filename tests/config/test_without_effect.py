@@ -19,7 +19,10 @@ from drawn import random_bars
 from flax import nnx
 from untrained import untrained_run
 
+import nca_trader as nca
 from nca_trader import AgentConfig, EnvConfig, TradingEnv, load_agent, load_env, make_policy
+from nca_trader.agents.encoder import GRU, MLP
+from nca_trader.agents.heads import PolicyHead
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import (
     CurriculumConfig,
@@ -39,8 +42,10 @@ from nca_trader.envs.trading import transition
 from nca_trader.errors import ConfigError
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.optimizer import learning_rate
-from nca_trader.learner.rollout import cost_scale, volatility_scale
+from nca_trader.learner.train import steps_done
+from nca_trader.learner.update import cost_scale, volatility_scale
 from nca_trader.runs.manifest import Run
+from nca_trader.types import EnvSpec
 
 BARS = random_bars(np.random.default_rng(0), 120, 3)
 
@@ -271,6 +276,14 @@ class Fixed(Mine):
     def __init__(self, spec, config, precision, rngs):
         super().__init__(spec, dataclasses.replace(config, steps=2), precision, rngs)
 
+    @staticmethod
+    def receptive_field(config):
+        return NCA.receptive_field(dataclasses.replace(config, steps=2))
+
+    @staticmethod
+    def begin(spec, config):
+        return NCA.begin(spec, dataclasses.replace(config, steps=2))
+
 
 class Grown(Mine):
     """One that learns something of each step."""
@@ -296,6 +309,169 @@ def test_steps_of_an_own_encoder_are_used_or_refused(tmp_path):
         run(Fixed, 3).params()
     with pytest.raises(ConfigError, match="Grown' has other parameters with it"):
         run(Grown, 3).params()
+
+
+@nca.cell_rule
+class Rule(nnx.Module):
+    """A rule that reads nothing of its config."""
+
+    def __init__(self, channels, rngs, x=1):
+        self.layer = nnx.Linear(channels, channels, rngs=rngs)
+
+    def __call__(self, cell, neighbours, bar):
+        return cell + jnp.tanh(self.layer(bar))
+
+
+class Cell(nnx.Module):
+    """An encoder that reads what `reading` reads of its config, and its head."""
+
+    HEAD = PolicyHead
+
+    def __init__(self, spec, config, rngs):
+        self.config, self.layer = config, nnx.Linear(2, config.channels, rngs=rngs)
+        self.reading(config, spec)
+
+    @staticmethod
+    def receptive_field(config):
+        return 1
+
+    def reading(self, config, spec):
+        """Nothing."""
+
+    def __call__(self, x, present):
+        return self.layer(x)
+
+
+class InCall(Cell):
+    """One that reads when it is called."""
+
+    def __call__(self, x, present):
+        return jnp.clip(self.layer(x), -self.config.feature_clip, self.config.leak)
+
+
+class InStream(Cell):
+    """One whose stream reads alone."""
+
+    @staticmethod
+    def begin(spec, config):
+        return jnp.zeros(config.steps)
+
+    def __call__(self, x, present):
+        return self.layer(x)
+
+    def stream(self, state, x, present):
+        return state, self.layer(x) * self.config.leak
+
+
+class Windowed(Cell):
+    """One whose receptive field is the default's, `window`."""
+
+    receptive_field = staticmethod(lambda config: config.window)
+
+
+class Whole(Cell):
+    """One that reads all fields but `steps`."""
+
+    def reading(self, config, spec):
+        self.config = dataclasses.replace(config, steps=2)
+        assert self.config.steps == 2 and self.config.leak == config.leak
+
+
+class Listed(Cell):
+    """One that reads all fields."""
+
+    def reading(self, config, spec):
+        self.known = tuple(sorted(vars(config))), len(dataclasses.asdict(config))
+
+
+class Ranked(Cell):
+    """One that reads the ranking of assets."""
+
+    def reading(self, config, spec):
+        self.near = spec.nearest
+
+
+class Linear(nnx.Module):
+    """A head without a hidden layer."""
+
+    def __init__(self, spec, channels, hidden, rngs):
+        self.layer = nnx.Linear(channels, len(spec.targets) + 1, rngs=rngs)
+
+    def __call__(self, cells, features):
+        out = self.layer(cells)
+        return out[..., 1:], out[..., 0].mean(-1)
+
+
+class OwnHead(Cell):
+    """One with a head that does not read its width."""
+
+    HEAD = Linear
+
+
+class Windows(MLP):
+    """An MLP of one's own."""
+
+
+class Gates(GRU):
+    """A GRU of one's own."""
+
+
+GIVEN = {
+    "hidden": 6, "window": 3, "steps": 2, "dilations": (1, 2), "neighbours": "ring",
+    "num_neighbours": 1, "leak": 0.5, "fire_rate": 0.5, "remat": "step", "feature_clip": 2.0,
+    "head_hidden": 7, "channels": 5,
+}  # fmt: skip
+READ = {
+    Cell: {"head_hidden", "channels"},
+    InCall: {"head_hidden", "channels", "leak", "feature_clip"},
+    InStream: {"head_hidden", "channels", "leak", "steps"},
+    Windowed: {"head_hidden", "channels", "window"},
+    Whole: {*GIVEN} - {"steps"},
+    Listed: {*GIVEN},
+    Ranked: {"head_hidden", "channels", "neighbours"},
+    OwnHead: {"channels"},
+    Rule: {*GIVEN} - {"hidden", "window", "leak", "num_neighbours"},
+    Mine: {*GIVEN} - {"window", "num_neighbours"},
+    Windows: {"head_hidden", "channels", "hidden", "window", "feature_clip"},
+    Gates: {"head_hidden", "channels", "window", "feature_clip"},
+}
+
+
+@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.__name__)
+def test_what_an_own_encoder_does_not_read_is_refused_by_name(kind):
+    targets = (-0.3, 0.0, 0.3)
+    spec = EnvSpec(symbols=("A", "B", "C"), features=("a", "b"), targets=targets, warmup=0)
+    base = dict(kind=kind, channels=4)
+    make_policy(AgentConfig(policy=PolicyConfig(**base)), spec)
+    for name, value in GIVEN.items():
+        agent = AgentConfig(policy=PolicyConfig(**base | {name: value}))
+        if name in READ[kind]:
+            make_policy(agent, spec)
+            continue
+        said = rf"policy\.{name}=.* is not read by policy\.kind='.*{kind.__name__}'; leave it out"
+        with pytest.raises(ConfigError, match=said) as refused:
+            make_policy(agent, spec)
+        assert len(str(refused.value).splitlines()) == 1
+    # A count of neighbours is read where "nearest" asks for it.
+    near = dataclasses.replace(spec, nearest=((2, 1), (2, 0), (0, 1)))
+    if kind in (Rule, Mine):
+        asked = PolicyConfig(**base, neighbours="nearest", num_neighbours=1)
+        make_policy(AgentConfig(policy=asked), near)
+
+
+def test_a_run_with_a_setting_that_its_encoder_does_not_read_goes_on(tmp_path, monkeypatch):
+    policy = PolicyConfig(
+        kind=f"{PolicyConfig(kind=Rule).kind}(x=2)", channels=4, window=3, steps=2
+    )
+    env, agent = TradingEnv(BARS, tiny.ENV), dataclasses.replace(tiny.AGENT, policy=policy)
+    with pytest.raises(ConfigError, match=r"policy\.window=3 is not read"):
+        nca.train(env, agent, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    with monkeypatch.context() as before:
+        before.setattr("nca_trader.agents.encoder.refuse_unread", lambda config, unread: None)
+        nca.train(env, agent, tmp_path / "old", steps=128)
+    assert nca.backtest(BARS, Run(tmp_path / "old", allow_code=True)).equity.notna().all()
+    assert steps_done(nca.train(env, agent, tmp_path / "old", steps=256)) == 256
 
 
 @pytest.mark.parametrize(("folder", "load"), [("agents", load_agent), ("envs", load_env)])

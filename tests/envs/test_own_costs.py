@@ -257,7 +257,7 @@ def own_code(tmp_path_factory):
     [
         ("raises", r"AttributeError at own_steps\.py line 7 .* has no attribute 'nope'; correct"),
         ("wide", r"returns float64\(3,\); return one fraction, or one per asset"),
-        ("integer", r"returns int64\(\); return one fraction"),
+        ("integer", r"returns the number 1; return one fraction"),
         ("words", "cost own_steps:words: "),
         ("branch", r"line 11 .*: reads a value that is known only when it runs; write jnp\.where"),
         (

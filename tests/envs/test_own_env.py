@@ -4,13 +4,19 @@ import dataclasses
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
+from drawn import random_bars
+from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.config.learning import LearnerConfig
 from nca_trader.envs import trading
 from nca_trader.envs.gym import GymEnv, GymVectorEnv
+from nca_trader.markets.market import Path, SyntheticMarket, draw, linear_pay
+from nca_trader.runs.universe import trades
 
 BARS = nca.sample_bars("sp500")[:160]
 CONFIG = nca.EnvConfig(features=("return_1",), actions="weights", episode_bars=16)
@@ -149,3 +155,35 @@ def test_a_subclass_of_other_arguments_and_more_methods_is_used_by_all(user, tmp
 def test_the_checks_of_ruin_need_no_constructor_of_a_subclass():
     report = nca.check_env(Fixed(), only=["ruin ends an account for good"])
     assert report.passed, str(report)
+
+
+def noise(num_bars, seed, states=0):
+    """A market of one's own, whose draws show as many states."""
+
+    def generate(key, length):
+        returns = 0.01 * jax.random.normal(key, (length, 2))
+        return Path(jnp.zeros((length, states)), returns, jnp.zeros(2))
+
+    names, moments = tuple("xy"[:states]), ((0.0,) * states, (1.0,) * states)
+    market = SyntheticMarket(
+        reward="log", generate=generate, pay=linear_pay(0.0), num_assets=2, state_names=names,
+        moments=moments,
+    )  # fmt: skip
+    return draw(market, num_bars, seed)
+
+
+def test_an_agent_of_an_own_market_without_states_trades_any_bars(tmp_path):
+    config = nca.EnvConfig(market=noise, market_bars=100, features=("return_1",))
+    run = untrained_run(tmp_path / "run", None, config, tiny.AGENT)
+    assert run.spec.states == () and trades(run) == "any symbols"
+    bars = random_bars(np.random.default_rng(3), 90, 3)
+    assert nca.backtest(bars, run).equity.notna().all()
+    assert nca.backtest(bars, nca.blend({"it": (run, 1.0)})).equity.notna().all()
+    assert nca.TradingEnv(bars, config).spec.features == ("return_1",)
+    seen = dataclasses.replace(config, market=f"{config.market}(states=1)")
+    other = untrained_run(tmp_path / "seen", None, seen, tiny.AGENT)
+    assert other.spec.states == ("state:x",)
+    with pytest.raises(nca.ConfigError, match="observes the state of the market"):
+        nca.TradingEnv(bars, seen)
+    with pytest.raises(nca.BarError, match="it sees the state of its market"):
+        nca.backtest(bars, other)

@@ -12,7 +12,7 @@ from tiny import AGENT, ENV
 from nca_trader import ConfigError, TradingEnv, make_learner, make_policy
 from nca_trader.config import CurriculumConfig
 from nca_trader.envs.account.state import legs_of
-from nca_trader.learner import rollout, sampled
+from nca_trader.learner import rollout, sampled, update
 from nca_trader.learner.exact import enumerate_segments
 from nca_trader.learner.ppo import setup_of
 
@@ -35,11 +35,11 @@ def test_factors_go_in_a_straight_line_to_one_and_stay():
     updates = jnp.array([0, 1, 2, 4, 8, 15])
     cost, moves = (
         jax.vmap(lambda u, of=of: of(config, u, 16))(updates)
-        for of in (rollout.cost_scale, rollout.volatility_scale)
+        for of in (update.cost_scale, update.volatility_scale)
     )
     np.testing.assert_allclose(cost, [0.2, 0.3, 0.4, 0.6, 1.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(moves, [4.0, 3.25, 2.5, 1.0, 1.0, 1.0], rtol=1e-6)
-    assert rollout.volatility_scale(CurriculumConfig(costs_from=0.0), updates[0], 16) is None
+    assert update.volatility_scale(CurriculumConfig(costs_from=0.0), updates[0], 16) is None
     with pytest.raises(ConfigError, match="volatility_from"):
         CurriculumConfig(volatility_from=0.0)
 

@@ -11,14 +11,14 @@ not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nca_trader.config.extensions import own_code
+from nca_trader.config.extensions import own_code, uncalled
 from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError
@@ -30,27 +30,43 @@ ADDRESS = re.compile(r"0x[0-9a-f]+")  # of a function, other in each trace
 SIZES = (1e-3, 0.1, 1.0)  # of trades that are tried on every bar, as fractions of equity
 
 
-def examine(where: str, function: Callable, *args: Any, rows: int | None = None) -> Any:
-    """Trace a function of your own, and check that it is pure and holds no bars.
+def examine(
+    where: str,
+    function: Callable,
+    *args: Any,
+    shapes: Collection[tuple[int, ...]],
+    returns: str,
+    rows: int | None = None,
+) -> None:
+    """Trace a function of your own, and check what it returns, that it is pure, and holds no bars.
 
     Args:
       where: what it is called in messages, e.g. "reward mine:paid".
       function: of `args`.
       args: pytrees of arrays or of `jax.ShapeDtypeStruct`.
+      shapes: that its floats may have.
+      returns: them, in words.
       rows: bars of the data. A constant of as many numbers may hold the future; None allows any.
 
-    Returns:
-      What the function returns, in shapes and types alone.
-
     Raises:
-      ConfigError: it raises, keeps state, leaves the compiled program, or holds such a constant.
+      ConfigError: it raises, returns something else, keeps state, leaves the compiled program, or
+        holds such a constant.
     """
+
+    def check_result(found: Any) -> Any:
+        shape, kind = getattr(found, "shape", None), getattr(found, "dtype", bool)
+        # Python's numbers are arrays to jax, but for whole ones and truth values.
+        number = isinstance(found, float) and () in shapes
+        if not number and not (shape in shapes and jnp.issubdtype(kind, jnp.floating)):
+            what = describe(found) if shape is None else f"{kind}{shape}"
+            raise ConfigError(f"{where}: returns {what}; return {returns}{uncalled(found)}.")
+        return found
+
     with own_code(where):
         # A lambda each time: jax remembers the trace of a function, and would not call it again.
-        first, again = (
-            jax.make_jaxpr(lambda *xs: function(*xs), return_shape=True)(*args) for _ in range(2)
+        program, other = (
+            jax.make_jaxpr(lambda *xs: check_result(function(*xs)))(*args) for _ in range(2)
         )
-    (program, result), other = first, again[0]
     tables = (
         [np.asarray(x) for _, constants in _parts(traced) for x in constants]
         for traced in (program, other)
@@ -74,7 +90,19 @@ def examine(where: str, function: Callable, *args: Any, rows: int | None = None)
                 f"{where}: holds a table of {largest:,} numbers for {rows:,} bars, in which later "
                 "bars may be; let it depend on its arguments alone."
             )
-    return result
+
+
+def expect_shapes(what: str, found: Any, wanted: Any, more: str = "") -> None:
+    """Refuse what is returned where it has other parts, shapes or types than `wanted`."""
+
+    def shape(x: Any) -> str:
+        return f"{x.dtype}{x.shape}" if hasattr(x, "dtype") else describe(x)
+
+    def shapes(tree: Any) -> str:
+        return str(jax.tree.map(shape, tree, is_leaf=lambda x: x is None)).replace("'", "")
+
+    if shapes(found) != shapes(wanted):
+        raise ConfigError(f"{what}: returns {shapes(found)}; return {shapes(wanted)}{more}.")
 
 
 def _parts(program: Any) -> Iterator[tuple[str, list[Any]]]:
@@ -141,7 +169,10 @@ def own_cost(value: Any, name: str) -> Cost:
     if isinstance(value, Cost):
         return value
     if not callable(value) or isinstance(value, type):
-        raise ConfigError(f"{name}: is {describe(value)}; give a function of a trade, or a Cost.")
+        more = uncalled(value)
+        raise ConfigError(
+            f"{name}: is {describe(value)}; give a function of a trade, or a Cost{more}."
+        )
     return Cost(value)
 
 
@@ -191,11 +222,8 @@ def check_costs(bars: Bars, costs: Costs, trade: Trade) -> None:
     for name in costs.own or ():
         where, cost, num = f"cost {name}", COSTS[name], bars.num_assets
         row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], jnp.float32), trade)
-        given = examine(where, cost.rate, row, rows=len(bars))
-        fits = hasattr(given, "shape") and given.shape in ((), (num,))
-        if not fits or not jnp.issubdtype(given.dtype, jnp.floating):
-            what = f"{given.dtype}{given.shape}" if hasattr(given, "shape") else describe(given)
-            raise ConfigError(f"{where}: returns {what}; return one fraction, or one per asset.")
+        said = "one fraction, or one per asset"
+        examine(where, cost.rate, row, shapes=((), (num,)), returns=said, rows=len(bars))
         there = bars.present & np.isfinite(bars.close)
         with float64_on_cpu(), own_code(where):
             for size in (*SIZES, *(-size for size in SIZES)):

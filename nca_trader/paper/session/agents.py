@@ -46,7 +46,7 @@ def run_agent(run: Run, rules: AccountConfig) -> Agent:
     Raises:
       ConfigError: it observes the state of a synthetic market, which no feed has.
     """
-    if run.env_config.market and run.env_config.market_state:
+    if run.spec.states:
         raise ConfigError(
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
             "which no feed has; paper-trade one that was trained on bars alone."
