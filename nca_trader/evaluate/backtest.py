@@ -30,7 +30,6 @@ from nca_trader.runs import trials as trial_log
 from nca_trader.runs.folder import now
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.trials import data_record
-from nca_trader.runs.universe import run_on
 from nca_trader.strategies.blend import parts_of
 from nca_trader.strategies.strategy import Strategy, sized_once, weights_until_sized
 from nca_trader.strategies.targets import (
@@ -241,7 +240,7 @@ def _of_replacement(
     """
     rule = run.replacement
     assert rule is not None
-    run_on(run, bars)  # refuses bars that its agent could not trade
+    run.refuse(bars)
     # The page must not show a baseline's result under the agent's name.
     named = name or f"{rule.name}, in the place of {run.name}"
     result = backtest(bars, rule, account=rules, name=named, start=start, stop=stop)

@@ -31,7 +31,6 @@ from nca_trader.runs.exported import Coding, compact
 from nca_trader.runs.manifest import Run, has_trained, seen_rows
 from nca_trader.runs.portable import Portable, portable
 from nca_trader.runs.trials import DataRecord
-from nca_trader.runs.universe import run_on, trades
 from nca_trader.types import COLUMN, EXTRAS, Bars, Costs, fields_of
 
 INTENDED = (
@@ -57,7 +56,7 @@ def card_of(run: Run, facts: dict[str, str], use: str) -> str:
         "Sees": f"{', '.join(run.spec.features)}; the last {run.policy.receptive_field} bars",
         "Orders": f"{env.actions}, weights from {run.spec.bounds[0]:g} to {run.spec.bounds[1]:g}, "
         f"from bar {run.policy.first_decision + 1} on; {env.order}, filled at the {_fill(env)}",
-        "Trades": trades(run),
+        "Trades": run.tradable,
         "Costs of training": _costs(env.costs),
         "Trained on": _span(manifest.data),
         "Seed": str(manifest.seed),
@@ -173,7 +172,7 @@ def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
     """
     source = training_bars(run) if source is None else source
     bars = source.bars if isinstance(source, Task) else source
-    run = run_on(run, bars)
+    run = run.on(bars)
     made = portable(run, [name for name in bars.fields if name.startswith((*EXTRAS, COLUMN))])
     # Filled at the next open, an account is held at a close as it was before the decision there.
     rules = dataclasses.replace(run.account, fill="next_open")

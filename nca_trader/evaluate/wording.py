@@ -17,9 +17,10 @@ def decimal(value: float, digits: int = 2) -> str:
     return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
 
 
-def few(names: Sequence[str]) -> str:
-    """Write the first four names, and how many more there are."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
+def few(names: Sequence[str], most: int = 4) -> str:
+    """Write the first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def listed(names: Sequence[str]) -> str:

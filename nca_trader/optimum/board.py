@@ -27,8 +27,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from nca_trader.config.records import Mismatch, convert, read_json
 from nca_trader.errors import ConfigError, argument, printable
-from nca_trader.evaluate.report import plots
-from nca_trader.evaluate.report.figures import (
+from nca_trader.evaluate.figures import (
     AGENT,
     BASELINES,
     DASHES,
@@ -37,6 +36,7 @@ from nca_trader.evaluate.report.figures import (
     SEED,
     settings,
 )
+from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import decimal, percent, whole
 from nca_trader.optimum.rows import Row

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.evidence import inference
+from nca_trader.evaluate.evidence.gate import GateResult
 from nca_trader.evaluate.evidence.inference import ConfidenceInterval, Moments
+from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent
+from nca_trader.runs.trials import Tried
 from nca_trader.strategies.baselines import MATCHED
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.evidence.gate import GateResult
-    from nca_trader.evaluate.result import Result
-    from nca_trader.runs.trials import Tried
-    from nca_trader.types import Bars
+from nca_trader.types import Bars
 
 COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is called a copy
 SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target

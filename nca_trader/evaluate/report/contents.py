@@ -12,12 +12,11 @@ from numpy.typing import ArrayLike
 
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import Evidence
+from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.wording import count
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-    from nca_trader.evaluate.result import Result
 
 
 class Section(NamedTuple):

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from numpy.typing import ArrayLike
@@ -21,10 +21,10 @@ from nca_trader.config.toml import to_toml
 from nca_trader.evaluate.evidence import inference
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import weigh
+from nca_trader.evaluate.figures import Curve
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, TABLE, price_chart
 from nca_trader.evaluate.report.contents import ReportPage
-from nca_trader.evaluate.report.figures import Curve, seen_by
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import annual
 from nca_trader.evaluate.report.tables import (
@@ -38,6 +38,8 @@ from nca_trader.evaluate.report.tables import (
     stress_section,
     sweep_section,
 )
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.wording import few, percent
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
@@ -45,10 +47,6 @@ from nca_trader.runs.folder import commit, now, versions
 from nca_trader.runs.manifest import Run
 from nca_trader.strategies import rules
 from nca_trader.types import Bars
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.result import Result
-    from nca_trader.evaluate.stress import Stress
 
 # Metrics of training in the order shown; a run that did not write one has no plot of it.
 TRAINING = {
@@ -244,7 +242,7 @@ def page(report: ReportPage) -> str:
         *(Curve("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
     # Both are shaded, but only an in-sample part that is not the whole gets a line around it.
-    seen = seen_by(agent) if agent.in_sample else None
+    seen = agent.seen
     # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]

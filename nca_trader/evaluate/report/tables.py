@@ -15,20 +15,19 @@ from matplotlib.figure import Figure
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
+from nca_trader.evaluate.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.contents import Section
-from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
 from nca_trader.evaluate.report.summary import metric_rows
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.evaluate.wording import money, percent, with_error
 
 if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axis import Axis
-
-    from nca_trader.evaluate.result import Result
-    from nca_trader.evaluate.stress import Stress
 
 BEST = 20  # rows of a sweep that a page shows
 UNSHOWN = ("equity", "hit_rate", "skewness", "kurtosis", "expectancy")  # columns of a sweep
@@ -112,7 +111,7 @@ def stress_section(stress: Stress) -> Section:
         for name, table in tables.items()
         for key, (_, cells) in zip(table.index, _rows(table, [""] * len(table)), strict=True)
     ]
-    draw = functools.partial(draw_stress, stress=stress, colour=AGENT)
+    draw = functools.partial(draw_stress, tables=stress.tables, colour=AGENT)
     caption = "the Sharpe ratio at higher costs, with late orders, and with more capital"
     return Section(
         title="Costs, delay and capital",

@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from nca_trader.errors import StateError
 from nca_trader.evaluate.evidence.verdict import weigh
+from nca_trader.evaluate.figures import Curve
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.contents import ReportPage, Section
-from nca_trader.evaluate.report.figures import Curve
 from nca_trader.evaluate.report.page import write_report
 from nca_trader.evaluate.report.plots import equity_plot, per_seed
 from nca_trader.evaluate.wording import first_sentence
