@@ -315,8 +315,8 @@ def _of_targets(
 ) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
     most = largest_weight(rules)
-    if isinstance(targets, Strategy) and rules.scale is not None:
-        targets = sized_once(targets, rules.scale.span)
+    if isinstance(targets, Strategy):
+        targets = sized_once(targets, rules.scale)
     if isinstance(targets, Strategy) and needs_account(bars, targets):
         # The delay is inside the strategy, because what it decides depends on fills that are late
         # as well.
@@ -330,9 +330,7 @@ def _of_targets(
         # The function gets no bars after the span, because it may use all bars that it gets.
         known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
         targets = function_targets(known, targets, check)
-    again = as_targets(targets, known, most)
-    if rules.scale is not None:
-        again = weights_until_sized(again, known.present, rules.scale.span)
+    again = weights_until_sized(as_targets(targets, known, most), known.present, rules.scale)
     asked = in_force(late(again, rules.delay), first)
     trace = simulate_targets(bars, asked, rules, first, last)
     return _Simulated(trace, name, known, again, unchecked=unchecked)

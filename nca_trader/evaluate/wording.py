@@ -49,14 +49,17 @@ def whole(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{value:,.0f}"
 
 
+def significant(value: float) -> str:
+    """Write 0.01234 as 0.0123 and NaN as n/a."""
+    return "n/a" if math.isnan(value) else f"{value:.3g}"
+
+
 def money(value: float) -> str:
     """Write 1234567.0 as 1.23M and NaN as n/a."""
-    if math.isnan(value):
-        return "n/a"
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+            return significant(value / size) + unit
+    return significant(value)
 
 
 def with_error(value: float, error: float, write=decimal) -> str:

@@ -15,7 +15,7 @@ from nca_trader.evaluate.evidence import inference
 from nca_trader.evaluate.evidence.gate import GateResult
 from nca_trader.evaluate.evidence.inference import ConfidenceInterval, Moments
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent
+from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent, significant
 from nca_trader.runs.trials import Tried
 from nca_trader.strategies.baselines import MATCHED
 from nca_trader.types import Bars
@@ -397,6 +397,7 @@ def sweep_verdict(
     # By column: a row of whole numbers and fractions would have fractions alone.
     cells = {p: table[p].iloc[chosen] for p in parameters}
     values = {p: x.item() if isinstance(x, np.generic) else x for p, x in cells.items()}
+    written = (f"{p} = {x:g}" if isinstance(x, float) else f"{p} = {x}" for p, x in values.items())
     search = {
         "combination": values,
         "sharpe": float(row["sharpe"]),
@@ -431,12 +432,12 @@ def sweep_verdict(
     if not over < (CHOSEN if len(table) > 2 else CHOSEN_OF_TWO):
         choice = "which of them is the best may be luck"
     sentences = [
-        f"The best of {of} by Sharpe ratio is "
-        f"{', '.join(f'{name} = {_text(value)}' for name, value in values.items())}, with "
-        f"{row['sharpe']:.2f}; buy and hold has {hold_sharpe:.2f}.",
+        f"The best of {of} by Sharpe ratio is {', '.join(written)}, with {row['sharpe']:.2f}; buy "
+        f"and hold has {hold_sharpe:.2f}.",
         f"Edge: {conclusion} (deflated Sharpe ratio {deflated:.2f} with {tried.number:,} trials "
-        f"counted, p-value {_text(cash)} against cash and {_text(other)} against buy and hold).",
-        f"Choice: {choice} (probability of overfitting, PBO, {_text(over)}{around}).",
+        f"counted, p-value {significant(cash)} against cash and {significant(other)} against buy "
+        "and hold).",
+        f"Choice: {choice} (probability of overfitting, PBO, {significant(over)}{around}).",
     ]
     # With one combination there was no choice to judge.
     return {"verdict": " ".join(sentences[: 2 + (len(table) > 1)]), "search": search}
@@ -471,9 +472,3 @@ def neighbours(table: pd.DataFrame, parameters: list[str], row: int) -> np.ndarr
         return near
     far = np.where(same, np.linalg.norm(away / np.maximum(away.max(0), 1), axis=1), np.inf)
     return np.argsort(far, kind="stable")[: min(8, int(same.sum()))]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float | np.floating):
-        return "n/a" if math.isnan(value) else f"{value:.3g}" if abs(value) < 1e4 else f"{value:g}"
-    return str(value)

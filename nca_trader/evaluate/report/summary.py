@@ -16,6 +16,7 @@ from nca_trader.evaluate.report.render import render
 from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.trades import OPEN, TRADING_COSTS
 from nca_trader.evaluate.wording import (
+    count,
     decimal,
     few,
     in_sample_sentence,
@@ -90,7 +91,7 @@ def caveats(result: Result) -> list[str]:
     # From the weakest statement to the strongest: the last one that holds is said.
     standing = "Parameters were chosen by the user; how many were tried is not known."
     if result.tried is not None:
-        times = "1 trial" if result.tried == 1 else f"{result.tried:,} trials"
+        times = count(result.tried, "trial")
         standing = f"Parameters were chosen by the user; {times} on this market so far."
     if result.standing:
         standing = result.standing

@@ -61,10 +61,9 @@ def agent_of(
     if opened_run is not None and opened_run.replacement is None:
         return run_agent(opened_run.on(bars), rules)
     rule: Any = run if opened_run is None else opened_run.replacement
-    if isinstance(rule, Strategy) and rules.scale is not None:
-        rule = sized_once(rule, rules.scale.span)
-    make: Any = strategy_agent if isinstance(rule, Strategy) else function_agent
-    return make(rule, bars, rules)
+    if isinstance(rule, Strategy):
+        return strategy_agent(sized_once(rule, rules.scale), bars, rules)
+    return function_agent(rule, bars, rules)
 
 
 class Subject(NamedTuple):
