@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,23 +34,6 @@ CHOSEN, CHOSEN_OF_TWO = 0.05, 0.005
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scored:
-    """One account's numbers.
-
-    Attributes:
-      metrics: of `Result.metrics`.
-      sharpe_interval: 95%, of the annualised ratio.
-      costs_paid: of trading, as a fraction of the capital.
-      gross: mean over bars of the sum of absolute weights, in equities.
-    """
-
-    metrics: dict[str, float]
-    sharpe_interval: ConfidenceInterval
-    costs_paid: float
-    gross: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
     """The agent or strategy less one baseline, bar by bar.
 
@@ -72,30 +55,31 @@ class Evidence:
     """The basis of a verdict; made by `weigh`.
 
     Attributes:
-      agent: numbers of the agent, or of the strategy where a rule is judged.
-      baselines: their numbers, by name.
+      agent: backtest of the agent, or of the strategy where a rule is judged.
+      baselines: backtests on the same bars with the same costs, by name.
+      intervals: 95%, of the annualised Sharpe ratio of each baseline, by name, and of the agent
+        under None.
       differences: agent less each baseline, by name.
       best: the baseline with the highest Sharpe ratio, and no control, which knows the span. One
         that is always flat has none, and is the best only where no other has one.
       nearest: the baseline whose targets the agent holds most often.
       nearest_share: on which share of bars.
       moments: of the agent's returns, for PSR and DSR.
-      start: the first bar.
-      stop: the last bar.
-      in_sample: number of these bars at or before the last that trained or selected the
-        agent; None for a strategy, whose choice is not recorded.
     """
 
-    agent: Scored
-    baselines: dict[str, Scored]
+    agent: Result
+    baselines: Mapping[str, Result]
+    intervals: Mapping[str | None, ConfidenceInterval]
     differences: dict[str, Difference]
     best: str
     nearest: str
     nearest_share: float
     moments: Moments
-    start: pd.Timestamp
-    stop: pd.Timestamp
-    in_sample: int | None
+
+    @property
+    def in_sample(self) -> int | None:
+        """Of `agent`; None for a strategy, whose choice is not recorded."""
+        return self.agent.in_sample
 
     @property
     def noun(self) -> str:
@@ -156,7 +140,7 @@ def weigh(
     Raises:
       ConfigError: a baseline on other bars, costs or fills.
     """
-    returns, ratios, scored = {}, {}, {}
+    returns, ratios, intervals = {}, {}, {}
     num_bars = len(agent.equity)
     most = RESAMPLED if num_bars > LONG else num_bars
     resampled_per_year = bars_per_year / inference.block_length(num_bars, most)
@@ -172,20 +156,15 @@ def weigh(
         returns[name], ratios[name] = (
             inference.block_returns(r, most) for r in (result.returns, result.excess_returns)
         )
-        scored[name] = Scored(
-            metrics=result.metrics,
-            sharpe_interval=inference.sharpe_interval(ratios[name], resampled_per_year, seed),
-            costs_paid=result.costs_paid,
-            gross=float(result.weights.abs().sum(axis=1).mean()),
-        )
-    ours = scored.pop(None)
+        intervals[name] = inference.sharpe_interval(ratios[name], resampled_per_year, seed)
+    sharpes = {name: result.metrics["sharpe"] for name, result in baselines.items()}
     differences = {
         name: Difference(
             mean_return=float(np.mean(agent.returns - baselines[name].returns) * bars_per_year),
             mean_return_interval=inference.mean_difference_interval(
                 returns[None], returns[name], resampled_per_year, seed
             ),
-            sharpe=ours.metrics["sharpe"] - scored[name].metrics["sharpe"],
+            sharpe=agent.metrics["sharpe"] - sharpes[name],
             sharpe_interval=inference.sharpe_difference_interval(
                 ratios[None], ratios[name], resampled_per_year, seed
             ),
@@ -196,19 +175,17 @@ def weigh(
     nearest, share = nearest_baseline(
         agent.targets, {name: result.targets for name, result in baselines.items()}
     )
-    known = [name for name in scored if name != MATCHED] or [*scored]
+    known = [name for name in baselines if name != MATCHED] or [*baselines]
     return Evidence(
-        agent=ours,
-        baselines=scored,
+        agent=agent,
+        baselines=baselines,
+        intervals=intervals,
         differences=differences,
         # The NaN ratio of a flat baseline would make `max` depend on the order of its arguments.
-        best=max(known, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
+        best=max(known, key=lambda name: np.nan_to_num(sharpes[name], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
         moments=inference.moments(agent.excess_returns),
-        start=cast(pd.Timestamp, agent.equity.index[0]),
-        stop=cast(pd.Timestamp, agent.equity.index[-1]),
-        in_sample=agent.in_sample,
     )
 
 
@@ -252,7 +229,8 @@ def verdict(
       sharpe_variance: of the trials' Sharpe ratios per bar; None where unknown.
       note: what must be said of the data, e.g. that an index is not tradable.
     """
-    span = f"{evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}"
+    index = evidence.agent.equity.index
+    span = f"{index[0]:%Y-%m-%d} to {index[-1]:%Y-%m-%d}"
     where = f"Out of sample, {span}" if evidence.standing == "out of sample" else f"From {span}"
     difference = evidence.differences[evidence.best]
     interval = difference.sharpe_interval

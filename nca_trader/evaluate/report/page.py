@@ -187,8 +187,6 @@ def report_on(
             known |= {"deployment": decided.sentence, "deployed": not decided.baseline}
     return ReportPage(
         title=f"{run.name if run else result.name} on {few(bars.symbols)}",
-        agent=result,
-        baselines=baselines,
         evidence=weigh(result, baselines, bars.bars_per_year),
         spans=[
             (name, _time(record["first"]), _time(record["last"]), record["rows"])
@@ -233,12 +231,13 @@ def fold_starts(folds: pd.DataFrame | None) -> dict[str, pd.Timestamp]:
 
 def page(report: ReportPage) -> str:
     """Render the page of a backtest."""
-    agent, evidence = report.agent, report.evidence
+    evidence = report.evidence
+    agent, baselines = evidence.agent, evidence.baselines
     # The first ones: a plot of all has no room left on a phone.
-    drawn = list(report.baselines)[:DRAWN]
+    drawn = list(baselines)[:DRAWN]
     lines = [
         Curve(report.label, agent.equity, "agent"),
-        *(Curve(name, report.baselines[name].equity, "baseline") for name in drawn),
+        *(Curve(name, baselines[name].equity, "baseline") for name in drawn),
         *(Curve("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
     # Both are shaded, but only an in-sample part that is not the whole gets a line around it.
@@ -254,7 +253,7 @@ def page(report: ReportPage) -> str:
     own, scale = costs.pop("own") or (), costs.pop("own_scale")
     chart = price_chart(agent, report.indicators)
     # The strongest baseline, which is the one that an agent has to beat.
-    best = report.baselines[evidence.best]
+    best = baselines[evidence.best]
     years = len(agent.equity) / agent.bars_per_year
     pair = {report.label: agent, evidence.best: best}
     monthly = {name: monthly_returns(result.equity) for name, result in pair.items()}
