@@ -364,9 +364,9 @@ def count_look(run: Run, bars: Bars) -> int:
     """Record in the trial log that `run` is evaluated on these bars, which it has not seen.
 
     Returns:
-      `trials.count_evaluations` at them, with this one.
+      How many were counted on these symbols in years that overlap, with this one.
     """
     more, data = {"seed": run.selected, "time": now()}, data_record(bars)
     # Recorded first, so that the count below includes it.
     trial_log.record(run.root, trial_log.entry_of("test", run.name, data, **more))
-    return trial_log.count_evaluations(run.root, data)
+    return trial_log.count(run.root, "test", data)

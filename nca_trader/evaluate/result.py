@@ -59,7 +59,7 @@ class Result:
       in_sample: number of these bars at or before the last that trained or selected the
         agent, see `seen_rows`; None where the targets are not of a run.
       evaluations: evaluations of agents on these symbols in years that overlap, with this one; None
-        where that was not counted, see `trials.count_evaluations`.
+        where that was not counted, see `trials.count`.
       cut: orders for more than the account may hold.
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.

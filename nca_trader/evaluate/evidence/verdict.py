@@ -230,7 +230,8 @@ def verdict(
       note: what must be said of the data, e.g. that an index is not tradable.
     """
     index = evidence.agent.equity.index
-    span = f"{index[0]:%Y-%m-%d} to {index[-1]:%Y-%m-%d}"
+    form = "%Y-%m-%d" if (index[-1] - index[0]).days >= 2 else "%Y-%m-%d %H:%M"
+    span = " to ".join(end.strftime(form) for end in (index[0], index[-1]))
     where = f"Out of sample, {span}" if evidence.standing == "out of sample" else f"From {span}"
     difference = evidence.differences[evidence.best]
     interval = difference.sharpe_interval

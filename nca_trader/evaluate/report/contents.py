@@ -59,8 +59,7 @@ class ReportPage:
         of baselines by their names as shown, see `weigh`.
       spans: name, first bar, last bar and number of bars of each split of the data, in order of
         time, e.g. of training, selection and test; the last is evaluated.
-      symbols: in the environment's order.
-      source, note, digest: of the bars.
+      note: of the bars, and cautions.
       versions: package -> version, and the commit of the source.
       command: that makes this page again.
       created: date and time as text.
@@ -86,10 +85,7 @@ class ReportPage:
     title: str
     evidence: Evidence
     spans: Sequence[tuple[str, str, str, int]]
-    symbols: Sequence[str]
-    source: str
     note: str
-    digest: str
     versions: Mapping[str, str]
     command: str
     created: str

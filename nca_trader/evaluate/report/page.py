@@ -168,7 +168,7 @@ def report_on(
             "trials": max(logged, run.agent_config.num_seeds),
             # `evaluations` is None where the backtest was not to be counted.
             "test_touched": result.evaluations
-            or trials.count_evaluations(run.root, trials.data_record(tested)),
+            or trials.count(run.root, "test", trials.data_record(tested)),
             "selected": run.selected is not None
             and chosen is not None
             and chosen.selected == run.selected,
@@ -193,10 +193,7 @@ def report_on(
             for name, record in spans.items()
             if record
         ],
-        symbols=bars.symbols,
-        source=bars.source,
         note=" ".join(filter(None, [result.note, *result.cautions])),
-        digest=bars.digest(),
         command=command,
         created=now(),
         versions=made,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -35,8 +36,7 @@ from nca_trader.evaluate.combinations import (
     takes_bars,
     valid,
 )
-from nca_trader.evaluate.evidence.deploy import mean_exposure, refuse_other, with_harm
-from nca_trader.evaluate.evidence.gate import gate
+from nca_trader.evaluate.evidence.deploy import judge, mean_exposure, refuse_other
 from nca_trader.evaluate.evidence.inference import mean_difference_interval
 from nca_trader.evaluate.evidence.verdict import walk_verdict
 from nca_trader.evaluate.result import Result
@@ -69,7 +69,7 @@ from nca_trader.runs import trials as trial_log
 from nca_trader.runs.consent import own_names
 from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
-from nca_trader.runs.trackers import Tracked, named, tracker_of, tracking
+from nca_trader.runs.trackers import Tracked, Tracking, named, tracker_of
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.strategies.baselines import MATCHED, baseline_rules, constant_exposure, year_of
 from nca_trader.strategies.strategy import Strategy
@@ -196,7 +196,8 @@ def walk_forward(
     with Progress(None, "compare with the baselines, check a fold"):
         found = walk.stitched(fitted)
     config = stored.settings(refit, {"seeds": seeds, "seed": how.seed})
-    with tracking(tracker, Tracked(name, None if folder is None else place(folder), config)) as it:
+    walked = Tracked(name, None if folder is None else place(folder), config)
+    with contextlib.closing(Tracking(tracker, walked)) as it:
         for number, row in enumerate(found.folds.to_dict("records"), 1):
             it.log(number, {str(key): value for key, value in row.items()})
         it.results = named("test", found.metrics) | named("gate", found.gate)
@@ -397,11 +398,7 @@ class _Walk:
         ours, theirs = (metrics.simple_returns(r.equity) for r in (result, controls[CONSTANT]))
         difference = float(np.mean(ours - theirs) * per_year)
         interval = mean_difference_interval(ours, theirs, per_year)
-        others = {name: each.excess_returns for name, each in known.items()}
-        ours = {result.name: result.excess_returns}
-        found = gate(ours, others, per_year)
-        if self._base is not None:
-            found = with_harm(found, result, known[self._base.name], ours)
+        found = judge(result, {result.name: result.excess_returns}, known, self._base)
         where = f"Out of sample over {count(len(folds), 'fold')}"
         log = self._log and self._log.name
         verdict = walk_verdict(where, result, known, found, difference, interval, log)

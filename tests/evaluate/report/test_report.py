@@ -23,7 +23,9 @@ from nca_trader.evaluate.wording import first_sentence
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
 
 
-def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
+def made_up_report(
+    symbols=("SP500", "NASDAQ"), agent_follows=None, source="arch.data.sp500", **changes
+):
     """A whole report from seeded random walks; `agent_follows` names a baseline to copy."""
     rng = np.random.default_rng(7)
     bars = 1500
@@ -43,6 +45,7 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
 
     weights = wander() if agent_follows is None else rules[agent_follows].copy()
     agent = fake("nca", weights)
+    agent = dataclasses.replace(agent, bars=dataclasses.replace(agent.bars, source=source))
     update = np.arange(60)
     training = [
         {
@@ -78,11 +81,8 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
             ("selection", "2011-01-03", "2012-12-31", 502),
             ("test", "2013-01-02", "2018-12-31", 1510),
         ],
-        "symbols": symbols,
         "features": ("return_1", "rsi", "macd"),
-        "source": "arch.data.sp500",
         "note": "Price indexes are not tradable as such and leave out dividends.",
-        "digest": "0123456789abcdef" * 4,
         "trials": 3,
         "test_touched": 1,
         "selected": True,
@@ -218,7 +218,7 @@ def test_every_id_is_unique_and_every_reference_finds_its_id(text):
         "selection 2011-01-03 2012-12-31 502",
         "arch.data.sp500",
         "not tradable",
-        "0123456789abcdef",
+        "SHA-256 of the bars",
         "0.05% of traded notional",
         "0.02% of price",
         "at the next bar's open",
@@ -314,6 +314,7 @@ def test_a_hostile_baseline_name_stays_text_in_plots_and_their_descriptions():
 @pytest.mark.heavy
 def test_the_same_report_is_the_same_bytes(report, text, tmp_path):
     assert write_report(tmp_path / "again.html", report).read_text(encoding="utf-8") == text
+    assert report.evidence.agent.bars.digest()[:16] in text
 
 
 def test_an_agent_that_copies_a_baseline_is_named_so(seen_on):
