@@ -23,7 +23,7 @@ from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.agent import alone
 from nca_trader.config.ranges import expect, take_settings
-from nca_trader.config.records import plain
+from nca_trader.config.records import finite, plain
 from nca_trader.config.spans import (
     Range,
     Training,
@@ -282,7 +282,7 @@ def _search(
             # If one seed never traded, the mean is NaN and the trial fails, however good the other
             # seeds are.
             score = float(np.mean(each))
-            trial.set_user_attr("scores", [None if math.isnan(s) else s for s in each])
+            trial.set_user_attr("scores", finite(each))
             if math.isnan(score):  # an agent that never trades has no Sharpe ratio
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:

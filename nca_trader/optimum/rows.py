@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nca_trader.config.records import finite
 from nca_trader.envs import FROZEN
 from nca_trader.machine import cores, make_directory
 from nca_trader.optimum.measure import Earnings
@@ -97,7 +98,7 @@ class Score:
         untrained = {"untrained": self.curve[:1]} if self.trained else {}
         curves = {**untrained, **self.controls}
         return {
-            name: _number(curves[name][-1].reached.fraction) if name in curves else None
+            name: finite(curves[name][-1].reached.fraction) if name in curves else None
             for name in WITHOUT
         }
 
@@ -133,32 +134,33 @@ class Score:
     def seconds_to_bar(self) -> float | None:
         """Seconds of training after which the bar was first reached; None if it was not."""
         over = (p.seconds for p in self.curve if p.reached.fraction >= self.bar)
-        return _number(next(over, math.nan))
+        return finite(next(over, math.nan))
 
     def row(self) -> dict[str, Any]:
         """Return the row of `--json`; fraction is None where there is nothing to earn."""
         last, reached = self.curve[-1], self.reached
-        return {
-            "market": self.market,
-            "fraction": _number(reached.fraction),
-            **self.without,
-            "bar": self.bar,
-            "passed": self.passed,
-            "steps": last.steps,
-            "seconds": _number(last.seconds),
-            "seed": self.seed,
-            "error": _number(reached.error),
-            "seconds_to_bar": self.seconds_to_bar,
-            "turnover": _number(reached.turnover),
-            "complaint": self.complaint,
-            "seed_given": self.given,
-            "entry": dict(self.entry),
-            "digest": FROZEN.get(self.market),
-            "curve": [
-                [p.steps, _number(p.seconds), _number(p.reached.fraction), _number(p.reached.error)]
-                for p in self.curve
-            ],
-        }
+        return finite(
+            {
+                "market": self.market,
+                "fraction": reached.fraction,
+                **self.without,
+                "bar": self.bar,
+                "passed": self.passed,
+                "steps": last.steps,
+                "seconds": last.seconds,
+                "seed": self.seed,
+                "error": reached.error,
+                "seconds_to_bar": self.seconds_to_bar,
+                "turnover": reached.turnover,
+                "complaint": self.complaint,
+                "seed_given": self.given,
+                "entry": dict(self.entry),
+                "digest": FROZEN.get(self.market),
+                "curve": [
+                    [p.steps, p.seconds, p.reached.fraction, p.reached.error] for p in self.curve
+                ],
+            }
+        )
 
     def __str__(self) -> str:
         """Return the result in one line of a table."""
@@ -177,11 +179,6 @@ class Score:
         known = {name: fraction for name, fraction in self.without.items() if fraction is not None}
         parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
         return " ".join(parts)
-
-
-def _number(value: float) -> float | None:
-    """Return a number as JSON has it: NaN and infinity as None."""
-    return float(value) if math.isfinite(value) else None
 
 
 def about() -> Row:

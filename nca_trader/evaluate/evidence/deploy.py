@@ -22,7 +22,7 @@ from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars
 
 # Of an agent, what a walk-forward and a run must share; how often and where it is saved may differ.
-RECIPE = ("policy", "optimizer", "curriculum", "population", "precision", "ensemble")
+RECIPE = "policy optimizer curriculum population precision ensemble num_seeds".split()
 
 
 def mean_exposure(result: Result, rules: AccountConfig | None = None) -> tuple[float, ...]:
@@ -69,14 +69,13 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
 
 
 def refuse_other(
-    run: Run, recipe: tuple[EnvConfig, AgentConfig] | None, seeds: int, bars: Bars, last: int
+    run: Run, recipe: tuple[EnvConfig, AgentConfig] | None, bars: Bars, last: int
 ) -> None:
     """Validate that a walk-forward of this recipe can decide what trades in a run's place.
 
     Args:
       run: the run.
       recipe: environment and agent that each fold trains; None of a strategy.
-      seeds: agents of each fold.
       bars: of the walk-forward.
       last: row of the last bar that the folds judge on.
 
@@ -94,7 +93,6 @@ def refuse_other(
         ("env", env, run.env_config),
         ("learner", *learners),
         *((part, getattr(agent, part), getattr(run.agent_config, part)) for part in RECIPE),
-        ("num_seeds", seeds, run.agent_config.num_seeds),
     ):
         if there != here:
             raise ConfigError(
