@@ -317,7 +317,7 @@ def _of_targets(
     most = largest_weight(rules)
     if isinstance(targets, Strategy):
         targets = sized_once(targets, rules.scale)
-    if isinstance(targets, Strategy) and needs_account(bars, targets):
+    if needs_account(bars, targets):
         # The delay is inside the strategy, because what it decides depends on fills that are late
         # as well.
         trace = simulate_strategy(bars, targets.with_delay(rules.delay), rules, first, last)

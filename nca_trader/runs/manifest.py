@@ -330,9 +330,7 @@ class Run:
         found = None if self._forced else self.deployment
         if found is None or not found.baseline:
             return None
-        known = baseline_rules(found.year, self.env_config.sizing == "volatility")
-        if self.base is not None:
-            known[self.base.name] = self.base
+        known = baseline_rules(found.year, self.env_config.sizing == "volatility", self.base)
         if found.baseline not in known:
             raise StateError(
                 f"{self.path}/deployment.json: baseline = {found.baseline!r} is not one of "

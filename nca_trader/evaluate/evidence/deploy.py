@@ -59,10 +59,9 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     """
     # At most as long as the history: with less history than that, the trend rules never decide.
     year = year_of(bars.bars_per_year, bars.row(start, "start"))
-    known = baseline_rules(year, result.rules.sizing == "volatility")
     # Its own base is one of the baselines, by which the second question is judged.
-    if result.run is not None and (base := result.run.base) is not None:
-        known[base.name] = base
+    base = None if result.run is None else result.run.base
+    known = baseline_rules(year, result.rules.sizing == "volatility", base)
     known[MATCHED] = constant_exposure(mean_exposure(result))
     common: dict[str, Any] = {"start": start, "stop": stop, "account": result.rules}
     return {name: backtest(bars, rule, **common) for name, rule in known.items()}
