@@ -59,11 +59,11 @@ if TYPE_CHECKING:
     from nca_trader.evaluate.evidence.selection import Selector as Selector
     from nca_trader.evaluate.lookahead.leakcheck import leakcheck as leakcheck
     from nca_trader.evaluate.report.page import report as report
+    from nca_trader.evaluate.report.summary import Comparison as Comparison
+    from nca_trader.evaluate.report.summary import compare as compare
     from nca_trader.evaluate.report.tables import report_folds as report_folds
     from nca_trader.evaluate.report.tables import report_sweep as report_sweep
-    from nca_trader.evaluate.result import Comparison as Comparison
     from nca_trader.evaluate.result import Result as Result
-    from nca_trader.evaluate.result import compare as compare
     from nca_trader.evaluate.sweep.sweep import sweep as sweep
     from nca_trader.evaluate.tune import tune as tune
     from nca_trader.evaluate.walkforward.walk import WalkForward as WalkForward
@@ -123,7 +123,8 @@ _NAMES = {
     "evaluate.lookahead.leakcheck": "leakcheck",
     "evaluate.report.page": "report",
     "evaluate.report.tables": "report_folds report_sweep",
-    "evaluate.result": "Comparison Result compare",
+    "evaluate.report.summary": "Comparison compare",
+    "evaluate.result": "Result",
     "evaluate.evidence.selection": "Selector",
     "evaluate.sweep.sweep": "sweep",
     "evaluate.tune": "tune",

@@ -43,6 +43,8 @@ MAY_IMPORT = {
     "watch": FOUNDATION | {"runs", "paper"},
     "cli": EVALUATE | {"learner", "optimum", "paper", "scale", "watch"},
 }
+# The only imports against the order: a result prints and reports itself by what stands on results.
+OPENED_LATE = {"evaluate.result": {"evaluate.report.page", "evaluate.report.summary"}}
 # Running code that came in a file: a bar file or a run folder may be a stranger's.
 UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 # The messages between a caller and workers of its own, where nothing comes from a file; and the
@@ -73,17 +75,9 @@ def module_of(path, root):
     return parts, parts if is_package else parts[:-1]
 
 
-def running(tree):
-    """The nodes of a tree, without those below `if TYPE_CHECKING`, which no program runs."""
-    yield tree
-    for_types = isinstance(tree, ast.If) and "TYPE_CHECKING" in ast.unparse(tree.test)
-    for node in tree.orelse if for_types else ast.iter_child_nodes(tree):
-        yield from running(node)
-
-
-def imported_modules(tree, own_package, nodes=ast.walk):
+def imported_modules(tree, own_package):
     """Every module below the package that `tree` imports, at whatever depth, as lists of parts."""
-    for node in nodes(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -126,14 +120,16 @@ def violations(root):
 
 
 def circle(root):
-    """Some files that import each other in a circle, also inside functions; none: an empty list."""
+    """Some files that import each other in a circle, at whatever depth; none: an empty list."""
     files = {".".join(module_of(path, root)[0]): path for path in root.rglob("*.py")}
     imports = {}
     for name, path in files.items():
-        found = imported_modules(parsed(path), module_of(path, root)[1], running)
+        found = imported_modules(parsed(path), module_of(path, root)[1])
         named = {".".join(parts) for parts in found}
-        # `from a.b import c` is of the file a/b/c.py, or of a/b.py.
-        imports[name] = {x if x in files else x.rpartition(".")[0] for x in named} - {name}
+        # `from a.b import c` is of the file a/b/c.py, or of a/b.py. The package itself, "", lists
+        # the names of all files, and gives its version to some.
+        imports[name] = {x if x in files else x.rpartition(".")[0] for x in named} - {name, ""}
+        imports[name] -= OPENED_LATE.get(name, set())
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
@@ -279,7 +275,7 @@ def test_a_planted_import_without_a_reason_is_found(tmp_path, lines, found):
         ("from nca_trader.envs.other import f", True),
         ("def f():\n    from nca_trader.envs import other", True),
         ("from .other import f", True),
-        ("if TYPE_CHECKING:\n    from nca_trader.envs.other import f", False),
+        ("if TYPE_CHECKING:\n    from nca_trader.envs.other import f", True),
         ("from nca_trader.envs.third import f", False),
     ],
 )

@@ -69,7 +69,6 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.markets import seed_of, task_of
     from nca_trader.runs.exported import read_run
     from nca_trader.runs.trackers import track_results, tracker_of
-    from nca_trader.runs.universe import trained_symbols
 
     out = None if args.out is None else pathlib.Path(args.out)
     run = None
@@ -128,7 +127,7 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     if out is not None:
         print(f"The {'page' if out.suffix == '.html' else 'result by bar'}: {out}")
     shown["symbols"] = list(result.weights.columns)
-    shown["trained_symbols"] = run and trained_symbols(run)
+    shown["trained_symbols"] = run and run.trained_symbols
     return shown | {
         "seed": run and run.selected,
         "looks": result.evaluations,

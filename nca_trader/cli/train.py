@@ -101,7 +101,6 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.data.shards import folder_of_shards
     from nca_trader.learner.train import planned_steps, steps_done, train
     from nca_trader.runs.trackers import track_results
-    from nca_trader.runs.universe import trades
 
     # First, because it sets --until, by which the training bars are cut.
     select = load_selection(args)
@@ -141,10 +140,10 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         data = "FILE" if shards else args.data
         again = write_command("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
         print(f"trained {done:,} steps; see `{again}`")
-        print(f"its policy trades {trades(run)}")
+        print(f"its policy trades {run.tradable}")
     # A run that stopped before its first update has no row.
     last = (run.metrics() or [{}])[-1]
-    about = {"run": str(run.path), "complete": done >= steps or ended, "trades": trades(run)}
+    about = {"run": str(run.path), "complete": done >= steps or ended, "trades": run.tradable}
     if chosen is not None:
         about |= {"selected_update": chosen.update, "selection_sharpe": chosen.score}
     if gate is not None:

@@ -30,7 +30,6 @@ from nca_trader.runs import trials as trial_log
 from nca_trader.runs.folder import now
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.trials import data_record
-from nca_trader.runs.universe import run_on
 from nca_trader.strategies.blend import parts_of
 from nca_trader.strategies.strategy import Strategy, sized_once, weights_until_sized
 from nca_trader.strategies.targets import (
@@ -241,7 +240,7 @@ def _of_replacement(
     """
     rule = run.replacement
     assert rule is not None
-    run_on(run, bars)  # refuses bars that its agent could not trade
+    run.refuse(bars)
     # The page must not show a baseline's result under the agent's name.
     named = name or f"{rule.name}, in the place of {run.name}"
     result = backtest(bars, rule, account=rules, name=named, start=start, stop=stop)
@@ -316,9 +315,9 @@ def _of_targets(
 ) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
     most = largest_weight(rules)
-    if isinstance(targets, Strategy) and rules.scale is not None:
-        targets = sized_once(targets, rules.scale.span)
-    if isinstance(targets, Strategy) and needs_account(bars, targets):
+    if isinstance(targets, Strategy):
+        targets = sized_once(targets, rules.scale)
+    if needs_account(bars, targets):
         # The delay is inside the strategy, because what it decides depends on fills that are late
         # as well.
         trace = simulate_strategy(bars, targets.with_delay(rules.delay), rules, first, last)
@@ -331,9 +330,7 @@ def _of_targets(
         # The function gets no bars after the span, because it may use all bars that it gets.
         known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
         targets = function_targets(known, targets, check)
-    again = as_targets(targets, known, most)
-    if rules.scale is not None:
-        again = weights_until_sized(again, known.present, rules.scale.span)
+    again = weights_until_sized(as_targets(targets, known, most), known.present, rules.scale)
     asked = in_force(late(again, rules.delay), first)
     trace = simulate_targets(bars, asked, rules, first, last)
     return _Simulated(trace, name, known, again, unchecked=unchecked)
@@ -367,9 +364,9 @@ def count_look(run: Run, bars: Bars) -> int:
     """Record in the trial log that `run` is evaluated on these bars, which it has not seen.
 
     Returns:
-      `trials.count_evaluations` at them, with this one.
+      How many were counted on these symbols in years that overlap, with this one.
     """
     more, data = {"seed": run.selected, "time": now()}, data_record(bars)
     # Recorded first, so that the count below includes it.
     trial_log.record(run.root, trial_log.entry_of("test", run.name, data, **more))
-    return trial_log.count_evaluations(run.root, data)
+    return trial_log.count(run.root, "test", data)

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.agents.policy import Params, Policy, decide, decide_next, num_parameters
-from nca_trader.config import EnvConfig
 from nca_trader.config.extensions import is_source
 from nca_trader.data.bars import read_bars, sample_bars
 from nca_trader.envs.account.state import open_account
@@ -31,9 +30,9 @@ from nca_trader.runs.exported import Coding, compact
 from nca_trader.runs.manifest import Run, has_trained, seen_rows
 from nca_trader.runs.portable import Portable, portable
 from nca_trader.runs.trials import DataRecord
-from nca_trader.runs.universe import run_on, trades
-from nca_trader.types import COLUMN, EXTRAS, Bars, Costs, fields_of
+from nca_trader.types import COLUMN, EXTRAS, Bars, fields_of
 
+COSTS = ("commission", "slippage", "half_spread")
 INTENDED = (
     "For research, backtests and paper trading. It is not advice: anyone who trades by it answers "
     "for the orders, the limits and the data that it is given."
@@ -56,9 +55,10 @@ def card_of(run: Run, facts: dict[str, str], use: str) -> str:
         "Policy": kind + ("" if base == "none" else f", tilts of {base}"),
         "Sees": f"{', '.join(run.spec.features)}; the last {run.policy.receptive_field} bars",
         "Orders": f"{env.actions}, weights from {run.spec.bounds[0]:g} to {run.spec.bounds[1]:g}, "
-        f"from bar {run.policy.first_decision + 1} on; {env.order}, filled at the {_fill(env)}",
-        "Trades": trades(run),
-        "Costs of training": _costs(env.costs),
+        f"from bar {run.policy.first_decision + 1} on; {env.order}, filled at the "
+        f"{'next open' if env.fill == 'next_open' else 'same close'}",
+        "Trades": run.tradable,
+        "Costs of training": ", ".join(f"{name} {getattr(env.costs, name):g}" for name in COSTS),
         "Trained on": _span(manifest.data),
         "Seed": str(manifest.seed),
         "Selected on": "nothing" if selection is None or selection.data is None
@@ -77,15 +77,6 @@ def card_of(run: Run, facts: dict[str, str], use: str) -> str:
 def _span(data: DataRecord) -> str:
     known = f"{data.rows:,} bars of {few(data.symbols)}"
     return f"{known}, {data.first[:10]} to {data.last[:10]} (SHA-256 {data.sha256[:12]})"
-
-
-def _fill(env: EnvConfig) -> str:
-    return "next open" if env.fill == "next_open" else "same close"
-
-
-def _costs(costs: Costs) -> str:
-    names = ("commission", "slippage", "half_spread")
-    return ", ".join(f"{name} {getattr(costs, name):g}" for name in names)
 
 
 CALLS = 300  # whose median is a latency
@@ -173,7 +164,7 @@ def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
     """
     source = training_bars(run) if source is None else source
     bars = source.bars if isinstance(source, Task) else source
-    run = run_on(run, bars)
+    run = run.on(bars)
     made = portable(run, [name for name in bars.fields if name.startswith((*EXTRAS, COLUMN))])
     # Filled at the next open, an account is held at a close as it was before the decision there.
     rules = dataclasses.replace(run.account, fill="next_open")

@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import ArrayLike
 
 from nca_trader.config import AccountConfig
+from nca_trader.config.account import refuse_delay
 from nca_trader.config.ranges import expect
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.envs.account.risk import CODES
@@ -22,6 +23,7 @@ from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.lookahead.outputs import foresights, own_features
 from nca_trader.evaluate.simulate import Trace
+from nca_trader.evaluate.stress import Stress, break_even_factor, table_of
 from nca_trader.evaluate.trades import Fills
 from nca_trader.machine import make_directory, write_atomically
 from nca_trader.runs.manifest import Run
@@ -30,11 +32,10 @@ from nca_trader.types import Bars, Costs
 
 # Of a liquid market, shown next to a result without any cost.
 PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
+CAPITALS = (0.1, 1.0, 10.0, 100.0)  # of a stress, times the capacity at 1% of volume
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from nca_trader.evaluate.stress import Stress
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class Result:
       in_sample: number of these bars at or before the last that trained or selected the
         agent, see `seen_rows`; None where the targets are not of a run.
       evaluations: evaluations of agents on these symbols in years that overlap, with this one; None
-        where that was not counted, see `trials.count_evaluations`.
+        where that was not counted, see `trials.count`.
       cut: orders for more than the account may hold.
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.
@@ -283,6 +284,12 @@ class Result:
         capital = self.rules.capital or 1.0
         return pd.DataFrame(held * capital, self.equity.index, self.weights.columns)
 
+    @property
+    def seen(self) -> tuple[pd.Timestamp, pd.Timestamp] | None:
+        """The first and the last in-sample bar; None where there is none."""
+        index = self.equity.index
+        return (index[0], index[self.in_sample - 1]) if self.in_sample else None
+
     @functools.cached_property
     def exposure(self) -> pd.DataFrame:
         """`[N]` sums of weights at each close: columns `long`, `short`, `gross`, `net`."""
@@ -344,19 +351,71 @@ class Result:
         Returns:
           A matplotlib figure; `figure.savefig("x.png")` writes it.
         """
-        from nca_trader.evaluate.report.figures import result_figure  # imports matplotlib, 0.3 s
+        from nca_trader.evaluate.figures import Curve, account_figure  # imports matplotlib, 0.3 s
 
-        return result_figure([self])
+        lines = [Curve(self.name, self.equity, "agent")]
+        lines.append(Curve("buy and hold", self.hold.equity, "baseline"))
+        return account_figure(lines, {*filter(None, [self.seen])}, self.exposure)
 
-    def stress(self, **options: Any) -> Stress:
+    def stress(
+        self,
+        *,
+        factors: Sequence[float] = (1.0, 2.0, 3.0),
+        delays: Sequence[int] | None = None,
+        capitals: Sequence[float] | None = None,
+        participation: float = 0.1,
+    ) -> Stress:
         """Run this backtest again at higher costs, with late orders, and with more capital.
 
-        Args:
-          **options: see `nca_trader.evaluate.stress.stress`.
-        """
-        from nca_trader.evaluate.stress import stress  # stands on results
+        A strategy that sees its account decides again in each rerun. Reruns of an agent are one
+        look at their bars together with the backtest itself.
 
-        return stress(self, **options)
+        Args:
+          factors: of the costs of trading and borrowing.
+          delays: bars that every order is late; None are the backtest's own, and 1, 2 and 5 more.
+          capitals: in the currency of the prices; None are 0.1, 1, 10 and 100 times the capital
+            whose fills take 1% of a bar's volume, see `trades.capacity`.
+          participation: largest share of a bar's volume that an order takes with these capitals.
+
+        Raises:
+          ConfigError: a factor or capital that is not above 0, a delay that is not a whole number,
+            costs that a factor makes impossible.
+        """
+        for name, values in (("factors", factors), ("capitals", capitals or ())):
+            for value in values:
+                if isinstance(value, bool) or not 0.0 < value < math.inf:
+                    raise ConfigError(f"{argument(name, value)}: give numbers above 0.")
+        costs, delay = self.charged, self.rules.delay
+        delays = [delay, delay + 1, delay + 2, delay + 5] if delays is None else delays
+        for delay in delays:
+            refuse_delay(delay)
+        if capitals is None:
+            # NaN, without a known volume, is not above 0 and leaves the table empty.
+            known = self.metrics["capacity"]
+            capitals = [float(f"{known * x:.2g}") for x in CAPITALS] if known > 0.0 else ()
+
+        def again(**changes: Any) -> dict[str, float]:
+            return self.again(**changes).account_metrics
+
+        def gains(factor: float) -> bool:
+            return self.again(costs=costs.scaled(factor)).log_equity[-1] > 0.0
+
+        by_costs = {float(f): again(costs=costs.scaled(f)) for f in factors}
+        by_delay = {int(n): again(delay=int(n)) for n in delays}
+        most = {"max_participation": participation}
+        by_capital = {float(c): again(capital=float(c), **most) for c in capitals}
+        # Costs that halving does not change are all zero: no factor of them changes anything.
+        free = dataclasses.asdict(costs) == dataclasses.asdict(costs.scaled(0.5))
+        gained = not free and self.log_equity[-1] > 0.0
+        return Stress(
+            name=self.name,
+            costs=table_of(by_costs, "factor"),
+            delays=table_of(by_delay, "bars late"),
+            capacity=table_of(by_capital, "capital"),
+            participation=participation,
+            break_even=break_even_factor(gains) if gained else math.nan,
+            charged=not free,
+        )
 
     def report(
         self,
@@ -449,81 +508,3 @@ def columns_of(trace: Trace, index: pd.Index, symbols: pd.Index, costs: Costs) -
         "flows": table(trace.flows.named(costs)),
         "trace": trace,
     }
-
-
-class Comparison:
-    """Several results side by side, made by `compare`.
-
-    Attributes:
-      results: in the order given.
-      table: one row per result, with its first and last bar, and a column per metric.
-    """
-
-    def __init__(self, results: Sequence[Result]):
-        """Build the table."""
-        self.results = tuple(results)
-        rows = {
-            result.name: {
-                "start": result.equity.index[0],
-                "stop": result.equity.index[-1],
-                "in_sample": result.in_sample,
-                **result.metrics,
-            }
-            for result in self.results
-        }
-        self.table = pd.DataFrame.from_dict(rows, orient="index")
-        self.table.index.name = "name"
-
-    def __repr__(self) -> str:
-        from nca_trader.evaluate.report.summary import comparison_lines  # stands on results
-
-        return "\n".join(comparison_lines(self.results))
-
-    def _repr_html_(self) -> str:
-        from nca_trader.evaluate.report.summary import comparison_html  # stands on results
-
-        return comparison_html(self.results)
-
-    def plot(self) -> Figure:
-        """Draw equity and drawdown of every result on one time axis."""
-        from nca_trader.evaluate.report.figures import result_figure  # imports matplotlib, 0.3 s
-
-        return result_figure(self.results)
-
-
-def compare(results: Sequence[Result]) -> Comparison:
-    """Put several results side by side, in a table and a plot.
-
-    Args:
-      results: at least one, each of another name; they may be of other bars and costs, which the
-        table shows.
-
-    Returns:
-      A `Comparison`, whose `table` has one row per result.
-
-    Raises:
-      ConfigError: no result, something else, or two of one name.
-
-    Example:
-      >>> import nca_trader as nca
-      >>> bars = nca.sample_bars("sp500")[-500:]
-      >>> strategies = nca.rules.sma_cross(), nca.rules.momentum()
-      >>> nca.compare([nca.backtest(bars, each) for each in strategies]).table.index.tolist()
-      ['SMA cross 10/30', 'momentum 50']
-    """
-    # A single result is taken as a list of one.
-    if isinstance(results, Result):
-        results = [results]
-    expect("results", results, Sequence, "a sequence of Results, e.g. of nca.backtest")
-    for result in results:
-        expect("results", result, Result, "a sequence of Results, e.g. of nca.backtest")
-    if not results:
-        raise ConfigError("compare was given no result; give at least one.")
-    names = [result.name for result in results]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"results has {name!r} more than once; name them apart, e.g. with "
-                "nca.backtest(..., name=...)."
-            )
-    return Comparison(results)

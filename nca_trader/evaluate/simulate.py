@@ -31,7 +31,6 @@ from nca_trader.markets import Task
 from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu, row_sums
 from nca_trader.progress import track
 from nca_trader.runs.manifest import Run
-from nca_trader.runs.universe import run_on
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.strategies.targets import strategy_faults
 from nca_trader.types import Bar, Bars, Tensor
@@ -331,7 +330,7 @@ def _shown(
 ) -> tuple[Policy, BarReturns, tuple[np.ndarray, ...]]:
     """Return a run's policy, and what it sees in rows first .. last - 1, see `simulate_agent`."""
     bars = source.bars if isinstance(source, Task) else source
-    run = run_on(run, bars)
+    run = run.on(bars)
     policy = run.policy
     refuse_short(bars, policy, last)
     states = observed_states(source, run.env_config, run.spec.states)
@@ -460,7 +459,7 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
       BarError: bars of symbols that the run does not trade, or too few for a decision.
     """
     bars = source.bars if isinstance(source, Task) else source
-    run = run_on(run, bars)
+    run = run.on(bars)
     policy, spec, num_bars = run.policy, run.policy.spec, len(bars)
     common = (run.account, 0, num_bars)
     # Both decide on the account of the first. With separate accounts, one decision that differs

@@ -6,6 +6,7 @@ those that are given stay unseen: they are for one evaluation of the best.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import math
@@ -22,7 +23,7 @@ from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.agent import alone
 from nca_trader.config.ranges import expect, take_settings
-from nca_trader.config.records import plain
+from nca_trader.config.records import finite, plain
 from nca_trader.config.spans import (
     Range,
     Training,
@@ -45,7 +46,7 @@ from nca_trader.runs import trials
 from nca_trader.runs.consent import codes_of, own_names
 from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
-from nca_trader.runs.trackers import Tracked, tracker_of, tracking
+from nca_trader.runs.trackers import Tracked, Tracking, tracker_of
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.types import Bars
 
@@ -196,9 +197,10 @@ def tune(
     WorkFolder(path, SETTINGS, "search", decisive).begin()
     study = study_of(path / JOURNAL)
     before = len(_finished(study))
+    searched = Tracked(path.resolve().name, path, decisive)
     with (
         Progress(trials * seeds, "tune", "agents") as shown,
-        tracking(tracker, Tracked(path.resolve().name, path, decisive), before) as tracked,
+        contextlib.closing(Tracking(tracker, searched, before)) as tracked,
     ):
 
         def report(number: int, score: float) -> None:
@@ -280,7 +282,7 @@ def _search(
             # If one seed never traded, the mean is NaN and the trial fails, however good the other
             # seeds are.
             score = float(np.mean(each))
-            trial.set_user_attr("scores", [None if math.isnan(s) else s for s in each])
+            trial.set_user_attr("scores", finite(each))
             if math.isnan(score):  # an agent that never trades has no Sharpe ratio
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:

@@ -17,9 +17,10 @@ def decimal(value: float, digits: int = 2) -> str:
     return "n/a" if math.isnan(value) else f"{value:z.{digits}f}"
 
 
-def few(names: Sequence[str]) -> str:
-    """Write the first four names, and how many more there are."""
-    return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
+def few(names: Sequence[str], most: int = 4) -> str:
+    """Write the first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def listed(names: Sequence[str]) -> str:
@@ -48,14 +49,17 @@ def whole(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{value:,.0f}"
 
 
+def significant(value: float) -> str:
+    """Write 0.01234 as 0.0123 and NaN as n/a."""
+    return "n/a" if math.isnan(value) else f"{value:.3g}"
+
+
 def money(value: float) -> str:
     """Write 1234567.0 as 1.23M and NaN as n/a."""
-    if math.isnan(value):
-        return "n/a"
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+            return significant(value / size) + unit
+    return significant(value)
 
 
 def with_error(value: float, error: float, write=decimal) -> str:

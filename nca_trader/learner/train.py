@@ -55,7 +55,7 @@ from nca_trader.progress import Progress, quiet
 from nca_trader.runs.checkpoint import Checkpoints, shapes_of, unflatten
 from nca_trader.runs.manifest import Run
 from nca_trader.runs.opening import training_run
-from nca_trader.runs.trackers import Tracker, subject_of, tracker_of, tracking
+from nca_trader.runs.trackers import Tracker, Tracking, subject_of, tracker_of
 
 Report = Callable[[dict[str, Any]], None]
 log = logger(__name__)
@@ -150,7 +150,8 @@ def train(
         shown.skip(done * learner.steps_per_update)
         tracker = tracker if hosts.first() else None
         steps_before = done * learner.steps_per_update
-        tracked = stack.enter_context(tracking(tracker, subject_of(run), steps_before))
+        tracked = Tracking(tracker, subject_of(run), steps_before)
+        stack.callback(tracked.close)
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
         # Each turn is one update. All processes take the same turns, since `step` is a collective.

@@ -25,10 +25,9 @@ import numpy as np
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from nca_trader.config.records import Mismatch, convert, read_json
+from nca_trader.config.records import Mismatch, convert, finite, read_json
 from nca_trader.errors import ConfigError, argument, printable
-from nca_trader.evaluate.report import plots
-from nca_trader.evaluate.report.figures import (
+from nca_trader.evaluate.figures import (
     AGENT,
     BASELINES,
     DASHES,
@@ -37,6 +36,7 @@ from nca_trader.evaluate.report.figures import (
     SEED,
     settings,
 )
+from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import decimal, percent, whole
 from nca_trader.optimum.rows import Row
@@ -147,7 +147,8 @@ class Standing(NamedTuple):
         if not len(self.fractions):
             return about | {"not_applicable": self.why_not}
         middle, low, high = interquartile(self.fractions)
-        steps, seconds = (_median(self.reached(axis)) for axis in (0, 1))
+        # A seed that did not arrive is infinite there, and so is the median of too few.
+        steps, seconds = (finite(float(np.median(self.reached(axis)))) for axis in (0, 1))
         return about | {
             "fraction": middle,
             "interval": [low, high],
@@ -173,12 +174,6 @@ def _all(rows: Sequence[Row], name: str) -> list[Any]:
         if (value := row.get(name)) is not None and value not in found:
             found.append(value)
     return found
-
-
-def _median(values: Sequence[float]) -> float | None:
-    """Return the median, in which a seed that did not arrive counts as infinite; None if it is."""
-    middle = float(np.median(values))
-    return middle if math.isfinite(middle) else None
 
 
 def interquartile(values: np.ndarray) -> tuple[float, float, float]:

@@ -118,11 +118,7 @@ def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Earnings:
 
 
 def greedy_positions(
-    env: TradingEnv,
-    policy: Policy,
-    params: Params,
-    rows: np.ndarray,
-    cells: np.ndarray | None = None,
+    env: TradingEnv, policy: Policy, params: Params, rows: np.ndarray
 ) -> np.ndarray:
     """Return `[P, L, A]` float64 weights that the most probable actions order.
 
@@ -132,10 +128,8 @@ def greedy_positions(
       params: of the agent.
       rows: `[P, L]` consecutive rows of bars, at whose closes the agent orders; each of the P
         accounts begins flat.
-      cells: `[N, A, C]` of all bars; None encodes the bars as they are.
     """
-    if cells is None:
-        cells = encode(policy, params, env.features, env.bars.present)
+    cells = encode(policy, params, env.features, env.bars.present)
     ordered = _scan_pieces(policy, params, env.market, jnp.asarray(cells), jnp.asarray(rows))
     return np.asarray(ordered, np.float64)
 

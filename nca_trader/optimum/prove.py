@@ -40,8 +40,8 @@ from nca_trader.optimum.frozen import env_of, fields_of, frozen, show_features
 from nca_trader.optimum.measure import CELLS, evaluation_bars, reached_by
 from nca_trader.optimum.optima.synthetic import solved
 from nca_trader.optimum.outside.entry import entry_of
-from nca_trader.optimum.outside.outside import Asked, prove_entry
-from nca_trader.optimum.rows import Point, Score
+from nca_trader.optimum.outside.outside import prove_entry
+from nca_trader.optimum.rows import BARS, Point, Score
 from nca_trader.parallel.jobs import Job, parse_workers, run_jobs
 from nca_trader.progress import Progress, track
 from nca_trader.runs.consent import own_names
@@ -64,13 +64,6 @@ SPED = {"pathwise": (2, 4.0), "coupled": (16, 40.0)}
 # to 94%; 32 times was too much, and so was 8 times for `mlp`, whose rate does not fall.
 MOST_RATE = 8.0
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
-# The fraction of the optimum to reach. The nano preset does with every seed, but see `NEEDS`.
-DEFAULT_BAR = 0.95
-BARS = dict.fromkeys(FROZEN, DEFAULT_BAR) | {
-    "ou_log": 0.98,
-    "sine": 0.99,
-    "martingale": 0.0,  # there is nothing to earn: the agent must hardly trade
-}
 UNSAMPLED = {"exact": check_finite, "pathwise": check_smooth}  # no actions are drawn, no critic
 # A setting with which the preset reaches the bar: the asset next to another in the table says
 # nothing of it.
@@ -314,8 +307,7 @@ def prove(
     if (entry := entry_of(agent, allow_code, python, agent_seconds)) is not None:
         if steps is not None:
             raise ConfigError(f"{entry.name} is not trained here; give no {argument('steps')}.")
-        bars = ((name, BARS.get(name, DEFAULT_BAR)) for name in names)
-        asked = [Asked(n, bar, *known_market(n, given), FROZEN.get(n)) for n, bar in bars]
+        asked = [(name, *known_market(name, given)) for name in names]
         return prove_entry(entry, asked, seeds, controls, say)
     loaded = load_agent(agent)
     # All are prepared first, so that a mistake in the last name is found before any run.
@@ -351,7 +343,7 @@ def prove_markets(
         """Yield the proofs in order, up to the first that is not there yet."""
         numbers = itertools.count()
         for trial, own in zip(prepared, runs, strict=True):
-            bar, curves = BARS.get(trial.market, DEFAULT_BAR), {}
+            curves = {}
             for name, _, seed in own:
                 curve = found.get(next(numbers))
                 if curve is None:
@@ -360,10 +352,7 @@ def prove_markets(
                     curves[name] = curve
                     continue
                 market, entry = trial.market, described(trial.agent)
-                yield Score(
-                    market=market, seed=seed, bar=bar, curve=curve, controls=curves, entry=entry,
-                    digest=FROZEN.get(market),
-                )  # fmt: skip
+                yield Score(market=market, seed=seed, curve=curve, controls=curves, entry=entry)
 
     def gather(number: int, curve: list[Point]) -> None:
         found[number] = curve
@@ -374,7 +363,7 @@ def prove_markets(
 
     code = [name for trial in prepared for name in own_names(trial.config, trial.agent)]
     with Progress(len(jobs), "prove", "runs") as shown:
-        run_jobs(_train_and_evaluate, jobs, workers=workers, done=gather, code=code)
+        run_jobs(train_and_evaluate, jobs, workers=workers, done=gather, code=code)
     return proofs
 
 
@@ -391,15 +380,12 @@ def described(agent: AgentConfig) -> dict[str, Any]:
     }
 
 
-def _train_and_evaluate(
+def train_and_evaluate(
     shared: None, config: EnvConfig, agent: AgentConfig, seed: int
 ) -> list[Point]:
-    return train_and_evaluate(config, agent, seed)
-
-
-def train_and_evaluate(config: EnvConfig, agent: AgentConfig, seed: int) -> list[Point]:
     """Train on one draw of the market, and evaluate on another before, during and after training.
 
+    `shared` is what `run_jobs` gives all jobs, here nothing.
     The seconds of the points contain neither compilation nor evaluations.
     """
     # Independent seeds for the path to train on, the path to evaluate on, and the agent.

@@ -12,10 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nca_trader.config.records import finite
+from nca_trader.envs import FROZEN
 from nca_trader.machine import cores, make_directory
 from nca_trader.optimum.measure import Earnings
 from nca_trader.runs.folder import Lines, now
 
+# The fraction of the optimum to reach. The nano preset does with every seed, but see `prove.NEEDS`.
+DEFAULT_BAR = 0.95
+BARS = dict.fromkeys(FROZEN, DEFAULT_BAR) | {
+    "ou_log": 0.98,
+    "sine": 0.99,
+    "martingale": 0.0,  # there is nothing to earn: the agent must hardly trade
+}
 MOST_TURNOVER = 0.01  # per step, where nothing can be earned
 # In addition to the fraction: of agents that lack something, and of ones that learn nothing.
 WITHOUT = ("untrained", "no_history", "no_neighbours", "cash", "random", "constant")
@@ -38,11 +47,6 @@ class Point(NamedTuple):
     steps: int | None
     reached: Earnings
 
-    @property
-    def height(self) -> float:
-        """The fraction reached; the turnover where there is nothing to earn."""
-        return self.reached.turnover if math.isnan(self.reached.fraction) else self.reached.fraction
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
@@ -51,26 +55,27 @@ class Score:
     Attributes:
       market: name of the environment.
       seed: of the market's draws, and of the agent where it was trained here.
-      bar: the fraction to reach.
       curve: from the untrained agent on; the last point counts. Of an agent from outside the only
         point, whose seconds are NaN.
       controls: curves by name, see `WITHOUT`; those of a market are trained once, with the first
         seed.
       entry: of the agent: kind, name, library, version and digest.
-      digest: of the frozen environment; None where there is none.
       given: of an agent from outside, whether its seed was given, and so known to it.
       reason: why the agent cannot play this market; "" where it can.
     """
 
     market: str
     seed: int | None
-    bar: float
     curve: list[Point]
     controls: dict[str, list[Point]] = dataclasses.field(default_factory=dict)
     entry: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    digest: str | None = None
     given: bool | None = None
     reason: str = ""
+
+    @property
+    def bar(self) -> float:
+        """The fraction to reach."""
+        return BARS.get(self.market, DEFAULT_BAR)
 
     @property
     def reached(self) -> Earnings:
@@ -93,7 +98,7 @@ class Score:
         untrained = {"untrained": self.curve[:1]} if self.trained else {}
         curves = {**untrained, **self.controls}
         return {
-            name: _number(curves[name][-1].reached.fraction) if name in curves else None
+            name: finite(curves[name][-1].reached.fraction) if name in curves else None
             for name in WITHOUT
         }
 
@@ -129,32 +134,33 @@ class Score:
     def seconds_to_bar(self) -> float | None:
         """Seconds of training after which the bar was first reached; None if it was not."""
         over = (p.seconds for p in self.curve if p.reached.fraction >= self.bar)
-        return _number(next(over, math.nan))
+        return finite(next(over, math.nan))
 
     def row(self) -> dict[str, Any]:
         """Return the row of `--json`; fraction is None where there is nothing to earn."""
         last, reached = self.curve[-1], self.reached
-        return {
-            "market": self.market,
-            "fraction": _number(reached.fraction),
-            **self.without,
-            "bar": self.bar,
-            "passed": self.passed,
-            "steps": last.steps,
-            "seconds": _number(last.seconds),
-            "seed": self.seed,
-            "error": _number(reached.error),
-            "seconds_to_bar": self.seconds_to_bar,
-            "turnover": _number(reached.turnover),
-            "complaint": self.complaint,
-            "seed_given": self.given,
-            "entry": dict(self.entry),
-            "digest": self.digest,
-            "curve": [
-                [p.steps, _number(p.seconds), _number(p.reached.fraction), _number(p.reached.error)]
-                for p in self.curve
-            ],
-        }
+        return finite(
+            {
+                "market": self.market,
+                "fraction": reached.fraction,
+                **self.without,
+                "bar": self.bar,
+                "passed": self.passed,
+                "steps": last.steps,
+                "seconds": last.seconds,
+                "seed": self.seed,
+                "error": reached.error,
+                "seconds_to_bar": self.seconds_to_bar,
+                "turnover": reached.turnover,
+                "complaint": self.complaint,
+                "seed_given": self.given,
+                "entry": dict(self.entry),
+                "digest": FROZEN.get(self.market),
+                "curve": [
+                    [p.steps, p.seconds, p.reached.fraction, p.reached.error] for p in self.curve
+                ],
+            }
+        )
 
     def __str__(self) -> str:
         """Return the result in one line of a table."""
@@ -173,11 +179,6 @@ class Score:
         known = {name: fraction for name, fraction in self.without.items() if fraction is not None}
         parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
         return " ".join(parts)
-
-
-def _number(value: float) -> float | None:
-    """Return a number as JSON has it: NaN and infinity as None."""
-    return float(value) if math.isfinite(value) else None
 
 
 def about() -> Row:

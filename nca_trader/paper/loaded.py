@@ -124,10 +124,9 @@ class LoadedAgent:
                 "nca.paper_trade."
             )
         scale = self.run.account.scale
-        if scale is None:
-            targets = strategy_targets(bars, rule)
-        else:
-            targets = strategy_targets(bars, sized_once(rule, scale.span)) * sizes(bars, scale)
+        targets = strategy_targets(bars, sized_once(rule, scale))
+        if scale is not None:
+            targets = targets * sizes(bars, scale)
         return pd.DataFrame(targets).ffill().to_numpy()[-1]
 
     def stream(self, history: Bars | None = None) -> AgentStream:

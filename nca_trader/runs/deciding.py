@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.base import base_of
-from nca_trader.agents.policy import decide_next
-from nca_trader.config import AccountConfig
-from nca_trader.config.account import complete_account
+from nca_trader.agents.policy import Params, Policy, decide_next
+from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.risk import bars_of_size
 from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begin_account, remember
-from nca_trader.errors import ConfigError
-from nca_trader.runs.universe import run_on
 from nca_trader.strategies.blend import Own, move_account, order_on_account, own_account
 from nca_trader.strategies.strategy import Strategy
-from nca_trader.types import Bar
-
-if TYPE_CHECKING:
-    from nca_trader.runs.manifest import Run
+from nca_trader.types import Bar, EnvSpec
 
 
 class Inputs(NamedTuple):
@@ -40,9 +31,9 @@ class Inputs(NamedTuple):
     names: tuple[str, ...]
 
 
-def inputs_of(run: Run) -> Inputs:
-    """Return the inputs of a run's agent."""
-    features, base = feature_set_of(run.env_config, run.spec.bar_seconds), base_of(run.spec)
+def inputs_of(config: EnvConfig, spec: EnvSpec) -> Inputs:
+    """Return the inputs of an agent that was trained in this environment."""
+    features, base = feature_set_of(config, spec.bar_seconds), base_of(spec)
 
     def init(num_assets: int) -> Any:
         return features.init(num_assets), () if base is None else base.init(num_assets)
@@ -71,35 +62,27 @@ class Deciding(NamedTuple):
     decided: Array
 
 
-def deciding(run: Run, given: AccountConfig) -> Strategy:
-    """Return the strategy that decides as a run does, on an account of its own.
+def deciding(
+    name: str,
+    inputs: Inputs,
+    policy_of: Callable[[int], Policy],
+    params: Params,
+    rules: AccountConfig,
+    memory: int,
+) -> Strategy:
+    """Return the strategy that decides as a run's agent does, on an account of its own.
 
     It streams bar by bar in place of encoding many bars at once, and its target is infinite where
-    its numbers are not finite. A baseline that trades in the agent's place is the strategy itself.
+    its numbers are not finite.
 
     Args:
-      run: an agent's.
-      given: of its account, in the place of the run's.
-
-    Raises:
-      ConfigError: it observes the state of a synthetic market, which no bars have.
+      name: of the run.
+      inputs: of the agent.
+      policy_of: the policy of so many assets.
+      params: of each policy.
+      rules: of its account, complete.
+      memory: bars on which a decision depends.
     """
-    if run.replacement is not None:
-        return run.replacement
-    if run.spec.states:
-        raise ConfigError(
-            f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
-            "which bars do not have; blend one that was trained on bars alone."
-        )
-    rules = complete_account(given, run)
-    inputs, params = inputs_of(run), run.params()
-
-    @functools.lru_cache(maxsize=8)
-    def policy_of(num_assets: int) -> Any:
-        # A strategy knows the number of assets alone; their names are checked with the bars.
-        named: Any = SimpleNamespace(symbols=tuple(map(str, range(num_assets))), source="")
-        own = run.spec.num_assets == num_assets
-        return (run if own else run_on(run, named)).policy
 
     def init(num_assets: int) -> Deciding:
         own, none = own_account(num_assets, rules), jnp.zeros((), bool)
@@ -130,5 +113,4 @@ def deciding(run: Run, given: AccountConfig) -> Strategy:
         decided = state.decided | ready
         return Deciding(own, kept, stream, state.rows + 1, unfit, decided), Order(asked)
 
-    memory = max(run.history, bars_of_size(rules.scale))
-    return Strategy(init, act, run.name, rules.order, memory=memory)
+    return Strategy(init, act, name, rules.order, memory=memory)

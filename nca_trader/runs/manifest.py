@@ -18,9 +18,11 @@ In an object store these are objects below a key, and metrics.jsonl is in parts,
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -29,6 +31,7 @@ import jax
 import numpy as np
 
 from nca_trader.agents.base import base_of, spec_on_base
+from nca_trader.agents.nca import num_slots
 from nca_trader.agents.policy import (
     Params,
     Policy,
@@ -39,6 +42,7 @@ from nca_trader.agents.policy import (
 )
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
+from nca_trader.config.account import complete_account
 from nca_trader.config.agent import KINDS
 from nca_trader.config.extensions import origin_of
 from nca_trader.config.records import (
@@ -50,17 +54,18 @@ from nca_trader.config.records import (
     show,
 )
 from nca_trader.config.toml import from_toml_text
-from nca_trader.envs.market import feature_set_of
-from nca_trader.errors import RunError, StateError
+from nca_trader.data.time_frames import refuse_other_length
+from nca_trader.envs.account.risk import bars_of_size
+from nca_trader.envs.market import feature_set_of, spec_of
+from nca_trader.errors import BarError, ConfigError, RunError, StateError
 from nca_trader.machine import run_file, write_atomically
 from nca_trader.runs.checkpoint import Checkpoints, shapes_of
 from nca_trader.runs.consent import SIGNATURE, OwnCode, admit, own_names, refuse_uninstalled
-from nca_trader.runs.deciding import deciding
+from nca_trader.runs.deciding import deciding, inputs_of
 from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.runs.reference import FILE as REFERENCE_FILE
 from nca_trader.runs.reference import Reference
 from nca_trader.runs.trials import DataRecord
-from nca_trader.runs.universe import run_on
 from nca_trader.strategies.baselines import baseline_rules
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars, EnvSpec
@@ -325,9 +330,7 @@ class Run:
         found = None if self._forced else self.deployment
         if found is None or not found.baseline:
             return None
-        known = baseline_rules(found.year, self.env_config.sizing == "volatility")
-        if self.base is not None:
-            known[self.base.name] = self.base
+        known = baseline_rules(found.year, self.env_config.sizing == "volatility", self.base)
         if found.baseline not in known:
             raise StateError(
                 f"{self.path}/deployment.json: baseline = {found.baseline!r} is not one of "
@@ -362,12 +365,110 @@ class Run:
         return self.env_config.account
 
     def as_strategy(self, given: AccountConfig) -> Strategy:
-        """Return what acts as a strategy with an account of its own, a part of `nca.blend`."""
-        return deciding(self, given)
+        """Return what acts as a strategy with an account of its own, a part of `nca.blend`.
+
+        A baseline that trades in the agent's place is the strategy itself.
+
+        Args:
+          given: of its account, in the place of the run's.
+
+        Raises:
+          ConfigError: it observes the state of a synthetic market, which no bars have.
+        """
+        if self.replacement is not None:
+            return self.replacement
+        if self.spec.states:
+            raise ConfigError(
+                f"{self.path}: its agent observes the state of the market "
+                f"{self.env_config.market}, which bars do not have; blend one that was trained on "
+                "bars alone."
+            )
+        rules = complete_account(given, self)
+
+        @functools.lru_cache(maxsize=8)
+        def policy_of(num_assets: int) -> Policy:
+            # A strategy knows the number of assets alone; their names are checked with the bars.
+            own = self.spec.num_assets == num_assets
+            return (self if own else self._of(tuple(map(str, range(num_assets))), "bars")).policy
+
+        memory = max(self.history, bars_of_size(rules.scale))
+        inputs = inputs_of(self.env_config, self.spec)
+        return deciding(self.name, inputs, policy_of, self.params(), rules, memory)
+
+    @property
+    def trained_symbols(self) -> list[str]:
+        """The symbols that trained the agent; of a run on shards, those of all shards."""
+        data = self.manifest.data
+        return list(dict.fromkeys([*data.symbols, *itertools.chain(*(data.universes or []))]))
+
+    @property
+    def tradable(self) -> str:
+        """The symbols that the policy can trade, in words, e.g. "any symbols"."""
+        if self.tie is not None:
+            return f"the symbols that trained it alone, in their order ({self.tie})"
+        if self.agent_config.policy.neighbours == "none":
+            return "any symbols"
+        # Weights for neighbours are there or not: the policy cannot begin or cease to see others.
+        return "any one symbol" if self.spec.num_assets == 1 else "any two or more symbols"
+
+    @property
+    def tie(self) -> str | None:
+        """What ties the policy to the symbols that trained it; None if nothing does."""
+        config, spec = self.agent_config.policy, self.spec
+        # Neighbours by place in a ring or by a ranking are those of these symbols; a mean is of
+        # any.
+        if config.neighbours in ("ring", "nearest") and num_slots(spec, config):
+            return f"policy.neighbours = {config.neighbours!r}"
+        if spec.memory:
+            return f"reward = {spec.memory!r}, whose memory is in units of their variance"
+        return "it sees the state of its market" if spec.states else None
+
+    def on(self, bars: Bars) -> Run:
+        """Return the run as it trades the symbols of `bars`.
+
+        Args:
+          bars: any bars of the symbols, in their order. Of a run on shards, the symbols of each
+            shard are its own.
+
+        Returns:
+          The run itself for its own symbols. For others a run of the same parameters, whose full
+          position is that of as many assets: `size` of the environment, or 1 / number of assets.
+
+        Raises:
+          BarError: the policy is tied to the symbols that trained it; or a feature of a slower time
+            frame to the length of the bars.
+        """
+        refuse_other_length(bars, self.spec.bar_seconds)
+        return self._of(bars.symbols, bars.source or "bars")
 
     def refuse(self, bars: Bars) -> None:
         """Raise BarError where the bars are of symbols that the run does not trade."""
-        run_on(self, bars)
+        self.on(bars)
+
+    def _of(self, symbols: tuple[str, ...], where: str) -> Run:
+        """Return the run as it trades `symbols`, which `where` names in an error."""
+        own, config, tie = self.spec.symbols, self.agent_config.policy, self.tie
+        if symbols == own:
+            return self
+        spec = self.spec
+        targets = spec_of(self.env_config, symbols, spec.states, spec.bar_seconds).targets
+        # The ranking of the training bars holds for the symbols of another shard as well: "nearest"
+        # trains on shards of one universe alone.
+        spec = dataclasses.replace(spec, symbols=symbols, targets=targets)
+        universes = self.manifest.data.universes or []
+        fits = num_slots(spec, config) == num_slots(self.spec, config)
+        if list(symbols) not in universes and (tie is not None or not fits):
+            more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
+            what = f"{', '.join(own)}{more}, in this order ({tie})" if tie else self.tradable
+            raise BarError(
+                f"{where}: symbols {', '.join(symbols)}, but the run {self.name} trades {what}; "
+                "select those, or train with policy.neighbours = 'none', which trades any."
+            )
+        other = copy.copy(self)
+        for cached in ("policy", "each"):  # made for the other symbols
+            other.__dict__.pop(cached, None)
+        other.spec = spec
+        return other
 
     def _read(self, cls: type[T], name: str) -> T | None:
         file = self.path / name

@@ -96,7 +96,7 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
             f"{run.path}: its agent observes {what}, which a bar and weights do not show; give "
             f"{argument('format', 'nca')}, whose file `paper` and nca.load read."
         )
-    inputs, count = inputs_of(run), spec.num_assets
+    inputs, count = inputs_of(run.env_config, spec), spec.num_assets
     scale, fields, based = run.account.scale, (*BAR, *extras), spec.base != "none"
 
     def observe(memory: tuple[Array, ...], *given: Array) -> tuple[Any, ...]:

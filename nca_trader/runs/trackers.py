@@ -14,7 +14,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -256,7 +256,7 @@ class Tracking:
       results: of the whole, handed over at the end; numbers that are not finite are left out.
     """
 
-    def __init__(self, tracker: Tracker | None, subject: Tracked, step: int):
+    def __init__(self, tracker: Tracker | None, subject: Tracked, step: int = 0):
         self._tracker, self._subject, self._warned = tracker, subject, False
         self.results: dict[str, Any] = {}
         self._worker: Worker[tuple[Any, ...]] | None = None
@@ -292,13 +292,6 @@ class Tracking:
             )  # fmt: skip
 
 
-@contextlib.contextmanager
-def tracking(tracker: Tracker | None, subject: Tracked, step: int = 0) -> Iterator[Tracking]:
-    """Yield what takes each row of metrics, and the results."""
-    with contextlib.closing(Tracking(tracker, subject, step)) as tracked:
-        yield tracked
-
-
 def subject_of(run: Run) -> Tracked:
     """Return a run as what is tracked."""
     config = {"env": run.env_config, "agent": run.agent_config, "seed": run.manifest.seed}
@@ -318,7 +311,8 @@ def track_results(track: str | Tracker | None, run: Run, kind: str, found: Any) 
       >>> track_results("tensorboard", run, "test", result.metrics)  # doctest: +SKIP
     """
     tracker, rows = tracker_of(track), run.metrics()
-    with tracking(tracker, subject_of(run), rows[-1]["steps"] if rows else 0) as tracked:
+    steps = rows[-1]["steps"] if rows else 0
+    with contextlib.closing(Tracking(tracker, subject_of(run), steps)) as tracked:
         tracked.results = named(kind, found)
 
 

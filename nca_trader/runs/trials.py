@@ -237,11 +237,6 @@ def count(root: Place, kind: str, data: DataRecord | None = None) -> int:
     return _number(entries(root), kind, data)
 
 
-def count_evaluations(root: Place, data: DataRecord) -> int:
-    """Count the logged evaluations of agents on these symbols in years that overlap."""
-    return count(root, "test", data)
-
-
 def _number(log: list[Entry], kind: str, data: DataRecord | None) -> int:
     return sum(
         # An evaluation has no `trials`, and counts once.

@@ -26,13 +26,16 @@ def year_of(bars_per_year: float, known: int) -> int:
     return max(2, min(round(bars_per_year), known, LONGEST_TREND))
 
 
-def baseline_rules(year: int, sized: bool = False) -> dict[str, Strategy]:
+def baseline_rules(
+    year: int, sized: bool = False, base: Strategy | None = None
+) -> dict[str, Strategy]:
     """Return the baselines by name.
 
     Args:
       year: bars that the trend looks back, see `year_of`.
       sized: whether the account sizes positions by volatility. Equal weight then has a constant
         volatility, and takes the place of the rule that sets one itself: it would be scaled twice.
+      base: of an agent that tilts it, which is one of them then.
 
     Example:
       >>> list(baseline_rules(252))[:2]
@@ -46,7 +49,7 @@ def baseline_rules(year: int, sized: bool = False) -> dict[str, Strategy]:
         rules.sma_cross(50, 200),
         rules.always_flat(),
     )
-    return {rule.name: rule for rule in found}
+    return {rule.name: rule for rule in (*found, *filter(None, [base]))}
 
 
 def constant_exposure(targets: Sequence[float]) -> Strategy:

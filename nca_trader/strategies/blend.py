@@ -159,8 +159,7 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
         strategy = subject
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
             rules = complete_account(given, subject)
-            sized = subject if rules.scale is None else sized_once(subject, rules.scale.span)
-            strategy = alone(sized, rules)
+            strategy = alone(sized_once(subject, rules.scale), rules)
         return BlendPart(name, share, strategy, subject)
     if isinstance(subject, TradedRun):
         try:

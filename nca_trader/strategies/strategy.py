@@ -187,7 +187,8 @@ class Strategy:
             if not isinstance(value, Array) and not (number and least <= value < math.inf):
                 raise ConfigError(f"with_volatility({name}={value!r}): give at least {least:g}.")
         # The floor prevents a division by 0; `cap` bounds the size.
-        sizing, waiting = Sizing(annual, span, 1e-9, cap), until_sized(self, span)
+        sizing = Sizing(annual, span, 1e-9, cap)
+        waiting = until_sized(self, sizing)
 
         def init(num_assets: int) -> Any:
             return waiting.init(num_assets), before_bars(num_assets)
@@ -269,12 +270,16 @@ def longest_memory(memories: Iterable[int | None]) -> int | None:
     return max(known) if len(known) == len(given) else None
 
 
-def until_sized(strategy: Strategy, span: Any) -> Strategy:
+def until_sized(strategy: Strategy, scale: Sizing | None) -> Strategy:
     """Return a strategy whose last target of an asset is given again when the asset gets a size.
 
-    A size is 0 until `span` returns were seen, see `account.risk.size`, and so is what was ordered
-    by then. A strategy that orders once would never hold it.
+    A size is 0 until `scale.span` returns were seen, see `account.risk.size`, and so is what was
+    ordered by then. A strategy that orders once would never hold it. With None, where sizes are
+    fixed, the strategy is returned as it is.
     """
+    if scale is None:
+        return strategy
+    span = scale.span
 
     def init(num_assets: int) -> Any:
         return strategy.init(num_assets), jnp.full(num_assets, jnp.nan), jnp.zeros(num_assets)
@@ -291,16 +296,20 @@ def until_sized(strategy: Strategy, span: Any) -> Strategy:
     return strategy._around(init, act)
 
 
-def weights_until_sized(targets: np.ndarray, present: np.ndarray, span: Any) -> np.ndarray:
+def weights_until_sized(
+    targets: np.ndarray, present: np.ndarray, scale: Sizing | None
+) -> np.ndarray:
     """Apply `until_sized` to known targets `[N, A]`; NaN places no order.
 
     Args:
       targets: ordered at each close.
       present: `[N, A]` whether an asset has the bar.
-      span: returns that an asset's first size needs.
+      scale: the sizes; None where they are fixed.
     """
+    if scale is None:
+        return targets
     returns = present.cumsum(0) - 1.0  # the first bar has none
-    begins = (returns >= span) & (returns - present < span)
+    begins = (returns >= scale.span) & (returns - present < scale.span)
     last = np.where(np.isnan(targets), 0, np.arange(len(targets))[:, None])
     last = np.take_along_axis(targets, np.maximum.accumulate(last), 0)
     return np.where(begins, last, targets)

@@ -69,14 +69,17 @@ def refuse_no_targets(targets: Any) -> None:
     raise ConfigError(f"{argument('targets')} is {describe(targets)}{hint}; {ACCEPTED}.")
 
 
-def needs_account(bars: Bars, strategy: Strategy) -> bool:
+def needs_account(bars: Bars, subject: Any) -> bool:
     """Return whether a strategy sees its portfolio, or orders exits: its targets are not enough.
+
+    No other subject does.
 
     Raises:
       ConfigError: its code raises, see `strategy_targets`.
     """
     # Asked first, as it refuses parts of a blend.
-    return has_exits(bars, strategy) or strategy.sees_portfolio
+    known = isinstance(subject, Strategy)
+    return known and (has_exits(bars, subject) or subject.sees_portfolio)
 
 
 def has_exits(bars: Bars, strategy: Strategy) -> bool:

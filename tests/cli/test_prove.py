@@ -35,9 +35,9 @@ def reached(fraction=0.97, turnover=0.05, excess=-1e-5):
     return Earnings(fraction, 0.001, 1e-3, 1e-5, excess, 1e-6, turnover)
 
 
-def proof(*reaches, market="ou_mid", bar=0.95, **controls):
+def proof(*reaches, market="ou_mid", **controls):
     curve = [Point(2.0 * (i + 1), 1000 * (i + 1), r) for i, r in enumerate(reaches)]
-    return Score(market=market, seed=7, bar=bar, curve=curve, controls=controls)
+    return Score(market=market, seed=7, curve=curve, controls=controls)
 
 
 def test_the_last_point_of_a_curve_counts():
@@ -71,7 +71,7 @@ def test_more_than_can_be_earned_is_no_success():
     [(0.005, -1e-6, ""), (0.02, -1e-6, "trades 0.020 per step"), (0.005, 1e-3, "looks ahead")],
 )
 def test_where_nothing_can_be_earned_the_bar_is_to_hardly_trade(turnover, excess, says):
-    fair = proof(reached(math.nan, turnover, excess), market="martingale", bar=0.0)
+    fair = proof(reached(math.nan, turnover, excess), market="martingale")
     assert says in fair.complaint and fair.passed == (says == "")
     row = fair.row()
     assert [row[name] for name in ("fraction", "untrained", "no_history")] == [None] * 3
@@ -213,7 +213,7 @@ def trained(monkeypatch):
     """Replaces training; notes what was asked for. Fractions by seed and agent."""
     asked = []
 
-    def train(config, agent, seed):
+    def train(shared, config, agent, seed):
         asked.append((config.market.split("(")[0], agent.policy.kind, agent.policy.window, seed))
         fractions = 0.1, 0.99 if agent.policy.kind == "nca" else 0.5
         if config.market.startswith("martingale"):  # nothing to earn, and it hardly trades

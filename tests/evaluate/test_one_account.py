@@ -168,7 +168,7 @@ def test_a_backtest_is_what_the_judge_says(field):
     targets = TABLE
     if rules.scale is not None:
         size = sizes(BARS, rules.scale)
-        targets = weights_until_sized(targets, BARS.present, rules.scale.span) * size
+        targets = weights_until_sized(targets, BARS.present, rules.scale) * size
     targets = np.vstack([np.full((rules.delay, NUM_ASSETS), np.nan), targets])[:NUM_BARS]
     known = {name: x for name, x in rules.stored.items() if name in ledger.RULES}
     costs = {name: getattr(rules.costs, name) for name in ledger.COSTS}

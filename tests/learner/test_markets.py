@@ -20,7 +20,6 @@ from nca_trader.learner.rollout import Segments
 from nca_trader.learner.train import Markets, train
 from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.opening import open_run
-from nca_trader.runs.universe import run_on
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -180,10 +179,10 @@ def test_a_run_of_several_universes_trades_each_of_them(bars, tmp_path):
     turn = dataclasses.replace(TURN, policy=policy)
     run = open_run(TradingEnv(each, ENV), turn, tmp_path / "run", seed=0)
     for symbol in bars.symbols:
-        assert run_on(run, bars.select(symbol)).spec.symbols == (symbol,)
+        assert run.on(bars.select(symbol)).spec.symbols == (symbol,)
     # Trained on one asset at a time, it has no weights for others.
     with pytest.raises(BarError, match=r"run run trades any one symbol; select those, or train"):
-        run_on(run, bars)
+        run.on(bars)
 
 
 def test_a_run_of_other_shards_is_refused(place, bars):

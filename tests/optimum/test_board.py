@@ -18,7 +18,7 @@ from scipy import stats
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, NcaTraderError
-from nca_trader.evaluate.report.figures import PRINTED, settings
+from nca_trader.evaluate.figures import PRINTED, settings
 from nca_trader.optimum import board
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.outside import outside, paths

@@ -20,7 +20,6 @@ from nca_trader.evaluate.report.summary import caveats
 from nca_trader.paper.session.parity import compare
 from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import Coding, read_run, write_exported
-from nca_trader.runs.universe import run_on, trades, trades_others
 
 FIRST = "2020-01-01"
 SIZED = dataclasses.replace(ENV, size=0.1, actions="weights", short=True)
@@ -137,7 +136,7 @@ def test_an_exported_panel_agent_trades_others_on_paper_as_in_its_backtest(tmp_p
 
 def test_a_policy_that_is_tied_to_its_symbols_is_refused_in_one_line(tmp_path):
     ring = made(tmp_path / "ring", panel("ABC"), neighbours="ring")
-    assert not trades_others(ring)
+    assert ring.tie
     with pytest.raises(BarError) as caught:
         nca.backtest(panel("XYZ"), ring, start=FIRST, look=False)
     assert str(caught.value) == (
@@ -146,21 +145,21 @@ def test_a_policy_that_is_tied_to_its_symbols_is_refused_in_one_line(tmp_path):
         "which trades any."
     )
     memory = dataclasses.replace(ENV, reward="drawdown")
-    said = trades(made(tmp_path / "memory", panel("ABC"), env=memory))
+    said = made(tmp_path / "memory", panel("ABC"), env=memory).tradable
     assert "in their order (reward = 'drawdown'" in said
     # Of one asset it has no weights for neighbours.
     alone = made(tmp_path / "alone", panel("A"), neighbours="ring")
-    assert trades(alone) == "any one symbol" and run_on(alone, panel("B")).spec.symbols == ("B",)
+    assert alone.tradable == "any one symbol" and alone.on(panel("B")).spec.symbols == ("B",)
     several = made(tmp_path / "several", panel("ABC"), neighbours="all")
-    assert trades(several) == "any two or more symbols"
+    assert several.tradable == "any two or more symbols"
     for run, names in ((alone, "BC"), (several, "B")):
-        with pytest.raises(BarError, match=f"the run {run.name} trades {trades(run)}; select"):
-            run_on(run, panel(names))
+        with pytest.raises(BarError, match=f"the run {run.name} trades {run.tradable}; select"):
+            run.on(panel(names))
 
 
 def test_the_backtest_names_the_symbols_that_did_not_train_the_agent(tmp_path, capsys):
     run = made(tmp_path / "abc", panel("ABC"))
-    assert trades(run) == "any symbols"
+    assert run.tradable == "any symbols"
     write_bars(panel("AXY"), tmp_path / "others.parquet")
     args = ["backtest", f"--run={run.path}", f"--data={tmp_path}/others.parquet", "--start", FIRST]
     assert main([*args, "--json"]) == 0

@@ -18,10 +18,11 @@ from nca_trader.evaluate.result import Result
 from nca_trader.runs.manifest import Deployment, Run, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.strategies.baselines import MATCHED, baseline_rules, constant_exposure, year_of
+from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars
 
 # Of an agent, what a walk-forward and a run must share; how often and where it is saved may differ.
-RECIPE = ("policy", "optimizer", "curriculum", "population", "precision", "ensemble")
+RECIPE = "policy optimizer curriculum population precision ensemble num_seeds".split()
 
 
 def mean_exposure(result: Result, rules: AccountConfig | None = None) -> tuple[float, ...]:
@@ -58,24 +59,22 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     """
     # At most as long as the history: with less history than that, the trend rules never decide.
     year = year_of(bars.bars_per_year, bars.row(start, "start"))
-    known = baseline_rules(year, result.rules.sizing == "volatility")
     # Its own base is one of the baselines, by which the second question is judged.
-    if result.run is not None and (base := result.run.base) is not None:
-        known[base.name] = base
+    base = None if result.run is None else result.run.base
+    known = baseline_rules(year, result.rules.sizing == "volatility", base)
     known[MATCHED] = constant_exposure(mean_exposure(result))
     common: dict[str, Any] = {"start": start, "stop": stop, "account": result.rules}
     return {name: backtest(bars, rule, **common) for name, rule in known.items()}
 
 
 def refuse_other(
-    run: Run, recipe: tuple[EnvConfig, AgentConfig] | None, seeds: int, bars: Bars, last: int
+    run: Run, recipe: tuple[EnvConfig, AgentConfig] | None, bars: Bars, last: int
 ) -> None:
     """Validate that a walk-forward of this recipe can decide what trades in a run's place.
 
     Args:
       run: the run.
       recipe: environment and agent that each fold trains; None of a strategy.
-      seeds: agents of each fold.
       bars: of the walk-forward.
       last: row of the last bar that the folds judge on.
 
@@ -93,7 +92,6 @@ def refuse_other(
         ("env", env, run.env_config),
         ("learner", *learners),
         *((part, getattr(agent, part), getattr(run.agent_config, part)) for part in RECIPE),
-        ("num_seeds", seeds, run.agent_config.num_seeds),
     ):
         if there != here:
             raise ConfigError(
@@ -127,23 +125,31 @@ def deploy(run: Run, found: GateResult, judged: Bars, year: int) -> Deployment:
     return decided
 
 
-def with_harm(
-    found: GateResult, result: Result, base: Result, agents: Mapping[str, ArrayLike]
+def judge(
+    result: Result,
+    agents: Mapping[str, ArrayLike],
+    baselines: Mapping[str, Result],
+    base: Strategy | None,
 ) -> GateResult:
-    """Return what a gate found with what is shown against the agent's base, at both costs.
+    """Judge an agent by the gate, and where it tilts a base also against that, at both costs.
 
     Args:
-      found: of the gate.
       result: of the best agent.
-      base: of its base on the same bars at the same costs.
-      agents: those of the gate.
+      agents: `[T]` returns of all that could have been chosen on these bars, by name.
+      baselines: on the same bars at the same costs, by name, with the base.
+      base: the rule that the agent tilts; None without one.
     """
 
     def doubled(each: Result) -> np.ndarray:
         return each.again(costs=each.charged.scaled(2.0)).excess_returns
 
-    rule = (base.name, base.excess_returns)
-    judged = harm(agents, rule, (doubled(result), doubled(base)), result.bars_per_year)
+    others = {name: each.excess_returns for name, each in baselines.items() if name != MATCHED}
+    found = gate(agents, others, result.bars_per_year)
+    if base is None:
+        return found
+    tilted = baselines[base.name]
+    rule = (tilted.name, tilted.excess_returns)
+    judged = harm(agents, rule, (doubled(result), doubled(tilted)), result.bars_per_year)
     return dataclasses.replace(found, harm=judged)
 
 
@@ -160,11 +166,7 @@ def decide_deployment(
       bars: up to the end of the span, with earlier ones as history.
       start: the span begins with the first bar at or after this date.
     """
-    held = deployable(result, bars, start)
-    others = {name: each.excess_returns for name, each in held.items() if name != MATCHED}
-    found = gate(agents, others, bars.bars_per_year)
-    if run.base is not None:
-        found = with_harm(found, result, held[run.base.name], agents)
+    found = judge(result, agents, deployable(result, bars, start), run.base)
     first = bars.row(start, "start")
     year = year_of(bars.bars_per_year, first)
     deploy(run, found, bars[first:], year)

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.evidence import inference
+from nca_trader.evaluate.evidence.gate import GateResult
 from nca_trader.evaluate.evidence.inference import ConfidenceInterval, Moments
-from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent, significant
+from nca_trader.runs.trials import Tried
 from nca_trader.strategies.baselines import MATCHED
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.evidence.gate import GateResult
-    from nca_trader.evaluate.result import Result
-    from nca_trader.runs.trials import Tried
-    from nca_trader.types import Bars
+from nca_trader.types import Bars
 
 COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is called a copy
 SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target
@@ -33,23 +31,6 @@ SIGNIFICANT = 0.05  # p-value below which a search has found something
 # combinations are below 0.05 in 11 of 100 cases and below 0.005 in 4, three below 0.05 in 5, and
 # more of them more rarely.
 CHOSEN, CHOSEN_OF_TWO = 0.05, 0.005
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Scored:
-    """One account's numbers.
-
-    Attributes:
-      metrics: of `Result.metrics`.
-      sharpe_interval: 95%, of the annualised ratio.
-      costs_paid: of trading, as a fraction of the capital.
-      gross: mean over bars of the sum of absolute weights, in equities.
-    """
-
-    metrics: dict[str, float]
-    sharpe_interval: ConfidenceInterval
-    costs_paid: float
-    gross: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,30 +55,31 @@ class Evidence:
     """The basis of a verdict; made by `weigh`.
 
     Attributes:
-      agent: numbers of the agent, or of the strategy where a rule is judged.
-      baselines: their numbers, by name.
+      agent: backtest of the agent, or of the strategy where a rule is judged.
+      baselines: backtests on the same bars with the same costs, by name.
+      intervals: 95%, of the annualised Sharpe ratio of each baseline, by name, and of the agent
+        under None.
       differences: agent less each baseline, by name.
       best: the baseline with the highest Sharpe ratio, and no control, which knows the span. One
         that is always flat has none, and is the best only where no other has one.
       nearest: the baseline whose targets the agent holds most often.
       nearest_share: on which share of bars.
       moments: of the agent's returns, for PSR and DSR.
-      start: the first bar.
-      stop: the last bar.
-      in_sample: number of these bars at or before the last that trained or selected the
-        agent; None for a strategy, whose choice is not recorded.
     """
 
-    agent: Scored
-    baselines: dict[str, Scored]
+    agent: Result
+    baselines: Mapping[str, Result]
+    intervals: Mapping[str | None, ConfidenceInterval]
     differences: dict[str, Difference]
     best: str
     nearest: str
     nearest_share: float
     moments: Moments
-    start: pd.Timestamp
-    stop: pd.Timestamp
-    in_sample: int | None
+
+    @property
+    def in_sample(self) -> int | None:
+        """Of `agent`; None for a strategy, whose choice is not recorded."""
+        return self.agent.in_sample
 
     @property
     def noun(self) -> str:
@@ -158,7 +140,7 @@ def weigh(
     Raises:
       ConfigError: a baseline on other bars, costs or fills.
     """
-    returns, ratios, scored = {}, {}, {}
+    returns, ratios, intervals = {}, {}, {}
     num_bars = len(agent.equity)
     most = RESAMPLED if num_bars > LONG else num_bars
     resampled_per_year = bars_per_year / inference.block_length(num_bars, most)
@@ -174,20 +156,15 @@ def weigh(
         returns[name], ratios[name] = (
             inference.block_returns(r, most) for r in (result.returns, result.excess_returns)
         )
-        scored[name] = Scored(
-            metrics=result.metrics,
-            sharpe_interval=inference.sharpe_interval(ratios[name], resampled_per_year, seed),
-            costs_paid=result.costs_paid,
-            gross=float(result.weights.abs().sum(axis=1).mean()),
-        )
-    ours = scored.pop(None)
+        intervals[name] = inference.sharpe_interval(ratios[name], resampled_per_year, seed)
+    sharpes = {name: result.metrics["sharpe"] for name, result in baselines.items()}
     differences = {
         name: Difference(
             mean_return=float(np.mean(agent.returns - baselines[name].returns) * bars_per_year),
             mean_return_interval=inference.mean_difference_interval(
                 returns[None], returns[name], resampled_per_year, seed
             ),
-            sharpe=ours.metrics["sharpe"] - scored[name].metrics["sharpe"],
+            sharpe=agent.metrics["sharpe"] - sharpes[name],
             sharpe_interval=inference.sharpe_difference_interval(
                 ratios[None], ratios[name], resampled_per_year, seed
             ),
@@ -198,19 +175,17 @@ def weigh(
     nearest, share = nearest_baseline(
         agent.targets, {name: result.targets for name, result in baselines.items()}
     )
-    known = [name for name in scored if name != MATCHED] or [*scored]
+    known = [name for name in baselines if name != MATCHED] or [*baselines]
     return Evidence(
-        agent=ours,
-        baselines=scored,
+        agent=agent,
+        baselines=baselines,
+        intervals=intervals,
         differences=differences,
         # The NaN ratio of a flat baseline would make `max` depend on the order of its arguments.
-        best=max(known, key=lambda name: np.nan_to_num(scored[name].metrics["sharpe"], nan=-9e9)),
+        best=max(known, key=lambda name: np.nan_to_num(sharpes[name], nan=-9e9)),
         nearest=nearest,
         nearest_share=share,
         moments=inference.moments(agent.excess_returns),
-        start=cast(pd.Timestamp, agent.equity.index[0]),
-        stop=cast(pd.Timestamp, agent.equity.index[-1]),
-        in_sample=agent.in_sample,
     )
 
 
@@ -254,7 +229,9 @@ def verdict(
       sharpe_variance: of the trials' Sharpe ratios per bar; None where unknown.
       note: what must be said of the data, e.g. that an index is not tradable.
     """
-    span = f"{evidence.start:%Y-%m-%d} to {evidence.stop:%Y-%m-%d}"
+    index = evidence.agent.equity.index
+    form = "%Y-%m-%d" if (index[-1] - index[0]).days >= 2 else "%Y-%m-%d %H:%M"
+    span = " to ".join(end.strftime(form) for end in (index[0], index[-1]))
     where = f"Out of sample, {span}" if evidence.standing == "out of sample" else f"From {span}"
     difference = evidence.differences[evidence.best]
     interval = difference.sharpe_interval
@@ -399,6 +376,7 @@ def sweep_verdict(
     # By column: a row of whole numbers and fractions would have fractions alone.
     cells = {p: table[p].iloc[chosen] for p in parameters}
     values = {p: x.item() if isinstance(x, np.generic) else x for p, x in cells.items()}
+    written = (f"{p} = {x:g}" if isinstance(x, float) else f"{p} = {x}" for p, x in values.items())
     search = {
         "combination": values,
         "sharpe": float(row["sharpe"]),
@@ -433,12 +411,12 @@ def sweep_verdict(
     if not over < (CHOSEN if len(table) > 2 else CHOSEN_OF_TWO):
         choice = "which of them is the best may be luck"
     sentences = [
-        f"The best of {of} by Sharpe ratio is "
-        f"{', '.join(f'{name} = {_text(value)}' for name, value in values.items())}, with "
-        f"{row['sharpe']:.2f}; buy and hold has {hold_sharpe:.2f}.",
+        f"The best of {of} by Sharpe ratio is {', '.join(written)}, with {row['sharpe']:.2f}; buy "
+        f"and hold has {hold_sharpe:.2f}.",
         f"Edge: {conclusion} (deflated Sharpe ratio {deflated:.2f} with {tried.number:,} trials "
-        f"counted, p-value {_text(cash)} against cash and {_text(other)} against buy and hold).",
-        f"Choice: {choice} (probability of overfitting, PBO, {_text(over)}{around}).",
+        f"counted, p-value {significant(cash)} against cash and {significant(other)} against buy "
+        "and hold).",
+        f"Choice: {choice} (probability of overfitting, PBO, {significant(over)}{around}).",
     ]
     # With one combination there was no choice to judge.
     return {"verdict": " ".join(sentences[: 2 + (len(table) > 1)]), "search": search}
@@ -473,9 +451,3 @@ def neighbours(table: pd.DataFrame, parameters: list[str], row: int) -> np.ndarr
         return near
     far = np.where(same, np.linalg.norm(away / np.maximum(away.max(0), 1), axis=1), np.inf)
     return np.argsort(far, kind="stable")[: min(8, int(same.sum()))]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, float | np.floating):
-        return "n/a" if math.isnan(value) else f"{value:.3g}" if abs(value) < 1e4 else f"{value:g}"
-    return str(value)

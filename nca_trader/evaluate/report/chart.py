@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from nca_trader.errors import ConfigError
+from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.types import Bars
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.result import Result
 
 TABLE = Path(__file__).parent / "table.js"
 CHART = Path(__file__).parent / "chart.js"

@@ -12,12 +12,11 @@ from numpy.typing import ArrayLike
 
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import Evidence
+from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.wording import count
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-    from nca_trader.evaluate.result import Result
 
 
 class Section(NamedTuple):
@@ -56,18 +55,16 @@ class ReportPage:
 
     Attributes:
       title: of the page.
-      agent: backtest of the agent that acts (of several seeds the selected one), or of a strategy.
-      baselines: name as shown -> backtest on the same bars and costs.
-      evidence: `weigh(agent, baselines, bars_per_year)`.
+      evidence: of the agent that acts (of several seeds the selected one), or of a strategy, and
+        of baselines by their names as shown, see `weigh`.
       spans: name, first bar, last bar and number of bars of each split of the data, in order of
         time, e.g. of training, selection and test; the last is evaluated.
-      symbols: in the environment's order.
-      source, note, digest: of the bars.
+      note: of the bars, and cautions.
       versions: package -> version, and the commit of the source.
       command: that makes this page again.
       created: date and time as text.
       trials: of the trial log, with this one and each of its seeds; None for a strategy, whose
-        trials `agent.tried` counts, if any.
+        trials its result counts, if any.
       test_touched: how often the test span was evaluated, with this time.
       selected: whether the agent was chosen among its seeds by their scores on a selection span.
       seed: number of the agent that acts, also its column in `training`; None is the mean of all.
@@ -86,14 +83,9 @@ class ReportPage:
     """
 
     title: str
-    agent: Result
-    baselines: Mapping[str, Result]
     evidence: Evidence
     spans: Sequence[tuple[str, str, str, int]]
-    symbols: Sequence[str]
-    source: str
     note: str
-    digest: str
     versions: Mapping[str, str]
     command: str
     created: str
@@ -119,10 +111,11 @@ class ReportPage:
         """The verdict, whose first sentence is at the top; of a walk-forward its own."""
         if self.folds is not None and (walked := self.folds.attrs.get("verdict")):
             return " ".join(filter(None, [walked, self.note]))
-        spread = self.agent.tried_variance / max(self.evidence.moments.num_bars - 1, 1)
+        agent = self.evidence.agent
+        spread = agent.tried_variance / max(self.evidence.moments.num_bars - 1, 1)
         text = words.verdict(
             self.evidence,
-            num_trials=self.agent.tried if self.trials is None else self.trials,
+            num_trials=agent.tried if self.trials is None else self.trials,
             selected=self.selected,
             sharpe_variance=spread if self.trials is None else None,
             note=self.note,
@@ -143,7 +136,8 @@ class ReportPage:
     @property
     def unit(self) -> str:
         """The unit of the evaluated span for readers: "years", or "bars" where it is short."""
-        return "years" if (self.evidence.stop - self.evidence.start).days >= 365 else "bars"
+        index = self.evidence.agent.equity.index
+        return "years" if (index[-1] - index[0]).days >= 365 else "bars"
 
     @property
     def spans_apart(self) -> bool:

@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from numpy.typing import ArrayLike
@@ -21,10 +21,10 @@ from nca_trader.config.toml import to_toml
 from nca_trader.evaluate.evidence import inference
 from nca_trader.evaluate.evidence import verdict as words
 from nca_trader.evaluate.evidence.verdict import weigh
+from nca_trader.evaluate.figures import Curve
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.chart import CHART, TABLE, price_chart
 from nca_trader.evaluate.report.contents import ReportPage
-from nca_trader.evaluate.report.figures import Curve, seen_by
 from nca_trader.evaluate.report.render import LIBRARY, page_path, render, script, write
 from nca_trader.evaluate.report.summary import annual
 from nca_trader.evaluate.report.tables import (
@@ -38,6 +38,8 @@ from nca_trader.evaluate.report.tables import (
     stress_section,
     sweep_section,
 )
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.wording import few, percent
 from nca_trader.progress import Progress
 from nca_trader.runs import trials
@@ -45,10 +47,6 @@ from nca_trader.runs.folder import commit, now, versions
 from nca_trader.runs.manifest import Run
 from nca_trader.strategies import rules
 from nca_trader.types import Bars
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.result import Result
-    from nca_trader.evaluate.stress import Stress
 
 # Metrics of training in the order shown; a run that did not write one has no plot of it.
 TRAINING = {
@@ -170,7 +168,7 @@ def report_on(
             "trials": max(logged, run.agent_config.num_seeds),
             # `evaluations` is None where the backtest was not to be counted.
             "test_touched": result.evaluations
-            or trials.count_evaluations(run.root, trials.data_record(tested)),
+            or trials.count(run.root, "test", trials.data_record(tested)),
             "selected": run.selected is not None
             and chosen is not None
             and chosen.selected == run.selected,
@@ -189,18 +187,13 @@ def report_on(
             known |= {"deployment": decided.sentence, "deployed": not decided.baseline}
     return ReportPage(
         title=f"{run.name if run else result.name} on {few(bars.symbols)}",
-        agent=result,
-        baselines=baselines,
         evidence=weigh(result, baselines, bars.bars_per_year),
         spans=[
             (name, _time(record["first"]), _time(record["last"]), record["rows"])
             for name, record in spans.items()
             if record
         ],
-        symbols=bars.symbols,
-        source=bars.source,
         note=" ".join(filter(None, [result.note, *result.cautions])),
-        digest=bars.digest(),
         command=command,
         created=now(),
         versions=made,
@@ -235,16 +228,17 @@ def fold_starts(folds: pd.DataFrame | None) -> dict[str, pd.Timestamp]:
 
 def page(report: ReportPage) -> str:
     """Render the page of a backtest."""
-    agent, evidence = report.agent, report.evidence
+    evidence = report.evidence
+    agent, baselines = evidence.agent, evidence.baselines
     # The first ones: a plot of all has no room left on a phone.
-    drawn = list(report.baselines)[:DRAWN]
+    drawn = list(baselines)[:DRAWN]
     lines = [
         Curve(report.label, agent.equity, "agent"),
-        *(Curve(name, report.baselines[name].equity, "baseline") for name in drawn),
+        *(Curve(name, baselines[name].equity, "baseline") for name in drawn),
         *(Curve("other seeds", seed.equity, "seed") for seed in report.other_seeds),
     ]
     # Both are shaded, but only an in-sample part that is not the whole gets a line around it.
-    seen = seen_by(agent) if agent.in_sample else None
+    seen = agent.seen
     # A metric is shown where every update has it.
     rows = report.training
     keys = [key for key in TRAINING if rows and all(key in row for row in rows)]
@@ -256,7 +250,7 @@ def page(report: ReportPage) -> str:
     own, scale = costs.pop("own") or (), costs.pop("own_scale")
     chart = price_chart(agent, report.indicators)
     # The strongest baseline, which is the one that an agent has to beat.
-    best = report.baselines[evidence.best]
+    best = baselines[evidence.best]
     years = len(agent.equity) / agent.bars_per_year
     pair = {report.label: agent, evidence.best: best}
     monthly = {name: monthly_returns(result.equity) for name, result in pair.items()}

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from nca_trader.evaluate import metrics
-from nca_trader.evaluate.report.figures import (
+from nca_trader.evaluate.figures import (
     AGENT,
     BASELINES,
     INK,
@@ -40,9 +40,7 @@ from nca_trader.evaluate.report.figures import (
     thinned,
     time_axis,
 )
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.result import Result
 
 
 def svg(

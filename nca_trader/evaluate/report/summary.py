@@ -1,4 +1,4 @@
-"""A result as 20 lines of text, and as a table in a notebook."""
+"""A result as 20 lines of text and as a table in a notebook, and several of them side by side."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from nca_trader.config.ranges import expect
+from nca_trader.errors import ConfigError
 from nca_trader.evaluate.report.render import render
+from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.trades import OPEN, TRADING_COSTS
 from nca_trader.evaluate.wording import (
+    count,
     decimal,
     few,
     in_sample_sentence,
@@ -19,11 +25,11 @@ from nca_trader.evaluate.wording import (
     whole,
     with_error,
 )
-from nca_trader.runs.universe import others_sentence
+from nca_trader.runs.manifest import Run
 from nca_trader.types import trading_year
 
 if TYPE_CHECKING:
-    from nca_trader.evaluate.result import Result
+    from matplotlib.figure import Figure
 
 WIDTH = 110  # of the line of caveats
 LEAST_YEARS = 0.5  # below which a growth of a year is not shown
@@ -85,7 +91,7 @@ def caveats(result: Result) -> list[str]:
     # From the weakest statement to the strongest: the last one that holds is said.
     standing = "Parameters were chosen by the user; how many were tried is not known."
     if result.tried is not None:
-        times = "1 trial" if result.tried == 1 else f"{result.tried:,} trials"
+        times = count(result.tried, "trial")
         standing = f"Parameters were chosen by the user; {times} on this market so far."
     if result.standing:
         standing = result.standing
@@ -93,9 +99,21 @@ def caveats(result: Result) -> list[str]:
         standing = "Out of sample."
     if result.in_sample:
         standing = in_sample_sentence(result.in_sample, len(result.equity))
-    others = "" if result.run is None else others_sentence(result.run, [*result.weights.columns])
+    others = "" if result.run is None else _others_sentence(result.run, [*result.weights.columns])
     # Cautions come first: the summary cuts the line.
     return [*result.cautions, standing, *filter(None, [others, result.note])]
+
+
+def _others_sentence(run: Run, symbols: Sequence[str]) -> str:
+    """Name the `symbols` that did not train the agent; "" if there are none."""
+    trained = run.trained_symbols
+    others = [symbol for symbol in symbols if symbol not in trained]
+    if not others:
+        return ""
+    return (
+        f"{len(others)} of {len(symbols)} symbols did not train it: {few(others, 8)}; it was "
+        f"trained on {few(trained, 8)}."
+    )
 
 
 def summary_lines(result: Result) -> list[str]:
@@ -161,45 +179,10 @@ def open_trades(result: Result) -> int:
     return int((result.trades["reason"] == OPEN).sum())
 
 
-def comparison_lines(results: Sequence[Result]) -> list[str]:
-    """Return the metrics of several results, one column each."""
-    width = max(14, *(len(result.name) + 2 for result in results))
-    lines = [f"{'':<24}" + "".join(f"{result.name:>{width}}" for result in results)]
-    for name, cells in _comparison(results):
-        lines.append(f"{name:<24}" + "".join(f"{cell:>{width}}" for cell in cells))
-    return lines
-
-
-def _comparison(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
-    def row(name, cell):
-        return name, [cell(result) for result in results]
-
-    rows = [
-        row("first bar", lambda r: str(r.equity.index[0].date())),
-        row("last bar", lambda r: str(r.equity.index[-1].date())),
-    ]
-    if any(result.in_sample is not None for result in results):
-        rows.append(
-            row("in-sample bars", lambda r: "n/a" if r.in_sample is None else whole(r.in_sample))
-        )
-    each = [metric_rows(x, x.metrics, keys=f"{SHOWN} {COMPARED}") for x in results]
-    rows += [(row[0][0], [cells[0] for _, cells in row]) for row in zip(*each, strict=True)]
-    return rows
-
-
-def comparison_html(results: Sequence[Result]) -> str:
-    """Return the metrics of several results as an HTML table with a plot."""
-    from nca_trader.evaluate.report.figures import result_figure  # imports matplotlib, 0.3 s
-
-    names = [result.name for result in results]
-    return _fragment(results[0], "", names, _comparison(results), result_figure(results), [])
-
-
 def summary_html(result: Result) -> str:
     """Return the summary of a result as an HTML table with a plot."""
     rows = metric_rows(result, result.metrics, result.hold.account_metrics)
     return _fragment(
-        result,
         title_of(result),
         [result.name, "buy and hold"],
         rows,
@@ -208,7 +191,7 @@ def summary_html(result: Result) -> str:
     )
 
 
-def _fragment(result, title, names, rows, figure, warning) -> str:
+def _fragment(title, names, rows, figure, warning) -> str:
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     picture = out.getvalue()
@@ -220,3 +203,106 @@ def _fragment(result, title, names, rows, figure, warning) -> str:
         picture=picture[picture.index("<svg") :],
         caveats=warning,
     )
+
+
+class Comparison:
+    """Several results side by side, made by `compare`.
+
+    Attributes:
+      results: in the order given.
+      table: one row per result, with its first and last bar, and a column per metric.
+    """
+
+    def __init__(self, results: Sequence[Result]):
+        """Build the table."""
+        self.results = tuple(results)
+        rows = {
+            result.name: {
+                "start": result.equity.index[0],
+                "stop": result.equity.index[-1],
+                "in_sample": result.in_sample,
+                **result.metrics,
+            }
+            for result in self.results
+        }
+        self.table = pd.DataFrame.from_dict(rows, orient="index")
+        self.table.index.name = "name"
+
+    def __repr__(self) -> str:
+        width = max(14, *(len(result.name) + 2 for result in self.results))
+        lines = [f"{'':<24}" + "".join(f"{result.name:>{width}}" for result in self.results)]
+        for name, cells in self._rows():
+            lines.append(f"{name:<24}" + "".join(f"{cell:>{width}}" for cell in cells))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        names = [result.name for result in self.results]
+        return _fragment("", names, self._rows(), self.plot(), [])
+
+    def _rows(self) -> list[tuple[str, list[str]]]:
+        """Return the cells of each row in words."""
+        results = self.results
+
+        def row(name, cell):
+            return name, [cell(result) for result in results]
+
+        rows = [
+            row("first bar", lambda r: str(r.equity.index[0].date())),
+            row("last bar", lambda r: str(r.equity.index[-1].date())),
+        ]
+        if any(result.in_sample is not None for result in results):
+            rows.append(
+                row("in-sample bars", lambda r: "n/a" if (n := r.in_sample) is None else whole(n))
+            )
+        each = [metric_rows(x, x.metrics, keys=f"{SHOWN} {COMPARED}") for x in results]
+        rows += [(row[0][0], [cells[0] for _, cells in row]) for row in zip(*each, strict=True)]
+        return rows
+
+    def plot(self) -> Figure:
+        """Draw equity and drawdown of every result on one time axis."""
+        from nca_trader.evaluate.figures import Curve, account_figure  # imports matplotlib, 0.3 s
+
+        if len(self.results) == 1:
+            return self.results[0].plot()
+        roles = ["agent", *["baseline"] * (len(self.results) - 1)]
+        lines = [Curve(x.name, x.equity, role) for x, role in zip(self.results, roles, strict=True)]
+        # A set, since several results of one run share their in-sample bars.
+        return account_figure(lines, {result.seen for result in self.results if result.seen})
+
+
+def compare(results: Sequence[Result]) -> Comparison:
+    """Put several results side by side, in a table and a plot.
+
+    Args:
+      results: at least one, each of another name; they may be of other bars and costs, which the
+        table shows.
+
+    Returns:
+      A `Comparison`, whose `table` has one row per result.
+
+    Raises:
+      ConfigError: no result, something else, or two of one name.
+
+    Example:
+      >>> import nca_trader as nca
+      >>> bars = nca.sample_bars("sp500")[-500:]
+      >>> strategies = nca.rules.sma_cross(), nca.rules.momentum()
+      >>> nca.compare([nca.backtest(bars, each) for each in strategies]).table.index.tolist()
+      ['SMA cross 10/30', 'momentum 50']
+    """
+    # A single result is taken as a list of one.
+    if isinstance(results, Result):
+        results = [results]
+    expect("results", results, Sequence, "a sequence of Results, e.g. of nca.backtest")
+    for result in results:
+        expect("results", result, Result, "a sequence of Results, e.g. of nca.backtest")
+    if not results:
+        raise ConfigError("compare was given no result; give at least one.")
+    names = [result.name for result in results]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"results has {name!r} more than once; name them apart, e.g. with "
+                "nca.backtest(..., name=...)."
+            )
+    return Comparison(results)

@@ -15,11 +15,13 @@ from matplotlib.figure import Figure
 from nca_trader.config.ranges import expect
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
+from nca_trader.evaluate.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.contents import Section
-from nca_trader.evaluate.report.figures import AGENT, INK, draw_stress
 from nca_trader.evaluate.report.plots import in_both_widths
 from nca_trader.evaluate.report.render import page_path, render, write
-from nca_trader.evaluate.report.summary import metric_rows
+from nca_trader.evaluate.report.summary import WRITTEN, metric_rows
+from nca_trader.evaluate.result import Result
+from nca_trader.evaluate.stress import Stress
 from nca_trader.evaluate.trades import OPEN
 from nca_trader.evaluate.wording import money, percent, with_error
 
@@ -27,17 +29,10 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axis import Axis
 
-    from nca_trader.evaluate.result import Result
-    from nca_trader.evaluate.stress import Stress
-
 BEST = 20  # rows of a sweep that a page shows
 UNSHOWN = ("equity", "hit_rate", "skewness", "kurtosis", "expectancy")  # columns of a sweep
 # Columns that are fractions; others are plain numbers.
-SHARES = {
-    "total_return", "cagr", "annual_volatility", "max_drawdown", "exposure", "value_at_risk",
-    "expected_shortfall", "win_rate", "hit_rate", "alpha", "average_trade", "best_trade",
-    "worst_trade", "expectancy", "ulcer_index", "interest",
-}  # fmt: skip
+SHARES = {k for k, (_, write) in WRITTEN.items() if getattr(write, "func", write) is percent}
 SIDES = {"short": -1, "flat": 0, "long": 1}
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # Metrics of the table of details, by group; see `summary.WRITTEN`.
@@ -112,7 +107,7 @@ def stress_section(stress: Stress) -> Section:
         for name, table in tables.items()
         for key, (_, cells) in zip(table.index, _rows(table, [""] * len(table)), strict=True)
     ]
-    draw = functools.partial(draw_stress, stress=stress, colour=AGENT)
+    draw = functools.partial(draw_stress, tables=stress.tables, colour=AGENT)
     caption = "the Sharpe ratio at higher costs, with late orders, and with more capital"
     return Section(
         title="Costs, delay and capital",
@@ -207,9 +202,7 @@ def parameters_of(table: pd.DataFrame) -> list[str]:
     """Return the names of a sweep's parameters: `attrs["parameters"]`, or what precedes metrics."""
     if "parameters" in table.attrs:
         return [str(name) for name in table.attrs["parameters"]]
-    one = pd.Series([1.0, 1.0], pd.date_range("2020-01-01", periods=2))
-    # Taken from `metrics` itself, so that a new metric is known here.
-    known = {*metrics.summary(one), *SHARES, "alpha", "beta", "trades", "final_equity"}
+    known = {*WRITTEN, "bars", "final_equity"}
     names = []
     for name in table.columns:
         if name in known:

@@ -166,9 +166,7 @@ def _begun(
     """Return the strategy of one combination, what its scan begins with, and its step."""
     # Here the rule sees traced numbers, so one program serves every combination.
     strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
-    if given.rules.scale is not None:
-        strategy = until_sized(strategy, given.rules.scale.span)
-    strategy = strategy.with_delay(given.rules.delay)
+    strategy = until_sized(strategy, given.rules.scale).with_delay(given.rules.delay)
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
     account = open_account(jnp.zeros(num_assets, dtype), given.rules)
     # Without a book of entries, prices and ages need no memory.

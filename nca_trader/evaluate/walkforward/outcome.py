@@ -42,7 +42,6 @@ class WalkForward:
       verdict: what the test spans do and do not show, by the gate.
       bars: all bars of the walk-forward.
       recipe: environment and agent that each fold trained; None of a strategy.
-      seeds: agents of each fold.
       year: bars that the baselines' trend looks back.
 
     Example:
@@ -63,7 +62,6 @@ class WalkForward:
     verdict: str
     bars: Bars
     recipe: tuple[EnvConfig, AgentConfig] | None = None
-    seeds: int = 1
     year: int = 252
 
     def deploy(self, run: Run) -> Deployment:
@@ -80,7 +78,7 @@ class WalkForward:
         """
         # The last bar that the folds judge: the run must have seen bars at least as late.
         last = int(self.bars.index.searchsorted(self.result.equity.index[-1]))
-        refuse_other(run, self.recipe, self.seeds, self.bars, last)
+        refuse_other(run, self.recipe, self.bars, last)
         assert self.recipe is not None
         judged = self.bars.between(str(self.result.equity.index[0]), None)
         # The stitched test spans have no gap, so their number of bars is enough.

@@ -132,11 +132,6 @@ def scores(refit: Refit, bars: Bars, tried: Sequence[dict[str, Any]]) -> np.ndar
     return np.array(found, np.float64)
 
 
-def with_account(subject: Any, bars: Bars) -> bool:
-    """Whether a subject is a strategy that sees its portfolio or orders exits."""
-    return isinstance(subject, Strategy) and needs_account(bars, subject)
-
-
 def fit(refit: Refit, bars: Bars, span: Span) -> tuple[Any, dict[str, Any], float, int]:
     """Fit the subject on the bars of `span` alone.
 
@@ -189,7 +184,7 @@ def fit_fold(refit: Refit, number: int) -> Fitted:
     began, fold = time.perf_counter(), refit.folds[number]
     subject, chosen, score, tried = fit(refit, refit.bars, fold.train)
     # Its orders depend on fills, which only the account of all folds has.
-    if needs := with_account(subject, refit.bars):
+    if needs := needs_account(refit.bars, subject):
         own = isinstance(refit.subject, Strategy)
         if not (refit.grid or own) and takes_bars(refit.subject, ()):
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -35,8 +36,7 @@ from nca_trader.evaluate.combinations import (
     takes_bars,
     valid,
 )
-from nca_trader.evaluate.evidence.deploy import mean_exposure, refuse_other, with_harm
-from nca_trader.evaluate.evidence.gate import gate
+from nca_trader.evaluate.evidence.deploy import judge, mean_exposure, refuse_other
 from nca_trader.evaluate.evidence.inference import mean_difference_interval
 from nca_trader.evaluate.evidence.verdict import walk_verdict
 from nca_trader.evaluate.result import Result
@@ -69,7 +69,7 @@ from nca_trader.runs import trials as trial_log
 from nca_trader.runs.consent import own_names
 from nca_trader.runs.folder import now
 from nca_trader.runs.parts import WorkFolder
-from nca_trader.runs.trackers import Tracked, named, tracker_of, tracking
+from nca_trader.runs.trackers import Tracked, Tracking, named, tracker_of
 from nca_trader.runs.trials import data_record, entry_of
 from nca_trader.strategies.baselines import MATCHED, baseline_rules, constant_exposure, year_of
 from nca_trader.strategies.strategy import Strategy
@@ -161,9 +161,11 @@ def walk_forward(
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
     _refuse_subject(subject, grid, how)
     name = how.name or _name_of(subject)
-    subject = load_agent(subject) if agent else subject
-    own: int = subject.num_seeds if agent else 1
-    seeds = how.seeds or (LEAST_SEEDS if agent and own == 1 else own)
+    if agent:
+        subject = load_agent(subject)
+        alone(subject)  # each seed trains so; refused here what needs several in one program
+        seeds = how.seeds or (LEAST_SEEDS if subject.num_seeds == 1 else subject.num_seeds)
+        subject = dataclasses.replace(subject, num_seeds=seeds)
     # Before the first fold: a wrong limit should cost no hours.
     complete = complete_account(given, config or subject)
     refit = Refit(
@@ -181,22 +183,20 @@ def walk_forward(
     if grid and not takes_bars(subject, grid):
         judged = make_subject(subject, valid(subject, combinations_of(subject, grid))[0][0])
     refuse_seen(bars, judged, tested, "begin to test at row {row} ({date}) or later")
-    if agent:
-        alone(subject)  # each seed trains so; refused here what needs several in one program
-        refit = dataclasses.replace(refit, subject=dataclasses.replace(subject, num_seeds=seeds))
     if how.deploy is not None:
         last = refit.folds[-1].test[1] - 1
         recipe = None if config is None else (config, refit.subject)
-        refuse_other(how.deploy, recipe, seeds, bars, last)
+        refuse_other(how.deploy, recipe, bars, last)
     tracker = tracker_of(how.track)  # refused before the first fold
-    walk = _Walk(refit, seeds, how.seed, how.warm_start, folder, trials, workers, check, done, name)
-    each, unit = (seeds, "agents") if agent else (1, "folds")
-    with Progress(each * len(refit.folds), "walk forward", unit) as shown:
+    walk = _Walk(refit, how, folder, trials, workers, check, done, name)
+    unit = "agents" if agent else "folds"
+    with Progress(walk.seeds * len(refit.folds), "walk forward", unit) as shown:
         fitted = walk.fitted(shown)
     with Progress(None, "compare with the baselines, check a fold"):
         found = walk.stitched(fitted)
-    config = stored.settings(refit, {"seeds": seeds, "seed": how.seed})
-    with tracking(tracker, Tracked(name, None if folder is None else place(folder), config)) as it:
+    config = stored.settings(refit, {"seeds": walk.seeds, "seed": how.seed})
+    walked = Tracked(name, None if folder is None else place(folder), config)
+    with contextlib.closing(Tracking(tracker, walked)) as it:
         for number, row in enumerate(found.folds.to_dict("records"), 1):
             it.log(number, {str(key): value for key, value in row.items()})
         it.results = named("test", found.metrics) | named("gate", found.gate)
@@ -248,9 +248,7 @@ class _Walk:
     """The arguments of one call, and its two halves."""
 
     refit: Refit
-    seeds: int
-    seed: int
-    warm_start: bool
+    how: Training
     folder: str | os.PathLike[str] | None
     trials: str | os.PathLike[str] | None
     workers: int | str | None
@@ -275,6 +273,11 @@ class _Walk:
         return is_agent(self.refit.subject)
 
     @property
+    def seeds(self) -> int:
+        """The agents of a fold; 1 of a strategy."""
+        return self.refit.subject.num_seeds if self._agent else 1
+
+    @property
     def _base(self) -> Strategy | None:
         """The rule that the agent tilts."""
         env = self.refit.env
@@ -287,7 +290,8 @@ class _Walk:
         known: dict[int, Fitted] = {}
         more: dict[str, Any] = {}
         if self._agent:
-            more = {"seeds": self.seeds, "seed": self.seed, "warm_start": self.warm_start}
+            how = self.how
+            more = {"seeds": self.seeds, "seed": how.seed, "warm_start": how.warm_start}
         settings = {} if self._path is None else stored.settings(self.refit, more)
         parts = WorkFolder(self._path, stored.FILE, "walk-forward", settings, "fold")
         parts.begin()
@@ -296,7 +300,7 @@ class _Walk:
                 known[fold.number] = found
         todo = [fold for fold in self.refit.folds if fold.number not in known]
         # The time left is estimated from the folds that are still to be computed.
-        shown.skip(len(known) * (self.seeds if self._agent else 1))
+        shown.skip(len(known) * self.seeds)
 
         def keep(number: int, fold: Fitted) -> None:
             parts.write(number, stored.arrays_of(fold))
@@ -348,14 +352,14 @@ class _Walk:
         shown: Progress,
     ) -> None:
         """Train every seed of every fold; folds that begin with the one before come in turn."""
-        rounds = [[fold] for fold in todo] if self.warm_start else [todo]
+        rounds = [[fold] for fold in todo] if self.how.warm_start else [todo]
         for folds in filter(None, rounds):
             pairs = [(fold, i) for fold in folds for i in range(self.seeds)]
             jobs = []
             for fold, i in pairs:
-                before = known.get(fold.number - 1) if self.warm_start else None
+                before = known.get(fold.number - 1) if self.how.warm_start else None
                 begin = None if before is None else before.leaves[i]
-                what = (fold.number, self.seed + i, begin)
+                what = (fold.number, self.how.seed + i, begin)
                 jobs.append(Job(f"{fold.name}, seed {i}", what))
             found: dict[int, dict[int, Fitted]] = {}
 
@@ -397,11 +401,7 @@ class _Walk:
         ours, theirs = (metrics.simple_returns(r.equity) for r in (result, controls[CONSTANT]))
         difference = float(np.mean(ours - theirs) * per_year)
         interval = mean_difference_interval(ours, theirs, per_year)
-        others = {name: each.excess_returns for name, each in known.items()}
-        ours = {result.name: result.excess_returns}
-        found = gate(ours, others, per_year)
-        if self._base is not None:
-            found = with_harm(found, result, known[self._base.name], ours)
+        found = judge(result, {result.name: result.excess_returns}, known, self._base)
         where = f"Out of sample over {count(len(folds), 'fold')}"
         log = self._log and self._log.name
         verdict = walk_verdict(where, result, known, found, difference, interval, log)
@@ -418,7 +418,6 @@ class _Walk:
             verdict=verdict,
             bars=refit.bars,
             recipe=(refit.env, refit.subject) if refit.env else None,
-            seeds=self.seeds,
             year=year,
         )
 
@@ -445,9 +444,7 @@ class _Walk:
     ) -> tuple[dict[str, Result], dict[str, Result]]:
         """Backtest the baselines, and the controls, which are known in hindsight only."""
         bars, account = self.refit.bars, common["account"]
-        rules = baseline_rules(year, account.sizing == "volatility")
-        if self._base is not None:
-            rules[self._base.name] = self._base
+        rules = baseline_rules(year, account.sizing == "volatility", self._base)
         known = {name: backtest(bars, rule, **common) for name, rule in rules.items()}
         # These weights include their sizes, so they are not sized again.
         unsized = dataclasses.replace(account, order="rebalance").unsized

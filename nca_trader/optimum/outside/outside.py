@@ -6,7 +6,7 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,22 +34,7 @@ from nca_trader.types import EnvSpec
 SEED_BITS = 63
 
 
-class Asked(NamedTuple):
-    """A market that is asked of an agent.
-
-    Attributes:
-      name: of the environment.
-      bar: the fraction to reach.
-      market: with its optimum.
-      config: of the environment.
-      digest: of the frozen environment; None where there is none.
-    """
-
-    name: str
-    bar: float
-    market: SyntheticMarket
-    config: EnvConfig
-    digest: str | None
+Asked = tuple[str, SyntheticMarket, EnvConfig]  # an environment's name, its market, its config
 
 
 def prove_entry(
@@ -80,7 +65,7 @@ def prove_entry(
             proofs.append(proof := _prove(entry, asked, seed, controls))
             shown.update()
             if proof.reason and len(markets) == 1:
-                raise ConfigError(f"{entry.name} on {asked.name}: {proof.reason}.")
+                raise ConfigError(f"{entry.name} on {proof.market}: {proof.reason}.")
             say(str(proof))
     if all(proof.reason for proof in proofs):
         raise ConfigError(f"{entry.name} can play none of these markets; see the lines above.")
@@ -88,31 +73,30 @@ def prove_entry(
 
 
 def _prove(entry: OutsideAgent, asked: Asked, seed: int | None, controls: bool) -> Score:
-    short = dataclasses.replace(asked.config, market_bars=1_000)
+    name, market, config = asked
+    short = dataclasses.replace(config, market_bars=1_000)
     spec = env_of(short, 0).spec
     size = spec.num_assets * spec.num_features + account_size(spec)
     # A run orders weights: no action orders what several agents order together.
     choices = 0 if entry.kind == "run" else spec.num_actions
     reached, found, given = NOTHING, {}, seed is not None
-    with Playing(entry, asked.name, spec.num_assets, size, choices) as playing:
+    with Playing(entry, name, spec.num_assets, size, choices) as playing:
         facts = playing.facts
         reason = mismatch(facts, spec, size)
         if not reason:
             # Drawn after it is loaded, of more numbers than it could have tried.
             seed = secrets.randbits(SEED_BITS) if seed is None else seed
-            paths = draw_paths(asked.market, asked.config, seed)
+            paths = draw_paths(market, config, seed)
             reached = _played(playing, paths, entry)
             found = simple_controls(paths, seed) | (
                 _lacking(playing, paths, entry) if controls else {}
             )
     return Score(
-        market=asked.name,
+        market=name,
         seed=seed,
-        bar=asked.bar,
         curve=[Point(math.nan, facts.get("steps"), reached)],
-        controls={name: [Point(math.nan, None, each)] for name, each in found.items()},
+        controls={k: [Point(math.nan, None, each)] for k, each in found.items()},
         entry=dataclasses.replace(entry, facts=facts).record(),
-        digest=asked.digest,
         given=given,
         reason=reason,
     )

@@ -51,7 +51,11 @@ def run_agent(run: Run, rules: AccountConfig) -> Agent:
             f"{run.path}: its agent observes the state of the market {run.env_config.market}, "
             "which no feed has; paper-trade one that was trained on bars alone."
         )
-    policy, inputs, num_assets = run.policy, inputs_of(run), run.spec.num_assets
+    policy, inputs, num_assets = (
+        run.policy,
+        inputs_of(run.env_config, run.spec),
+        run.spec.num_assets,
+    )
     # A hundred kernels of a few numbers each take 70 us, one takes 20.
     update = as_one_kernel(inputs.update) if num_assets <= MOST_ASSETS else inputs.update
     # One bar is too little work for an accelerator: the way to it takes longer.

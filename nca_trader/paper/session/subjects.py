@@ -23,7 +23,6 @@ from nca_trader.paper.session.core import Agent
 from nca_trader.runs.consent import codes_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
-from nca_trader.runs.universe import run_on, trades_others
 from nca_trader.strategies.strategy import Strategy, sized_once
 from nca_trader.strategies.targets import refuse_no_targets
 from nca_trader.types import Bars
@@ -60,12 +59,11 @@ def agent_of(
     if rules.capital:  # lots and fees are those of the money that is traded
         rules = dataclasses.replace(rules, capital=float(capital))
     if opened_run is not None and opened_run.replacement is None:
-        return run_agent(run_on(opened_run, bars), rules)
+        return run_agent(opened_run.on(bars), rules)
     rule: Any = run if opened_run is None else opened_run.replacement
-    if isinstance(rule, Strategy) and rules.scale is not None:
-        rule = sized_once(rule, rules.scale.span)
-    make: Any = strategy_agent if isinstance(rule, Strategy) else function_agent
-    return make(rule, bars, rules)
+    if isinstance(rule, Strategy):
+        return strategy_agent(sized_once(rule, rules.scale), bars, rules)
+    return function_agent(rule, bars, rules)
 
 
 class Subject(NamedTuple):
@@ -107,7 +105,7 @@ def subject_on(
     if not is_own(run):
         one = read_run(run, seed=seed, force_agent=force_agent, allow_code=allow_code)
     # As a backtest of the same file: every symbol of it, where the policy can trade others.
-    source = feed_of(None if one is None or trades_others(one) else one.spec.symbols)
+    source = feed_of(None if one is None or one.tie is None else one.spec.symbols)
     agent = agent_of(run, one, source.bars, capital, given)
     runs = run.runs if isinstance(run, Strategy) else [] if one is None else [one]
     return Subject(agent, runs, one), source

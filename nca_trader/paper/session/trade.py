@@ -41,7 +41,6 @@ from nca_trader.paper.session.subjects import (
 from nca_trader.paper.venue import Venue
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.manifest import seen_rows
-from nca_trader.runs.universe import trained_symbols
 from nca_trader.types import Costs
 
 DEFAULT_CAPITAL = 100_000.0  # money
@@ -192,7 +191,7 @@ def paper_trade(
     seen = max(seen_rows(source.bars, each) for each in subject.runs)
     result["in_sample"] = min(max(min(seen, result["bars"]) - begun, 0), result["decisions"])
     if one is not None:
-        result |= {"symbols": list(agent.symbols), "trained_symbols": trained_symbols(one)}
+        result |= {"symbols": list(agent.symbols), "trained_symbols": one.trained_symbols}
         if one.replacement is not None and one.deployment is not None:
             result["agent"] = one.deployment.sentence
     return result

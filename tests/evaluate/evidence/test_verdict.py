@@ -5,6 +5,7 @@ import math
 import pathlib
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,6 @@ from nca_trader.evaluate.evidence.verdict import (
     CHOSEN_OF_TWO,
     Difference,
     Evidence,
-    Scored,
     nearest_baseline,
     verdict,
     weigh,
@@ -37,13 +37,10 @@ def frame(*columns):
     return pd.DataFrame(np.column_stack(columns))
 
 
-def scored(total_return, sharpe):
-    return Scored(
-        metrics={"total_return": total_return, "sharpe": sharpe},
-        sharpe_interval=ConfidenceInterval(sharpe - 1, sharpe + 1, 0.95),
-        costs_paid=0.0,
-        gross=1.0,
-    )
+def scored(total_return, sharpe, in_sample=None):
+    metrics = {"total_return": total_return, "sharpe": sharpe}
+    equity = pd.Series(1.0, TIME)
+    return types.SimpleNamespace(metrics=metrics, equity=equity, in_sample=in_sample)
 
 
 def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04, in_sample=0):
@@ -55,16 +52,14 @@ def evidence(low, high, share=0.5, sharpe=0.6, daily_sharpe=0.04, in_sample=0):
         sharpe_interval=ConfidenceInterval(low, high, 0.95),
     )
     return Evidence(
-        agent=scored(0.2, sharpe),
+        agent=scored(0.2, sharpe, in_sample),
         baselines={"buy and hold": scored(0.3, 0.7), "always flat": scored(0.0, math.nan)},
+        intervals={},
         differences={"buy and hold": difference, "always flat": difference},
         best="buy and hold",
         nearest="buy and hold",
         nearest_share=share,
         moments=Moments(daily_sharpe, 1500, 0.0, 3.0),
-        start=TIME[0],
-        stop=TIME[-1],
-        in_sample=in_sample,
     )
 
 
@@ -213,7 +208,7 @@ def test_weighing_real_curves_gives_differences_a_second_derivation_confirms():
     assert gap.mean_return_interval.low > 0.24 and gap.sharpe_interval.low > 0
     assert math.isnan(weighed.differences["always flat"].sharpe)
     assert weighed.agent.costs_paid == pytest.approx(0.5e-3)
-    assert (weighed.agent.gross, weighed.baselines["buy and hold"].gross) == (0.5, 1.0)
+    assert weighed.agent is agent and [*weighed.intervals] == ["always flat", "buy and hold", None]
     assert (weighed.nearest_share, weighed.copies) == (0.0, False)
     assert "earned more than buy and hold" in verdict(weighed, num_trials=1)
 

@@ -13,9 +13,9 @@ from markupsafe import Markup
 
 from nca_trader.errors import StateError
 from nca_trader.evaluate.evidence.verdict import weigh
+from nca_trader.evaluate.figures import Curve
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.contents import ReportPage, Section
-from nca_trader.evaluate.report.figures import Curve
 from nca_trader.evaluate.report.page import write_report
 from nca_trader.evaluate.report.plots import equity_plot, per_seed
 from nca_trader.evaluate.wording import first_sentence
@@ -23,7 +23,9 @@ from nca_trader.evaluate.wording import first_sentence
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
 
 
-def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
+def made_up_report(
+    symbols=("SP500", "NASDAQ"), agent_follows=None, source="arch.data.sp500", **changes
+):
     """A whole report from seeded random walks; `agent_follows` names a baseline to copy."""
     rng = np.random.default_rng(7)
     bars = 1500
@@ -43,6 +45,7 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
 
     weights = wander() if agent_follows is None else rules[agent_follows].copy()
     agent = fake("nca", weights)
+    agent = dataclasses.replace(agent, bars=dataclasses.replace(agent.bars, source=source))
     update = np.arange(60)
     training = [
         {
@@ -59,8 +62,6 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
     ]
     fields = {
         "title": "NCA agent on S&P 500 and NASDAQ, daily",
-        "agent": agent,
-        "baselines": baselines,
         "evidence": weigh(agent, baselines, 252.0),
         "other_seeds": [fake(f"seed {k}", wander()) for k in (0, 2)],
         "sections": [
@@ -80,11 +81,8 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
             ("selection", "2011-01-03", "2012-12-31", 502),
             ("test", "2013-01-02", "2018-12-31", 1510),
         ],
-        "symbols": symbols,
         "features": ("return_1", "rsi", "macd"),
-        "source": "arch.data.sp500",
         "note": "Price indexes are not tradable as such and leave out dividends.",
-        "digest": "0123456789abcdef" * 4,
         "trials": 3,
         "test_touched": 1,
         "selected": True,
@@ -103,6 +101,12 @@ def made_up_report(symbols=("SP500", "NASDAQ"), agent_follows=None, **changes):
         "created": "2026-01-02 03:04 UTC",
     }
     return ReportPage(**{**fields, **changes})
+
+
+def with_agent(report, **changes):
+    """The report of an agent that differs in some fields of its backtest."""
+    agent = dataclasses.replace(report.evidence.agent, **changes)
+    return dataclasses.replace(report, evidence=dataclasses.replace(report.evidence, agent=agent))
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +218,7 @@ def test_every_id_is_unique_and_every_reference_finds_its_id(text):
         "selection 2011-01-03 2012-12-31 502",
         "arch.data.sp500",
         "not tradable",
-        "0123456789abcdef",
+        "SHA-256 of the bars",
         "0.05% of traded notional",
         "0.02% of price",
         "at the next bar's open",
@@ -236,7 +240,7 @@ def test_the_page_says(text, words):
 
 def test_one_sentence_stands_at_the_top_and_the_rest_of_the_verdict_behind_it(text, report):
     seen = Page(text).seen
-    equity = report.agent.equity
+    equity = report.evidence.agent.equity
     start, stop = (str(equity.index[end].date()) for end in (0, -1))
     first, rest = first_sentence(report.verdict)
     assert first.startswith(f"Out of sample, {start} to {stop}, the agent ")
@@ -251,7 +255,7 @@ def test_always_flat_has_no_sharpe_ratio_and_nothing_reads_nan(text):
 
 
 def test_numbers_in_the_table_are_those_of_the_backtest(text, report):
-    equity = report.agent.equity
+    equity = report.evidence.agent.equity
     growth = equity.iloc[-1] ** (252 / len(equity)) - 1
     depth = (equity / equity.cummax().clip(lower=1.0) - 1).min()
     row = re.search(r"selected agent (-?[\d.]+)% (-?[\d.]+)% ", Page(text).seen)
@@ -262,7 +266,7 @@ def test_numbers_in_the_table_are_those_of_the_backtest(text, report):
 
 
 def test_shares_of_positions_are_counted_from_held_weights(text, report):
-    held = report.agent.weights["NASDAQ"]
+    held = report.evidence.agent.weights["NASDAQ"]
     counts = [(held < 0).mean(), (held == 0).mean(), (held > 0).mean()]
     shares = " ".join(f"{share:.1%}" for share in counts)
     assert re.search(rf"NASDAQ [\d,]+ [\d.]+% -?[\d.]+% {re.escape(shares)}", Page(text).seen)
@@ -310,6 +314,7 @@ def test_a_hostile_baseline_name_stays_text_in_plots_and_their_descriptions():
 @pytest.mark.heavy
 def test_the_same_report_is_the_same_bytes(report, text, tmp_path):
     assert write_report(tmp_path / "again.html", report).read_text(encoding="utf-8") == text
+    assert report.evidence.agent.bars.digest()[:16] in text
 
 
 def test_an_agent_that_copies_a_baseline_is_named_so(seen_on):
@@ -321,10 +326,7 @@ def test_an_agent_that_copies_a_baseline_is_named_so(seen_on):
 
 
 def test_fills_at_the_close_are_called_idealised(report, seen_on):
-    at_close = dataclasses.replace(
-        report, agent=dataclasses.replace(report.agent, rules=rules_of(fill="close"))
-    )
-    seen = seen_on(at_close)
+    seen = seen_on(with_agent(report, rules=rules_of(fill="close")))
     assert "at the close that was seen: idealised" in seen
     assert "next bar's open" not in seen
 
@@ -410,10 +412,8 @@ def test_one_update_and_metrics_that_are_not_numbers_yet_make_a_plot(report, tmp
 
 def judged(report, in_sample, **changes):
     """The report as of one backtest that saw `in_sample` of its bars before, None for a rule."""
-    agent = dataclasses.replace(report.agent, in_sample=in_sample)
-    evidence = dataclasses.replace(report.evidence, in_sample=in_sample)
-    whole = {"agent": agent, "evidence": evidence, "other_seeds": (), "sections": ()} | changes
-    return dataclasses.replace(report, **whole)
+    whole = {"other_seeds": (), "sections": ()} | changes
+    return dataclasses.replace(with_agent(report, in_sample=in_sample), **whole)
 
 
 @pytest.fixture(scope="module")
@@ -453,7 +453,7 @@ def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp
 
 
 def test_the_page_of_a_rule_has_the_count_of_the_trial_log_everywhere(of_a_rule, tmp_path):
-    counted = dataclasses.replace(of_a_rule, agent=dataclasses.replace(of_a_rule.agent, tried=1234))
+    counted = with_agent(of_a_rule, tried=1234)
     seen = Page(write_report(tmp_path / "r.html", counted).read_text(encoding="utf-8")).seen
     assert "one of 1,234 trials that the trial log counts on this market" in seen
     assert "one rule, after 1,234 trials on this market, by the trial log" in seen
@@ -485,7 +485,7 @@ def test_an_agent_that_nothing_selected_is_not_called_selected(report, seen_on):
 
 
 def test_a_short_span_is_of_bars_and_not_of_years(report, seen_on):
-    stop = report.evidence.start + pd.Timedelta(days=40)
-    short = dataclasses.replace(report.evidence, stop=stop)
-    seen = seen_on(judged(report, 0, evidence=short))
+    equity = report.evidence.agent.equity
+    hours = pd.date_range(equity.index[0], periods=len(equity), freq="h")
+    seen = seen_on(judged(with_agent(report, equity=equity.set_axis(hours)), 0))
     assert "Metrics on the test bars" in seen and "years" not in seen.partition("Verdict")[2]

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.report import chart, figures, page, plots, tables
+from nca_trader.evaluate import figures
+from nca_trader.evaluate.report import chart, page, plots, tables
 from nca_trader.evaluate.report.contents import Section
 from nca_trader.evaluate.report.render import LIBRARY
 

@@ -202,7 +202,7 @@ def test_a_change_in_paper_is_found(
     bars, run, files, stage, tmp_path, change, quick_disk, monkeypatch
 ):
     if change == "feature":
-        monkeypatch.setattr(agents, "inputs_of", lambda run: late(inputs_of(run)))
+        monkeypatch.setattr(agents, "inputs_of", lambda *of: late(inputs_of(*of)))
     changes = {
         "feature": {},
         "fill": {"fill": "close"},

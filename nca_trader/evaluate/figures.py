@@ -1,7 +1,7 @@
-"""Draws results, for Python, notebooks and the plots of a page.
+"""Draws lines of equity, for Python, notebooks and the plots of a page.
 
-Equity, drawdown and exposure are drawn by one function each. On a page they have the page's light
-or dark colours, see `plots`, and `PRINTED` ones in a figure that stands alone. matplotlib is used
+Equity, drawdown and exposure are drawn by one function each. On a page they have its light or dark
+colours, see `report.plots`, and `PRINTED` ones in a figure that stands alone. matplotlib is used
 without pyplot: no global state, no display, the same bytes every time.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -21,10 +21,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from nca_trader.evaluate import metrics
-
-if TYPE_CHECKING:
-    from nca_trader.evaluate.result import Result
-    from nca_trader.evaluate.stress import Stress
 
 # matplotlib draws with placeholder colours. The page's style sheet sets the real ones, one set for
 # light and one for dark. No placeholder may occur in another place.
@@ -129,41 +125,38 @@ def times(values: pd.Series) -> np.ndarray:
     return pd.DatetimeIndex(values.index).tz_localize(None).to_numpy()
 
 
-def result_figure(results: Sequence[Result]) -> Figure:
-    """Draw equity on a log scale, drawdown and, of one result, exposure.
+Span = tuple[pd.Timestamp, pd.Timestamp]
 
-    In-sample bars are shaded and named. One result is drawn next to its benchmark.
+
+def account_figure(
+    lines: Sequence[Curve], seen: Collection[Span], exposure: pd.DataFrame | None = None
+) -> Figure:
+    """Draw equity on a log scale, drawdown and exposure.
+
+    Args:
+      lines: of equity.
+      seen: first and last bar of each in-sample span, which is shaded and named.
+      exposure: `Result.exposure`; None draws none, as that of several accounts would be a tangle.
     """
-    alone = results[0] if len(results) == 1 else None
-    lines = [Curve(x.name, x.equity, "baseline" if n else "agent") for n, x in enumerate(results)]
-    if alone:
-        lines.append(Curve("buy and hold", alone.hold.equity, "baseline"))
-    # Exposure of several results would be a tangle, so only one shows it.
-    heights = (3, 1.4, 1) if alone else (3, 1.6)
+    heights = (3, 1.6) if exposure is None else (3, 1.4, 1)
     with matplotlib.rc_context(settings(PRINTED)):
         figure = Figure(figsize=(9, 2.1 * sum(heights) / 1.8), layout="constrained")
         panels = figure.subplots(len(heights), sharex=True, height_ratios=heights)
         draw_equity(panels[0], lines, PRINTED)
         draw_drawdown(panels[1], lines, PRINTED)
-        if alone:
-            draw_exposure(panels[2], alone.exposure, PRINTED)
-        # A set, since several results of one run share their in-sample bars.
-        shade(panels, {seen_by(result) for result in results if result.in_sample}, PRINTED)
+        if exposure is not None:
+            draw_exposure(panels[2], exposure, PRINTED)
+        shade(panels, seen, PRINTED)
         time_axis(panels[-1])
         legend(panels[0], 4)
     return figure
 
 
-def seen_by(result: Result) -> tuple[pd.Timestamp, pd.Timestamp]:
-    """Return the first and the last bar that an agent was trained or selected on."""
-    return result.equity.index[0], result.equity.index[(result.in_sample or 0) - 1]
-
-
-def stress_figure(stress: Stress) -> Figure:
-    """Draw the Sharpe ratio by costs, by delay, and by capital where volume is known."""
+def stress_figure(tables: Mapping[str, pd.DataFrame]) -> Figure:
+    """Draw the tables of a stress, see `draw_stress`."""
     with matplotlib.rc_context(settings(PRINTED)):
-        figure = Figure(figsize=(9.6 if len(stress.capacity) else 6.4, 2.8), layout="constrained")
-        draw_stress(figure, stress, PRINTED[AGENT])
+        figure = Figure(figsize=(3.2 * len(tables), 2.8), layout="constrained")
+        draw_stress(figure, tables, PRINTED[AGENT])
     return figure
 
 
@@ -253,11 +246,7 @@ def fallen(line: Curve) -> Curve:
     return line._replace(values=pd.Series(depth, line.values.index))
 
 
-def shade(
-    panels: Sequence[Axes],
-    spans: Collection[tuple[pd.Timestamp, pd.Timestamp]],
-    colours: Mapping[str, str],
-) -> None:
+def shade(panels: Sequence[Axes], spans: Collection[Span], colours: Mapping[str, str]) -> None:
     """Shade the bars that an agent was trained or selected on, and name them."""
     for first, last in sorted(spans):
         for number, axes in enumerate(panels):
@@ -338,14 +327,8 @@ def scale_equity(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def draw_stress(figure: Figure, stress: Stress, colour: str) -> None:
-    """Draw the Sharpe ratio by costs, by delay, and by capital where volume is known."""
-    tables = {
-        "costs, times those given": stress.costs,
-        "bars late": stress.delays,
-        "capital": stress.capacity,
-    }
-    tables = {label: table for label, table in tables.items() if len(table)}
+def draw_stress(figure: Figure, tables: Mapping[str, pd.DataFrame], colour: str) -> None:
+    """Draw the Sharpe ratio of each table of `Stress.tables` side by side."""
     panels = np.atleast_1d(figure.subplots(1, len(tables), sharey=True))
     for axes, (label, table) in zip(panels, tables.items(), strict=True):
         axes.plot(table.index, table["sharpe"], color=colour, marker="o", markersize=4)
