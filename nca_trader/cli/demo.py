@@ -132,8 +132,6 @@ def _evaluate(
     args: argparse.Namespace, run: Any, job: DemoJob, select: Any, stage: Stages
 ) -> dict[str, Any]:
     """Decide on the selection span what is deployed, evaluate it, and write the page."""
-    import pandas as pd
-
     from nca_trader.cli import demo_sections
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.evidence.deploy import deployable
@@ -201,10 +199,7 @@ def _evaluate(
         )
         page = write_report(path / PAGE, report)
     rows = [agent, *baselines.values()]
-    writers = {"total_return": percent, "sharpe": decimal, "max_drawdown": percent}
-    table = pd.DataFrame([result.metrics for result in rows], [result.name for result in rows])
-    writers |= {"turnover": decimal}
-    print(f"\n{testing}\n{table[[*writers]].to_string(na_rep='n/a', formatters=writers)}")
+    print(f"\n{testing}\n{_table(rows)}")
     print(f"  {mean.described}", gate.sentence, *sections, sep="\n")
     # Of all runs in the folder on these bars: a search by hand is one as well.
     print(f"Agents trained so far: {trials.count(run.root, 'train', run.manifest.data)}")
@@ -224,6 +219,16 @@ def _evaluate(
         "results": {result.name: result.metrics for result in rows},
         "seconds": stage.seconds,
     }
+
+
+def _table(results: list[Any]) -> str:
+    """Write the metrics of each result as a table."""
+    import pandas as pd
+
+    writers = {"total_return": percent, "sharpe": decimal, "max_drawdown": percent}
+    writers |= {"turnover": decimal}
+    table = pd.DataFrame([each.metrics for each in results], [each.name for each in results])
+    return table[[*writers]].to_string(na_rep="n/a", formatters=writers)
 
 
 def _replay(path: pathlib.Path, job: DemoJob) -> dict[str, Any]:

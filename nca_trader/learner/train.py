@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 from nca_trader.agents import load_agent
 from nca_trader.agents.base import env_on_base
 from nca_trader.agents.policy import Params, build_policy
-from nca_trader.cloud import CloudPath, place
+from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AgentConfig, CheckpointConfig, LearnerConfig
 from nca_trader.config.ranges import expect
 from nca_trader.data.shards import Piece, stream
@@ -125,12 +125,7 @@ def train(
     path = place(run_dir, "run_dir")
     stored = (path / "run.json").exists()
     policy = build_policy(agent, env.spec, stored)
-    # Schedules keep the length that the run began with: with more steps a curriculum that has
-    # ended would start again.
-    began = agent
-    if stored:
-        began = _for_steps(agent, Run(path, allow_code=None).agent_config.learner.steps)
-    learner = build_learner(env, policy, began)
+    learner = build_learner(env, policy, _begun(agent, path) if stored else agent)
     check_processes(learner.mesh)
     updates = planned // learner.steps_per_update
     # Nothing is written before everything that can be refused has been.
@@ -148,9 +143,8 @@ def train(
         state, done = _resume(learner, checkpoints, seed, run, params)
         stopping.resume(done)
         shown.skip(done * learner.steps_per_update)
-        tracker = tracker if hosts.first() else None
         steps_before = done * learner.steps_per_update
-        tracked = Tracking(tracker, subject_of(run), steps_before)
+        tracked = Tracking(tracker if hosts.first() else None, subject_of(run), steps_before)
         stack.callback(tracked.close)
         health = Health(agent.checkpoint, run, state.update.shape)
         intervals = Intervals(agent.checkpoint)
@@ -194,6 +188,14 @@ def train(
         if (chosen := run.selection) is not None:
             tracked.results = {"selection/update": chosen.update, "selection/score": chosen.score}
     return run
+
+
+def _begun(agent: AgentConfig, path: Place) -> AgentConfig:
+    """Return the agent with the steps that its run began with.
+
+    Schedules keep their length: with more steps a curriculum that has ended would start again.
+    """
+    return _for_steps(agent, Run(path, allow_code=None).agent_config.learner.steps)
 
 
 def _updated(

@@ -169,11 +169,7 @@ def parse(source: Place | Frame, request: Request) -> Table:
     if name:
         which = f"of {over.sum():,} asset" + "s" * bool(over.sum() > 1)
         notes.append(f"Left out the last candle {which}, not over by the column {name}.")
-        stays = ~over
-        arrays = {key: array[stays] for key, array in arrays.items()}
-        time_faults = [each.among(stays) for each in time_faults]
-        for cells in unread.values():
-            cells.leave_out(over)
+        arrays, time_faults = _among(~over, arrays, time_faults, unread)
     labels, others = candidates.split(arrays)
     used = np.flatnonzero(np.bincount(arrays["symbol"]))
     if len(used) < len(names):
@@ -187,9 +183,6 @@ def parse(source: Place | Frame, request: Request) -> Table:
         notes.append("Volume is the number of ticks, as the volume's own column holds zeros.")
     unused = [each for each in arranged.unused if not (each == name or _is_own(each, request))]
     notes += name_unused(unused)
-    header = chunk.frame.columns
-    levels = [plain(level) for c in header for level in (c if isinstance(c, tuple) else (c,))]
-    closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
     return Table(
         place=arrays.pop("place"),
         columns=arrays,
@@ -204,9 +197,31 @@ def parse(source: Place | Frame, request: Request) -> Table:
         time_faults=time_faults,
         faults=list(faults.values()),
         notes=notes,
-        close_name=str(given.get("close") or next(closes, "close")),
-        vendor="cash_dividend" not in given and bool({*levels} & {*VENDOR_DIVIDENDS}),
+        close_name=str(given.get("close") or _close_of(chunk.frame.columns)),
+        vendor="cash_dividend" not in given and _has_vendors(chunk.frame.columns),
     )
+
+
+def _close_of(header: pd.Index) -> Any:
+    """Return the column of closes."""
+    closes = (c for c in header if role_of(c) == "close" or plain(c) == "price")
+    return next(closes, "close")
+
+
+def _has_vendors(header: pd.Index) -> bool:
+    """Whether a column is named as a vendor names dividends, at any level."""
+    levels = (plain(level) for c in header for level in (c if isinstance(c, tuple) else (c,)))
+    return not {*VENDOR_DIVIDENDS}.isdisjoint(levels)
+
+
+def _among(
+    stays: np.ndarray, arrays: dict[Any, np.ndarray], faults: list[Any], unread: dict[str, Unread]
+) -> tuple[dict[Any, np.ndarray], list[Any]]:
+    """Return the arrays and the faults of the rows that stay, and forget the other unread cells."""
+    for cells in unread.values():
+        cells.leave_out(~stays)
+    kept = {key: array[stays] for key, array in arrays.items()}
+    return kept, [each.among(stays) for each in faults]
 
 
 def arrange(chunk: Chunk, request: Request, two: list[int]) -> Arranged:

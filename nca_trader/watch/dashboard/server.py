@@ -299,9 +299,6 @@ def make_app(sources: FollowedSessions, allowed: Access, every: float = 1.0) -> 
             raise HTTPException(404, "There is no such file.")
         return Response(files[name], media_type=STATIC[name], headers={"cache-control": "no-cache"})
 
-    async def failed(request: Request, error: Exception) -> Response:
-        return PlainTextResponse(str(error), 500)
-
     routes = [
         Route("/", shown),
         Route("/events", stream),
@@ -311,8 +308,13 @@ def make_app(sources: FollowedSessions, allowed: Access, every: float = 1.0) -> 
         Route("/s/{name}/halt", halt, methods=["POST"]),
         Route("/static/{file:path}", static),
     ]
-    app = Starlette(routes=routes, exception_handlers={StateError: failed})
+    app = Starlette(routes=routes, exception_handlers={StateError: tell_error})
     return Guard(app, allowed, cookie)
+
+
+async def tell_error(request: Request, error: Exception) -> Response:
+    """Answer with the line of an error."""
+    return PlainTextResponse(str(error), 500)
 
 
 def model_of(source: FollowedSession, sources: FollowedSessions) -> dict[str, Any]:
