@@ -239,6 +239,7 @@ beyond_scheme = ActionScheme(beyond, choices=3)
 def scalar(spec, action, ordered): return 0.0
 scalar_scheme = ActionScheme(scalar)
 one_choice = ActionScheme(scalar, choices=1)
+no_range, no_end = ActionScheme(scalar, low=1.0, high=1.0), ActionScheme(scalar, high=jnp.inf)
 nan_scheme = ActionScheme(lambda spec, action, ordered: jnp.log(action - 5.0))
 """
 
@@ -299,6 +300,8 @@ def test_a_cost_may_print_while_it_is_written(own_code, capfd):
         ),
         ("scalar_scheme", r"return one weight per asset, float32\(2,\)"),
         ("one_choice", "choices=1; give 2 or more, or 0 for a number"),
+        ("no_range", "low=1.0, high=1.0 isn't a range; give low below high"),
+        ("no_end", "high=inf isn't a range; give low below high"),
         ("nan_scheme", "is the target nan, not in -0.5 to 0.5"),
         ("number", "is the number 3; give an ActionScheme"),
     ],

@@ -71,6 +71,15 @@ def said(usual, rows, present=None):
     return found
 
 
+def test_what_is_not_watched_is_said_with_its_reason(usual):
+    status = watch(usual).status
+    assert (status["features"], status["schema"]) == ("", "")
+    assert status["turnover"] == "no saved backtest to compare with"
+    assert watch(usual, ()).status["features"] == "a rule sees no features"
+    other = watch(usual, NAMES[::-1]).status["features"]
+    assert other == "the features are not those of training"
+
+
 def test_the_index_is_that_of_its_formula():
     share = np.array([0.05, 0.15] * 5)
     counts = np.arange(1.0, 11.0)
