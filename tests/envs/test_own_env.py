@@ -16,7 +16,6 @@ from nca_trader.config.learning import LearnerConfig
 from nca_trader.envs import trading
 from nca_trader.envs.gym import GymEnv, GymVectorEnv
 from nca_trader.markets.market import Path, SyntheticMarket, draw, linear_pay
-from nca_trader.runs.universe import trades
 
 BARS = nca.sample_bars("sp500")[:160]
 CONFIG = nca.EnvConfig(features=("return_1",), actions="weights", episode_bars=16)
@@ -175,7 +174,7 @@ def noise(num_bars, seed, states=0):
 def test_an_agent_of_an_own_market_without_states_trades_any_bars(tmp_path):
     config = nca.EnvConfig(market=noise, market_bars=100, features=("return_1",))
     run = untrained_run(tmp_path / "run", None, config, tiny.AGENT)
-    assert run.spec.states == () and trades(run) == "any symbols"
+    assert run.spec.states == () and run.tradable == "any symbols"
     bars = random_bars(np.random.default_rng(3), 90, 3)
     assert nca.backtest(bars, run).equity.notna().all()
     assert nca.backtest(bars, nca.blend({"it": (run, 1.0)})).equity.notna().all()
