@@ -125,7 +125,10 @@ CASES = (
 # What the library checks, with the same sentence as for a call in Python.
 LATER = (
     (TRAIN.replace("--run new", "--run bars.csv"), "bars.csv: is a file; choose another folder."),
-    (TRAIN + "--processes 0", "--processes 0: give at least 1"),
+    (
+        TRAIN + "--coordinator here:1 --process 0 --processes 0",
+        "--processes 0: give at least 1",
+    ),
     ("demo --resume nowhere", "nowhere: not a run folder"),
     ("prove ou_mid --workers many", "--workers many: give a number of processes"),
     ("sweep --strategy sma_kross --grid fast=5:10:1", "did you mean 'sma_cross'?"),

@@ -10,6 +10,7 @@ import pytest
 import tiny as tiny_experiment
 
 from nca_trader import Run, StateError, make_mesh
+from nca_trader.agents.policy import make_policy
 from nca_trader.learner import learner as learners
 from nca_trader.learner import sampled, update
 from nca_trader.learner import train as training
@@ -206,13 +207,13 @@ class Failing:
 def failing(tiny, tmp_path, monkeypatch):
     """`(fails, updates, stop, **checkpoint) -> (run, failing learner, reported rows)`."""
     learner = learners.make_learner(
-        tiny.env, training.make_policy(tiny_experiment.AGENT, tiny.env.spec), tiny_experiment.AGENT
+        tiny.env, make_policy(tiny_experiment.AGENT, tiny.env.spec), tiny_experiment.AGENT
     )
 
     def start(fails, updates=8, stop=lambda rows: False, **checkpoint):
         wrapped, rows = Failing(learner, fails), []
         monkeypatch.setattr(
-            training, "make_learner", lambda *_: learner._replace(step=wrapped.step)
+            training, "build_learner", lambda *_: learner._replace(step=wrapped.step)
         )
         config = dataclasses.replace(tiny_experiment.AGENT.checkpoint, **checkpoint)
         agent = dataclasses.replace(tiny_experiment.AGENT, checkpoint=config)
