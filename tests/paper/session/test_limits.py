@@ -47,10 +47,10 @@ CASES = {
         HOLDING, dict(delist_after=4, delist_haircut=0.3), 1.0,
     ),
     "margin and borrowed money": (
-        HOLDING, dict(borrow=True, maintenance_margin=0.3, max_gross=None, max_net=2.5), 3.0,
+        HOLDING, dict(borrow=True, maintenance_margin=0.3, max_gross=np.inf, max_net=2.5), 3.0,
     ),
     "margin at the close": (
-        HOLDING, dict(borrow=True, maintenance_margin=0.3, max_gross=None, fill="close"), 3.0,
+        HOLDING, dict(borrow=True, maintenance_margin=0.3, max_gross=np.inf, fill="close"), 3.0,
     ),
 }  # fmt: skip
 
