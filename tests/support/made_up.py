@@ -11,7 +11,11 @@ from nca_trader.types import Bars, Costs
 
 
 def rules_of(costs=Costs(), **given):
-    """Return a complete account that orders on change, with these costs and fields."""
+    """Return a complete account that orders on change, with these costs and fields.
+
+    None takes a limit off, as it does in an environment.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(PLAIN, costs=costs, **given)
 
 
