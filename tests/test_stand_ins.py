@@ -1,7 +1,9 @@
-"""What tests import inside of functions, or replace, is there; also in tests off by default."""
+"""What pages import, and tests import or replace, is there; also where it is off by default."""
 
 import ast
+import contextlib
 import importlib
+import re
 
 import pytest
 
@@ -56,6 +58,18 @@ def test_what_tests_import_or_replace_is_there(root):
         for line, name in named(ast.parse(path.read_text())):
             if name.startswith(OURS) and not name.startswith(ELSEWHERE) and not is_there(name):
                 missing.append(f"{path.relative_to(root)}:{line}: {name}")
+    assert not missing
+
+
+def test_what_pages_import_is_there(root):
+    missing = []
+    for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        # Of a function that a page shows without a body nothing is imported.
+        for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
+            with contextlib.suppress(SyntaxError):
+                for _, name in named(ast.parse(block)):
+                    if name.startswith(OURS) and not name.startswith(ELSEWHERE):
+                        missing += [f"{path.name}: {name}"] * (not is_there(name))
     assert not missing
 
 
