@@ -61,6 +61,8 @@ def values(kind):
         if of[1] is typing.Any:  # the spec of a manifest
             return values(EnvSpec).map(plain)
         return st.dictionaries(PLAIN[str], values(of[1]), max_size=3)
+    if origin is tuple and of[-1] is not Ellipsis:  # of this length
+        return st.tuples(*map(values, of))
     return st.lists(values(of[0]), max_size=3).map(origin)
 
 
