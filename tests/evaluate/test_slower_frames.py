@@ -157,15 +157,15 @@ def test_a_live_session_asks_for_enough_history_and_sees_what_the_backtest_sees(
         seen.extend([] if decision is None else [(int(bar.time[0]), decision.features)])
         return memory, account, decision
 
-    tape = Asked(bars, tmp_path / "place", agent.first_decision + 5, period=STEP)
+    # It begins in the midst of a day, so the slow bars of a part of a day come first.
+    late = bars[4:]
+    tape = Asked(late, tmp_path / "place", agent.first_decision + 1, period=STEP)
     venue = Exchange(tmp_path / "books", 1e5, agent.symbols, agent.rules)
     with contextlib.closing(venue), Journal(tmp_path / "live.db", tape.now) as journal:
         session = open_session(agent._replace(act=act), tape, venue, journal, 1e5, warmup=1)
         session.trade(lambda: len(seen) > 40)
     # The bars on which a value depends; the tape has fewer, so it is asked once more.
     assert tape.asked == 2 * agent.history > agent.first_decision > WARMUP
-    # Its history begins with row 4, so the slow bars of a part of a day come first.
-    late = bars[4:]
     features, rows = np.asarray(nca.TradingEnv(late, ENV).features), late.seconds.tolist()
     assert len(seen) > 40
     for second, values in seen:
