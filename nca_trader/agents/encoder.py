@@ -360,7 +360,7 @@ def examine(
     width, batch = config.channels, bars[:2]
 
     with own_code(f"policy.kind = {name!r}"):
-        made = [head and _made(head, spec, width, hidden) for hidden in (1, 2)]
+        heads = [head and _trace_head(head, spec, width, hidden) for hidden in (1, 2)]
 
     def trace(x: Array, present: Array, fire: Fire, features: Array) -> None:
         given = (space, seen, precision, nnx.Rngs(0))
@@ -383,16 +383,16 @@ def examine(
         for n in (spec.num_features, num_account_features(spec))
     )
     fire = Fire(jnp.zeros(1, jnp.uint32), jnp.zeros(1, jnp.int32))
-    with own_code(f"policy.kind = {name!r}"):
+    with own_code(f"policy.kind = {name!r}"), jax.enable_x64(False):
         jax.eval_shape(trace, x, jax.ShapeDtypeStruct(bars, bool), fire, account)
     if "nearest" in of_spec:  # the ranking of assets, which is there for `neighbours` alone
         read.add("neighbours")
-    if head is None or made[0] != made[1]:
+    if head is None or heads[0] != heads[1]:
         read.add("head_hidden")
     return frozenset({*defaults_of(PolicyConfig)} - read - READ_ELSEWHERE)
 
 
-def _made(head: Any, spec: EnvSpec, channels: int, hidden: int) -> str:
+def _trace_head(head: Any, spec: EnvSpec, channels: int, hidden: int) -> str:
     """Return how a head draws its parameters, and what else it holds."""
     drawn = jax.make_jaxpr(
         lambda: nnx.split(head(spec, channels, hidden, nnx.Rngs(0))), return_shape=True

@@ -161,8 +161,9 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
             "head": head(spec, config.channels, config.head_hidden, rngs),
         }
 
-    # Shapes alone are traced: the graph is known without drawing parameters.
-    with own_code(f"policy.kind = {config.kind!r}"):
+    # Shapes alone are traced: the graph is known without drawing parameters. They are float32 also
+    # where a rule that is called in float64 names a run.
+    with own_code(f"policy.kind = {config.kind!r}"), jax.enable_x64(False):
         abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
         field = encoder.receptive_field(cls, config)
     hidden = {name: getattr(part, "HIDDEN", {}) for name, part in ((kind, cls), ("head", head))}
@@ -172,7 +173,9 @@ def _make_policy(config: PolicyConfig, precision: PrecisionConfig, spec: EnvSpec
 
     def init(key: Array) -> Params:
         # `to_pure_dict` leaves plain dicts of arrays, which need no Flax to read, save or map over.
-        trees = {k: nnx.to_pure_dict(nnx.state(m)) for k, m in build(nnx.Rngs(params=key)).items()}
+        with jax.enable_x64(False):
+            modules = build(nnx.Rngs(params=key))
+        trees = {k: nnx.to_pure_dict(nnx.state(module)) for k, module in modules.items()}
         return {
             module: {
                 name: functools.reduce(operator.getitem, path, trees[module])

@@ -125,7 +125,7 @@ def train(
     path = place(run_dir, "run_dir")
     stored = (path / "run.json").exists()
     policy = build_policy(agent, env.spec, stored)
-    learner = build_learner(env, policy, _begun(agent, path) if stored else agent)
+    learner = build_learner(env, policy, _with_first_steps(agent, path) if stored else agent)
     check_processes(learner.mesh)
     updates = planned // learner.steps_per_update
     # Nothing is written before everything that can be refused has been.
@@ -190,7 +190,7 @@ def train(
     return run
 
 
-def _begun(agent: AgentConfig, path: Place) -> AgentConfig:
+def _with_first_steps(agent: AgentConfig, path: Place) -> AgentConfig:
     """Return the agent with the steps that its run began with.
 
     Schedules keep their length: with more steps a curriculum that has ended would start again.

@@ -515,9 +515,8 @@ class Run:
         folder = self.path / ("checkpoints" if update is None else "selected")
         # As the training state names its field.
         part, several = ".params", self.agent_config.num_seeds > 1
-        # Shapes alone: no parameters are drawn. A rule that is called in float64 may name a run.
-        with jax.enable_x64(False):
-            drawn = jax.eval_shape(self.each.init, jax.random.key(0))
+        # Shapes alone: no parameters are drawn.
+        drawn = jax.eval_shape(self.each.init, jax.random.key(0))
         leading = (self.agent_config.num_seeds,) if several else ()
         of_all = jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape, x.dtype), drawn)
         found = None

@@ -459,6 +459,16 @@ def test_what_an_own_encoder_does_not_read_is_refused_by_name(kind):
         make_policy(AgentConfig(policy=asked), near)
 
 
+@pytest.mark.parametrize("kind", ["nca", "mlp", Mine, Windows, OwnHead])
+def test_parameters_are_float32_where_the_caller_computes_in_float64(kind):
+    """A rule that is swept is called so, and may name a run."""
+    spec = EnvSpec(symbols=("A",), features=("a", "b"), targets=(0.0, 0.5), warmup=7)
+    with jax.enable_x64(True):
+        policy = make_policy(AgentConfig(policy=PolicyConfig(kind=kind, channels=3)), spec)
+        leaves = jax.tree.leaves(jax.eval_shape(policy.init, jax.random.key(0)))
+    assert {leaf.dtype for leaf in leaves} == {np.dtype("float32")}
+
+
 def test_a_run_with_a_setting_that_its_encoder_does_not_read_goes_on(tmp_path, monkeypatch):
     policy = PolicyConfig(
         kind=f"{PolicyConfig(kind=Rule).kind}(x=2)", channels=4, window=3, steps=2

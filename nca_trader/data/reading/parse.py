@@ -198,7 +198,7 @@ def parse(source: Place | Frame, request: Request) -> Table:
         faults=list(faults.values()),
         notes=notes,
         close_name=str(given.get("close") or _close_of(chunk.frame.columns)),
-        vendor="cash_dividend" not in given and _has_vendors(chunk.frame.columns),
+        vendor="cash_dividend" not in given and _names_dividends(chunk.frame.columns),
     )
 
 
@@ -208,7 +208,7 @@ def _close_of(header: pd.Index) -> Any:
     return next(closes, "close")
 
 
-def _has_vendors(header: pd.Index) -> bool:
+def _names_dividends(header: pd.Index) -> bool:
     """Whether a column is named as a vendor names dividends, at any level."""
     levels = (plain(level) for c in header for level in (c if isinstance(c, tuple) else (c,)))
     return not {*VENDOR_DIVIDENDS}.isdisjoint(levels)
