@@ -13,6 +13,7 @@ from drawn import random_bars
 from recording import distance, recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
+from nca_trader.agents import policy as agents_policy
 from nca_trader.agents.base import spec_on_base
 from nca_trader.agents.policy import _make_policy
 from nca_trader.config import (
@@ -76,7 +77,7 @@ class Products(NamedTuple):
 BASE = {  # several cycles of dilations, as the preset has; a ring of assets, steps computed twice
     "policy": {"channels": 8, "hidden": 16, "steps": 5, "neighbours": "ring", "remat": "step"}
 }
-REPLAY = {"learner": {"replay_slots": 2}}
+REPLAY = {"learner": {"replay_slots": 2}, "optimizer": {"ema_decay": 0.9}}
 SEVERAL = {"num_seeds": 2, "population": PopulationConfig(learning_rate=(1e-3, 1e-2))}
 BF16 = {"precision": PrecisionConfig(matmul="bfloat16", compute="bfloat16")}
 SHARPE = {
@@ -93,11 +94,12 @@ def agent_with(kind="nca", estimator="gae", extra="", **mesh):
     given = dict(EXTRAS[extra])
     policy = {"kind": kind} | ({} if kind == "nca" else {"window": 3}) | given.pop("policy", {})
     learn = {"advantages": estimator} | given.pop("learner", {})
+    optimizer = {"max_grad_norm": CLIPS[estimator]} | given.pop("optimizer", {})
     return dataclasses.replace(
         AGENT,
         policy=switch(AGENT.policy, **policy),
         learner=switch(AGENT.learner, **learn),
-        optimizer=dataclasses.replace(AGENT.optimizer, max_grad_norm=CLIPS[estimator]),
+        optimizer=dataclasses.replace(AGENT.optimizer, **optimizer),
         mesh=MeshConfig(**mesh),
         **given,
     )
@@ -134,10 +136,18 @@ def stepped(learner, updates):
 def settled(learner, state):
     """`state` in the types that a step leaves it in: several processes compile for one set of them.
 
-    In float64 a new account is wider than one whose bars, of float32, have moved it.
+    In float64 a new account is wider than one whose bars, of float32, have moved it. Parameters are
+    drawn in float32 and learn in float64 there: their rounding, no two meshes share.
     """
+    if jax.config.jax_enable_x64:
+        learnt = jax.tree.map(as_wide, (state.params, state.opt_state))
+        state = state._replace(params=learnt[0], opt_state=learnt[1])
     like = jax.eval_shape(learner.step, state)[0]
     return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), state, like)
+
+
+def as_wide(x):
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def each_of(metrics):
@@ -149,17 +159,19 @@ def each_of(metrics):
 
 def features_as_wide_as_the_account(spec, account):
     """`account_features` without the rounding to float32, which no two meshes may share."""
-    cash = 1.0 - (account.weight + account.weight_low).sum()
+    cash = 1.0 - (account.weight + account.weight_low).sum(axis=-1, keepdims=True)
     held = (account.weight + account.weight_low) / spec.size
     if spec.constant_size:
         held, cash = account.ordered / spec.size, 0.0
-    return jnp.stack([held, account.ordered / spec.size, jnp.full_like(held, cash)], axis=-1)
+    base = [] if spec.base == "none" else [account.base / spec.size]
+    ordered, cash = account.ordered / spec.size, jnp.broadcast_to(cash, held.shape)
+    return jnp.stack([held, ordered, cash, *base], axis=-1)
 
 
 def stepped_in_float64(axes, kind="nca", estimator="gae", extra="", updates=2):
     """The state after so many updates in float64, where it is, and each update's metrics."""
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-        for module in (rollout, exact):
+        for module in (rollout, exact, agents_policy):
             patch.setattr(module, "account_features", features_as_wide_as_the_account)
         return stepped(learner_on(axes, kind, estimator, extra), updates)
 

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import http.client
+import io
 import json
+import logging
 import math
 import os
 import re
@@ -195,6 +197,15 @@ def served(journal):
     with subprocess.Popen([*command, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
         yield int(re.search(r":(\d+)/", process.stdout.readline())[1])
         process.terminate()
+
+
+def test_serving_closes_no_log_of_its_process(app, monkeypatch):
+    """A handler may end with the file it writes to: so ended what pytest had captured."""
+    monkeypatch.setattr(module.uvicorn.Server, "run", lambda self, sockets: None)
+    with mock.patch.object(logging.Handler, "close") as closed:
+        handler = logging.StreamHandler(io.StringIO())
+        module.serve(app, None)
+    assert not closed.called and handler.stream is not None
 
 
 @pytest.mark.heavy

@@ -446,6 +446,7 @@ def serve(app: Guard, listener: socket.socket) -> None:
         ws="none",
         lifespan="off",
         access_log=False,
+        log_config=None,  # uvicorn's own closes every log of the process, pytest's and the user's
         log_level="critical",
         server_header=False,
         timeout_graceful_shutdown=1,
