@@ -9,6 +9,8 @@ of `high`. Adding to a pair costs six more additions and loses about 1e-14 inste
 """
 
 import contextlib
+import contextvars
+import math
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -176,7 +178,7 @@ def hash_uniform(*words: Array | int) -> Array:
 IN_ONE_KERNEL = frozenset(
     """
     abs add and argmax argmin atan2 bitcast_convert_type broadcast_in_dim cbrt ceil clamp
-    concatenate cond convert_element_type copy copy_p cos cummax cummin cumprod cumsum
+    clz concatenate cond convert_element_type copy copy_p cos cummax cummin cumprod cumsum
     custom_jvp_call div dynamic_slice dynamic_update_slice eq erf erf_inv erfc exp exp2 expand_dims
     expm1 floor gather ge gt integer_pow iota is_finite jit le log log1p logistic lt max min mul ne
     neg nextafter not or pad pjit pow random_bits random_fold_in random_seed random_unwrap
@@ -189,6 +191,8 @@ IN_ONE_KERNEL = frozenset(
 
 
 LEAST_BARS, MOST_ASSETS = 8, 32  # of a loop over bars that is compiled as one kernel
+# Whether such a loop is being traced.
+_ONE_KERNEL: contextvars.ContextVar[bool] = contextvars.ContextVar("one_kernel", default=False)
 
 
 def as_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -202,7 +206,11 @@ def as_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def marked(*arguments: Any) -> Any:
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        token = _ONE_KERNEL.set(True)
+        try:
+            closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        finally:
+            _ONE_KERNEL.reset(token)
         if not _operations(closed.jaxpr) <= IN_ONE_KERNEL:
             return function(*arguments)
 
@@ -219,9 +227,37 @@ def as_one_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     return marked
 
 
+def put(rows: Array, row: Array, x: Array) -> Array:
+    """Write numbers into columns of an array; a scan that carries it writes in place.
+
+    Args:
+      rows: `[R, A]`.
+      row: `[..., A]` int32, where to write in each column, without repetition.
+      x: `[..., A]`.
+    """
+    columns = jnp.broadcast_to(jnp.arange(rows.shape[1], dtype=row.dtype), row.shape)
+    if not _ONE_KERNEL.get():
+        return rows.at[row, columns].set(x, mode="promise_in_bounds", unique_indices=True)
+    # One kernel has no scatter of several numbers.
+    row, columns, x = row.ravel(), columns.ravel(), x.ravel().astype(rows.dtype)
+
+    def write(i: Array, rows: Array) -> Array:
+        return jax.lax.dynamic_update_slice(rows, x[i][None, None], (row[i], columns[i]))
+
+    return jax.lax.fori_loop(0, len(row), write, rows)
+
+
+def _operation(equation: Any) -> str:
+    """Return the name of an operation, and of a scatter whether it has several indices."""
+    name = equation.primitive.name
+    # XLA makes an update of a slice of a scatter of one number.
+    several = name.startswith("scatter") and math.prod(equation.invars[1].aval.shape[:-1]) > 1
+    return f"{name} of several" if several else name
+
+
 def _operations(jaxpr: Any) -> set[str]:
     """Return the names of all operations in a traced function, with those of its parts."""
-    found = {equation.primitive.name for equation in jaxpr.eqns}
+    found = {_operation(equation) for equation in jaxpr.eqns}
     for equation in jaxpr.eqns:
         for part in jax.tree.leaves(list(equation.params.values())):
             inner = getattr(part, "jaxpr", part)

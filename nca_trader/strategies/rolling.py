@@ -27,7 +27,15 @@ from numpy.typing import ArrayLike
 
 from nca_trader.data.features import add, bars_to_forget, empty_average
 from nca_trader.errors import ConfigError
-from nca_trader.numerics import float64_on_cpu, pair_add, two_sum
+from nca_trader.numerics import (
+    LEAST_BARS,
+    MOST_ASSETS,
+    as_one_kernel,
+    float64_on_cpu,
+    pair_add,
+    put,
+    two_sum,
+)
 from nca_trader.types import Tensor
 
 _LONGEST: contextvars.ContextVar[int | None] = contextvars.ContextVar("longest", default=None)
@@ -78,10 +86,14 @@ def over(indicators: Mapping[str, Rolling], x: ArrayLike, present: ArrayLike) ->
         states, values = ({name: each[i] for name, each in found.items()} for i in (0, 1))
         return states, values
 
+    def scan(*rows: Array) -> dict[str, Array]:
+        start = {name: each.init(rows[0].shape[1]) for name, each in indicators.items()}
+        return jax.lax.scan(step, start, rows)[1]
+
     with float64_on_cpu():
         rows = jnp.asarray(x, jnp.float64), jnp.asarray(present, bool)
-        start = {name: each.init(rows[0].shape[1]) for name, each in indicators.items()}
-        found = jax.lax.scan(step, start, rows)[1]
+        small = len(rows[0]) >= LEAST_BARS and rows[0].shape[1] <= MOST_ASSETS
+        found = jax.jit(as_one_kernel(scan) if small else scan)(*rows)
     return {name: np.asarray(values) for name, values in found.items()}
 
 
@@ -128,6 +140,37 @@ def longest(period: Any) -> int:
     return largest
 
 
+class Window(NamedTuple):
+    """The latest values of each asset, in a ring that is written in place.
+
+    Value k of an asset, from 0, is in row k modulo R of R: a bar costs the same at any R.
+
+    Attributes:
+      rows: `[R, A]`.
+      count: `[A]` int32, the values so far.
+    """
+
+    rows: Array
+    count: Array
+
+
+def _empty(length: Any, num_assets: int) -> Window:
+    return Window(jnp.full((length, num_assets), jnp.nan), jnp.zeros(num_assets, jnp.int32))
+
+
+def _at(rows: Array, number: Array) -> Array:
+    """Return the entries `[..., A]` of the values of these numbers."""
+    columns = jnp.broadcast_to(jnp.arange(rows.shape[1]), number.shape)
+    return rows.at[number % len(rows), columns].get(mode="promise_in_bounds")
+
+
+def _put(rows: Array, number: Array, x: Tensor, present: Tensor) -> Array:
+    """Write `x` `[..., A]` as the values of these numbers, where present."""
+    # Where it is not, what is there is written: a write with a condition would copy all rows.
+    kept = jnp.where(jnp.broadcast_to(present, number.shape), x, _at(rows, number))
+    return put(rows, number % len(rows), kept)
+
+
 def past(bars_ago: Any) -> Rolling:
     """Return the value of `bars_ago` values before the newest; 0 is the newest itself.
 
@@ -136,12 +179,14 @@ def past(bars_ago: Any) -> Rolling:
     """
     length = longest(bars_ago) + 1
 
-    def init(num_assets: int) -> Array:
-        return jnp.full((length, num_assets), jnp.nan)
+    def init(num_assets: int) -> Window:
+        return _empty(length, num_assets)
 
-    def update(window: Array, x: Tensor, present: Tensor) -> tuple[Array, Array]:
-        window = _shifted(window, x, present)
-        return window, window[bars_ago]
+    def update(window: Window, x: Tensor, present: Tensor) -> tuple[Window, Array]:
+        rows, count = window
+        rows, count = _put(rows, count, x, present), count + present
+        # A row that no value has reached is NaN.
+        return Window(rows, count), _at(rows, count - 1 - bars_ago)
 
     return Rolling(init, update, length)
 
@@ -165,52 +210,80 @@ def lowest(period: Any) -> Rolling:
 
 
 def _extreme(period: Any, larger: Callable[[Array, Array], Array]) -> Rolling:
+    """Return a rolling extreme, by the function of two values that it repeats.
+
+    A level has the extremes of 2^j values up to each of the latest 2^j, in a ring. Its newest and
+    its oldest make the newest of the next level, and two of a level, which may overlap, cover any
+    window of 2^j to 2^(j+1) values. So a bar costs the logarithm of the longest period.
+    """
     length = longest(period)
 
-    def init(num_assets: int) -> Array:
-        return jnp.full((length, num_assets), jnp.nan)
+    def init(num_assets: int) -> Window:
+        return _empty(_sizes(length).sum(), num_assets)
 
-    def update(extremes: Array, x: Tensor, present: Tensor) -> tuple[Array, Array]:
-        # Entry k is the extreme of the newest k + 1 values. NaN stands for too few values, and
-        # both functions return NaN where either argument is.
-        new = larger(_shifted(extremes, x, present), jnp.asarray(x)[None])
-        extremes = jnp.where(jnp.asarray(present)[None], new, extremes)
-        return extremes, extremes[period - 1]
+    def update(window: Window, x: Tensor, present: Tensor) -> tuple[Window, Array]:
+        rows, count = window
+        sizes = _sizes(len(rows))
+        written = _row(sizes[:, None], count[None])
+        new = [jnp.asarray(x)]
+        for oldest in _at(rows, written)[:-1]:
+            # NaN stands for too few values; both functions return it where either argument is.
+            new.append(larger(new[-1], oldest))
+        rows, count = _put(rows, written, jnp.stack(new), present), count + present
+        size = jnp.left_shift(1, 31 - jax.lax.clz(jnp.asarray(period, jnp.int32)))
+        newest, oldest = (_at(rows, _row(size, count - 1 - ago)) for ago in (0, period - size))
+        return Window(rows, count), larger(newest, oldest)
 
     return Rolling(init, update, length)
 
 
-class RunningSums(NamedTuple):
-    """Running sums `[L + 1, A]` as pairs of floats, newest first, and the number of values `[A]`.
+def _sizes(length: int) -> np.ndarray:
+    """Return the sizes of the levels of an extreme of so many values, 1, 2, 4 and so on."""
+    return 2 ** np.arange(length.bit_length(), dtype=np.int32)
 
-    Entry k is the sum of all values but the newest k.
+
+def _row(size: Any, number: Array) -> Array:
+    """Return the row of a value in the level of a size, which follows the smaller ones."""
+    return size - 1 + (number & (size - 1))
+
+
+class RunningSums(NamedTuple):
+    """The sum of all values, and those up to each of the latest, as pairs of floats in rings.
+
+    Attributes:
+      high: `[R, A]`, the sum of the first k values in row k modulo R.
+      low: `[R, A]`, what its rounding left.
+      total: `[A]` twice, the sum of all. (Read from the rings, it would make each bar copy them.)
+      count: `[A]` int32, the values so far.
     """
 
     high: Array
     low: Array
+    total: tuple[Array, Array]
     count: Array
 
 
 def _empty_sums(length: int, num_assets: int) -> RunningSums:
-    none = jnp.zeros((length + 1, num_assets))
-    return RunningSums(none, none, jnp.zeros(num_assets, jnp.int32))
+    rows, none = jnp.zeros((length + 1, num_assets)), jnp.zeros(num_assets)
+    return RunningSums(rows, rows, (none, none), jnp.zeros(num_assets, jnp.int32))
 
 
 def _added(sums: RunningSums, high: Array, low: Array, present: Tensor) -> RunningSums:
     """Return the sums after one more value, the pair `(high, low)` `[A]`."""
-    total, rest = pair_add(sums.high[0], sums.low[0] + low, high)
-    return RunningSums(
-        _shifted(sums.high, total, present),
-        _shifted(sums.low, rest, present),
-        sums.count + present,
-    )
+    before, rest = sums.total
+    new = pair_add(before, rest + low, high)
+    number = sums.count + 1
+    high, low = (_put(rows, number, x, present) for rows, x in zip(sums[:2], new, strict=True))
+    total = jnp.where(present, new[0], before), jnp.where(present, new[1], rest)
+    return RunningSums(high, low, total, sums.count + present)
 
 
 def _latest(sums: RunningSums, period: Any) -> tuple[Array, Array]:
     """Return the sum of the last `period` values as a pair of floats."""
+    before, rest = (_at(rows, sums.count - period) for rows in sums[:2])
     # The high parts may be far larger than their difference, whose digits the low parts hold.
-    total, error = two_sum(sums.high[0], -sums.high[period])
-    return two_sum(total, error + (sums.low[0] - sums.low[period]))
+    total, error = two_sum(sums.total[0], -before)
+    return two_sum(total, error + (sums.total[1] - rest))
 
 
 def mean(period: Any) -> Rolling:
@@ -290,12 +363,6 @@ def _weighted(span: Any, name: str) -> Rolling:
         return average, jnp.where(average.weight > 0.0, getattr(average, name), jnp.nan)
 
     return Rolling(init, update, None if is_traced(span) else bars_to_forget(span))
-
-
-def _shifted(window: Array, x: Tensor, present: Tensor) -> Array:
-    """Return the window `[L, A]`, newest first, after one more value `x` `[A]` where present."""
-    new = jnp.concatenate([jnp.asarray(x)[None], window[:-1]])
-    return jnp.where(jnp.asarray(present)[None], new, window)
 
 
 def _split(x: Array) -> tuple[Array, Array]:

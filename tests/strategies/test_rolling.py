@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from nca_trader.errors import ConfigError
-from nca_trader.numerics import float64_on_cpu
+from nca_trader.numerics import as_one_kernel, float64_on_cpu
 from nca_trader.strategies import rolling
 
-PERIODS = (2, 3, 7, 40)
+PERIODS = (2, 3, 16, 40, 200)
 PANDAS = {
     "mean": lambda s, n: s.rolling(n).mean(),
     "deviation": lambda s, n: s.rolling(n).std(),
@@ -106,6 +106,24 @@ def test_the_state_is_shared_by_all_periods():
         # out_axes=None is an error for a state that depends on the period.
         shared = jax.vmap(states, out_axes=None)(jnp.arange(2, 40))
     assert shared.high.shape == (41, 1)
+
+
+@pytest.mark.parametrize("name", ["mean", "deviation", "highest", "past"])
+@pytest.mark.parametrize("one_kernel", [True, False])
+def test_a_bar_copies_no_window(name, one_kernel):
+    """Its cost is that of a few lookups, whatever the period: the rings are written in place."""
+    period, x = 5000, jnp.ones((64, 2))
+
+    def scan(x):
+        return run(getattr(rolling, name)(period), x, jnp.isfinite(x))
+
+    with float64_on_cpu():
+        program = jax.jit(as_one_kernel(scan) if one_kernel else scan).lower(x).compile()
+    made = [line.partition("= ")[2] for line in program.as_text().splitlines()]
+    rings = [line for line in made if line.startswith(("f64[5", "f64[8"))]
+    # Those that begin outside the loop are written into by the bars inside.
+    copies = [line for line in rings if " copy(" in line or " select(" in line]
+    assert rings and len(copies) <= 4
 
 
 def test_a_traced_period_needs_its_largest_value():

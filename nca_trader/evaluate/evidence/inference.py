@@ -8,7 +8,8 @@ every strategy that was tried. Leaving out the bad ones makes luck look like ski
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -123,6 +124,42 @@ class Resampled(NamedTuple):
         return np.where(still, np.nan, ratio * math.sqrt(bars_per_year))
 
 
+def best_block(series: ArrayLike) -> float:
+    """Estimate the mean block length at which a stationary bootstrap of `[T]` values is best.
+
+    Source: Patton, Politis and White, Correction to "Automatic block-length selection for the
+    dependent bootstrap" (2009).
+    """
+    x = np.asarray(series, np.float64)
+    num, x = len(x), x - x.mean()
+    run = max(5, int(math.log10(num)))
+    longest = math.ceil(math.sqrt(num)) + run
+    lags = np.arange(longest + 1)
+    products = np.array([x[lag:] @ x[: num - lag] for lag in lags])
+    squares = np.concatenate([[0.0], np.cumsum(x**2)])
+    ends = (squares[-1] - squares[lags + 1]) * squares[num - 1 - lags]
+    small = abs(products) < 2 * np.sqrt(math.log10(num) / num * ends)
+    # Correlations count up to twice the lag after which so many of them are not significant.
+    runs = np.convolve(small[:-1], np.ones(run), "valid") == run
+    last = min(2 * max(int(runs.argmax()), 1), longest) if runs.any() else longest
+    used = lags[1 : last + 1]
+    weights = 2 * np.minimum(1.0, 2 * (1 - used / last)) * products[used] / num
+    spectrum = products[0] / num + weights.sum()
+    length = ((weights @ used) ** 2 / spectrum**2 * num) ** (1 / 3)
+    return min(length, math.ceil(min(3 * math.sqrt(num), num / 3)))
+
+
+def _stationary_rows(num: int, block: float, repetitions: int, seed: int) -> Iterator[np.ndarray]:
+    """Draw the rows of each resample: in a circle, in blocks of geometric lengths."""
+    rng, order = np.random.default_rng(seed), np.arange(num)
+    for _ in range(repetitions):
+        rows, begins = rng.integers(num, size=num), rng.random(num) <= 1 / block
+        begins[0] = True
+        first = np.flatnonzero(begins)
+        rows = np.repeat(rows[first] - first, np.diff(first, append=num)) + order
+        yield np.where(rows < num, rows, rows - num)
+
+
 def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Resampled | None:
     """Resample rows by the stationary bootstrap (Politis and Romano 1994).
 
@@ -140,20 +177,15 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
     moving = columns[:, columns.std(axis=0) >= metrics.NO_VOLATILITY]
     if len(columns) < 20 or not moving.size:
         return None
-    # Imported here because it costs a second (statsmodels).
-    from arch.bootstrap import StationaryBootstrap, optimal_block_length
-
-    # arch's annotation says int; the mean length of a geometric block is any number above 1.
-    block: Any = len(columns) ** (1 / 3)  # the rate of the optimal length, if none is estimated
     # A constant column has no autocorrelation to estimate a length from.
-    estimated = float(np.max(optimal_block_length(moving)["stationary"]))
-    if math.isfinite(estimated):
-        block = max(1.0, estimated)
-    drawn = StationaryBootstrap(block, np.arange(len(columns)), seed=seed).bootstrap(repetitions)
+    estimated = max(map(best_block, moving.T))
+    # The rate of the optimal length, if none is estimated.
+    block = max(1.0, estimated) if math.isfinite(estimated) else len(columns) ** (1 / 3)
     centre = columns.mean(axis=0)
     # Centred, so that the squares lose no digits; and side by side, for one product a resample.
     powers = np.hstack([columns - centre, (columns - centre) ** 2]) / len(columns)
-    found = np.array([np.bincount(rows[0], minlength=len(columns)) @ powers for rows, _ in drawn])
+    drawn = _stationary_rows(len(columns), block, repetitions, seed)
+    found = np.array([np.bincount(rows, minlength=len(columns)) @ powers for rows in drawn])
     mean, squares = np.hsplit(found, 2)
     variance = np.maximum(squares - mean**2, 0.0) * len(columns) / (len(columns) - 1)
     return Resampled(centre + mean, np.sqrt(variance))

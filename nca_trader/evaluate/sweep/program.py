@@ -38,6 +38,8 @@ from nca_trader.strategies.strategy import Strategy, until_sized
 from nca_trader.types import Bar, Bars
 
 WIDEST = 1024  # combinations of one program: their state stays in a core's cache
+# Combinations times assets of one kernel: XLA cannot compile larger arrays in it.
+LARGEST = 4096
 
 
 class Blocks(NamedTuple):
@@ -129,8 +131,10 @@ def compile_program(
     return _COMPILED[key]
 
 
-def _scan_of(given: Given, strategy: Strategy, step: Callable) -> Callable:
+def _scan_of(given: Given, strategy: Strategy, step: Callable, numbers: int) -> Callable:
     """Return the scan `(carry, block) -> carry` of one block, as few kernels as is safe.
+
+    `numbers` are the combinations of the program times their assets.
 
     XLA's compiler aborts the whole process on some programs of a single kernel, which cannot be
     caught. Rules that ship, and accounts without limits and holding charges, are tested as one
@@ -153,7 +157,7 @@ def _scan_of(given: Given, strategy: Strategy, step: Callable) -> Callable:
     def by_orders(carry: Any, xs: tuple[Blocks, exits.Order]) -> Any:
         return jax.lax.scan(step, carry, xs)[0]
 
-    if not given.rules.plain or given.rules.costs.carries:
+    if not given.rules.plain or given.rules.costs.carries or numbers > LARGEST:
         return whole
     if getattr(given.rule, "__module__", "") == rule_module.__name__:
         return as_one_kernel(whole)
@@ -179,10 +183,10 @@ def _begun(
 def program(given: Given) -> Any:
     """Return the jitted program `(values by name [M], blocks) -> SweepOutput`."""
 
-    def one(values: dict[str, Array], blocks: Blocks) -> SweepOutput:
+    def one(values: dict[str, Array], blocks: Blocks, width: int) -> SweepOutput:
         with rolling.periods_up_to(given.longest):
             strategy, carry, step = _begun(given, values, blocks)
-            inner = _scan_of(given, strategy, step)
+            inner = _scan_of(given, strategy, step, width * blocks.place.shape[-1])
 
             def outer(carry: Any, block: Blocks) -> tuple[Any, Array]:
                 before = carry[-1].total
@@ -195,7 +199,12 @@ def program(given: Given) -> Any:
             log_equity = high + account.log_equity_low
             return SweepOutput(log_equity, ended(sums, account.held), block_sums)
 
-    return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=SweepOutput(0, 0, 1)))
+    def every(values: dict[str, Array], blocks: Blocks) -> SweepOutput:
+        width = len(next(iter(values.values())))
+        each = functools.partial(one, width=width)
+        return jax.vmap(each, in_axes=(0, None), out_axes=SweepOutput(0, 0, 1))(values, blocks)
+
+    return jax.jit(every)
 
 
 def program_of_returns(given: Given) -> Any:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from arch.bootstrap import StationaryBootstrap, optimal_block_length
 from scipy.stats import norm
 
 from nca_trader.errors import ConfigError
@@ -301,6 +302,23 @@ def test_pbo_is_not_decided_by_the_rounding_of_float32():
 def test_too_few_rows_have_no_pbo():
     assert math.isnan(inference.overfit_probability(noise(0)[:31]).probability)
     assert len(inference.overfit_probability(noise(0)[:32]).logits) == math.comb(8, 4)
+
+
+@pytest.mark.parametrize("rho", [-0.5, 0.0, 0.6, 0.98])
+@pytest.mark.parametrize("num", [20, 51, 400])
+def test_resamples_are_those_of_arch(rho, num):
+    """The block length of Patton, Politis and White, and each row that is drawn."""
+    x = np.random.default_rng(num).standard_normal(num)
+    for t in range(1, num):
+        x[t] += rho * x[t - 1]
+    block = float(optimal_block_length(x)["stationary"].iloc[0])
+    assert inference.best_block(x) == pytest.approx(block, rel=1e-9)
+    block = max(block, 1.0)
+    theirs = StationaryBootstrap(block, np.arange(num), seed=3).bootstrap(20)
+    drawn = [x[rows[0]] for rows, _ in theirs]
+    found = inference.resampled(x, repetitions=20, seed=3)
+    np.testing.assert_allclose(found.mean[:, 0], np.mean(drawn, 1), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.deviation[:, 0], np.std(drawn, 1, ddof=1), rtol=1e-9)
 
 
 def test_blocks_keep_the_sum():
