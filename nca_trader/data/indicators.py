@@ -31,6 +31,7 @@ COLUMNS = (*PRICES, "volume", "half_spread")
 MOST = 8_192  # numbers of a window: jax copies 64 KiB at once, and larger arrays by a thread
 SETTLED = 1e-3  # deviations: a value that older bars change by less has forgotten them
 TRIED = 200  # rows of each asset at which that is looked at
+FEW = 128  # bars, beside twice all that a value depends on, that show what others do
 
 
 def indicator(
@@ -125,6 +126,7 @@ class Windows:
         self.function, self.columns = function, columns
         self.lookback, self.parameters = lookback, parameters
         self.name = getattr(function, "__name__", type(function).__name__)
+        self.few = FEW + 2 * (lookback + SPAN)
 
     def of(self, bars: Any, name: str) -> Any:
         """Return a column of bars, or of one bar.

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -206,7 +207,12 @@ def build_learner(
         # The agents' axis comes first and is not split. P() stays: it is whole on every device.
         placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
-    init = jax.jit(start, out_shardings=placed)
+    traced, called = (
+        jax.jit(start, out_shardings=placed, compiler_options=given) for given in (None, options)
+    )
+
+    def init(key: Array) -> LearnerState:
+        return (traced if isinstance(key, Tracer) else called)(key)
 
     def build(micro_batches: int) -> Any:
         learner = dataclasses.replace(shape, micro_batches=micro_batches)
@@ -219,9 +225,10 @@ def build_learner(
         ring = Held(shape.replay_slots, of_device / shape.replay_slots)
     larger = [n for n in range(shape.micro_batches + 1, items + 1) if items % n == 0]
     program = make_program(parts, mesh, placed)
-    called = make_program(parts, mesh, placed, options)
     less = f"lower {'num_seeds, ' if seeds > 1 else ''}{LESS}"
-    step = Bounded(called, program, build, larger, limit, ring, less)
+    step = Bounded(
+        make_program(parts, mesh, placed, options), program, build, larger, limit, ring, less
+    )
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
         # In a jitted program jax cannot name the operation that made a NaN, and would end with

@@ -189,12 +189,17 @@ def leakcheck(
         )
     known = as_subject(subject, seconds_of_bars(bars))
     search = Search(known._replace(name=name or known.name), tolerance, decided == "open")
+    whole = bars
+    if known.windows is not None and len(bars) > (few := known.windows.few):
+        # Python is called for each bar of each case, and what is called sees its own window alone.
+        search.notes.append(f"cases are of the last {few} bars: an indicator sees its lookback")
+        bars = bars[-few:]
     drawn = search.begin(np.random.default_rng(seed), bars)
     for number in track(range(cases), "leakcheck", "cases"):
         search.run(drawn.draw(number))
     # Once more on the bars as they are: this shows what a subject keeps from call to call.
     refuse_chance(search.subject.name, search.outputs[False], search.values(bars))
-    if known.windows is not None and (longer := known.windows.longer(bars)):
+    if known.windows is not None and (longer := known.windows.longer(whole)):
         search.notes.append(longer)
     if search.early:
         search.notes.append(f"refused too short a history in {search.early} cases")
