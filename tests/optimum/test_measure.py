@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_params
 from windowed import decide_on_window
 
 from nca_trader import AgentConfig, TradingEnv, make_policy
@@ -123,9 +124,7 @@ def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
     """One piece, bar by bar through `env.step` with windows: neither cells nor pieces."""
     env = env_of(name)
     policy = make_policy(TINY, env.spec)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda s: 0.5 * rng.normal(size=s.shape).astype(np.float32), shapes)
+    params = random_params(policy)
     all_rows = policy.first_decision + np.arange(40) + np.array([[0], [500]])
     positions = prove.greedy_positions(env, policy, params, all_rows)
     assert len(np.unique(positions)) > 1
