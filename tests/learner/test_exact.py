@@ -307,7 +307,8 @@ def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
         lambda a: jnp.broadcast_to(a[:, :1], (a.shape[0], 4000, *a.shape[2:])),
         two.segments.episode,
     )
-    episode = reopened(two.env.spec, wide, chances, two.draw.keys)
+    reopen = jax.jit(lambda *given: reopened(two.env.spec, *given))
+    episode = reopen(wide, chances, two.draw.keys)
     ordered = np.asarray(episode.account.ordered)
     np.testing.assert_array_equal(ordered, episode.account.weight)
     for i, p in itertools.product(range(2), range(3)):
