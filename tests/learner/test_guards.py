@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny as tiny_experiment
+from untrained import leaves
 
 from nca_trader import Run, StateError, make_mesh
 from nca_trader.agents.policy import make_policy
@@ -17,7 +18,6 @@ from nca_trader.learner import train as training
 from nca_trader.learner.optimizer import GuardState, make_optimizer, whole_or_nothing
 from nca_trader.learner.rollout import roll_out
 from nca_trader.parallel.mesh import DATA
-from nca_trader.runs.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -225,12 +225,6 @@ def failing(tiny, tmp_path, monkeypatch):
     return start
 
 
-def params_of(run):
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        step, leaves = checkpoints.newest()
-    return step, {name: leaf for name, leaf in leaves.items() if name.startswith(".params")}
-
-
 @pytest.mark.heavy
 def test_nan_in_parameters_goes_back_to_the_newest_checkpoint_with_another_key(failing, caplog):
     fails = lambda number, tries: "params" if number == 6 and tries <= 2 else ""  # noqa: E731
@@ -245,8 +239,9 @@ def test_nan_in_parameters_goes_back_to_the_newest_checkpoint_with_another_key(f
     assert [row["update"] for row in found] == list(range(1, 9))
     assert [row["rollbacks"] for row in found] == [0, 0, 0, 0, 2, 2, 2, 2]
     assert rows[-1] == found[-1]
-    step, params = params_of(run)
-    assert step == 8 and all(np.isfinite(leaf).all() for leaf in params.values())
+    step, saved = leaves(run)
+    params = [leaf for name, leaf in saved.items() if name.startswith(".params")]
+    assert step == 8 and all(np.isfinite(leaf).all() for leaf in params)
 
 
 @pytest.mark.heavy
@@ -276,7 +271,7 @@ def test_it_gives_up_in_one_line_and_keeps_what_it_has(failing):
     assert "also after 2 rollbacks to checkpoint 4" in message and "\n" not in message
     assert [number for number, _ in learner.keys].count(6) == 3
     run = Run(message.split(": ")[0])
-    assert params_of(run)[0] == 4
+    assert leaves(run)[0] == 4
     assert [row["update"] for row in run.metrics()] == [1, 2, 3, 4]
 
 

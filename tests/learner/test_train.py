@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny
 from drawn import bars_of, random_bars
+from untrained import leaves
 
 from nca_trader import (
     Run,
@@ -34,7 +35,7 @@ from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
 from nca_trader.learner.update import LearnerState
-from nca_trader.runs.checkpoint import Checkpoints, flatten, unflatten
+from nca_trader.runs.checkpoint import flatten, unflatten
 
 BEST = 0.008  # log-return a bar of the best policy
 UPDATES, EVERY, PER_UPDATE = 100, 20, 16 * 8 * 2
@@ -99,12 +100,6 @@ class Place:
     @property
     def agent(self):
         return load_agent(self.folder / "agent.toml")
-
-
-def leaves(run):
-    """Every leaf of the newest checkpoint: parameters, moments, key, cursor, accounts."""
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        return checkpoints.newest()
 
 
 def rows(run):
