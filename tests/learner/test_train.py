@@ -6,6 +6,7 @@ return is 1 %. Who goes with the last bar earns .8 % a bar, before costs, of whi
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -116,7 +117,7 @@ def assert_same(run, other):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, quick_compile):
     return Place(tmp_path_factory.mktemp("experiment"))
 
 
@@ -152,7 +153,8 @@ def test_metrics_have_a_row_an_update(straight):
 def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, root):
     command = [sys.executable, "-m", "nca_trader", *place.command("killed")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, cwd=root, **quiet)
+    same = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    process = subprocess.Popen(command, cwd=root, env=same, **quiet)
     path = place.folder / "killed" / "metrics.jsonl"
     while process.poll() is None:
         # Before the second checkpoint is begun, the first one is on disk.
