@@ -23,6 +23,8 @@ from nca_trader.markets import task_of
 from nca_trader.watch.alerts import Notification, read_rules
 from nca_trader.watch.sinks import sink_of
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 GUIDE = ROOT / "docs/guides/extend.md"
 SMALL = "--steps 64 --set learner.num_segments=8 --set learner.segment_length=8".split()
 SMALL += "--set learner.envs_per_segment=1 --set learner.num_minibatches=1".split()
@@ -42,7 +44,7 @@ def blocks(text):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, quick_compile):
     """A folder with the guide's files, and a run that was trained there in this process."""
     path = tmp_path_factory.mktemp("extend")
     for name, text in blocks(GUIDE.read_text())[0].items():

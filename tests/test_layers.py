@@ -1,6 +1,7 @@
 """Who may import whom, and what no file may do; kept by reading the sources, importing nothing."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 import re
@@ -67,6 +68,15 @@ NETWORK |= {"obstore", "prometheus_client", "fsspec", "etils", "gcsfs", "boto3",
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "read_pickle", "to_pickle"}
 
 
+@functools.lru_cache(maxsize=1)  # the package's first, which most tests read
+def read(root):
+    """Each file below a folder by its path there: its module, its package, and all its nodes."""
+    return {
+        path.relative_to(root).as_posix(): (*module_of(path, root), [*ast.walk(parsed(path))])
+        for path in sorted(root.rglob("*.py"))
+    }
+
+
 def module_of(path, root):
     """The dotted module below the package that `path` is, and its own package, e.g. for `.`."""
     parts = list(path.relative_to(root).with_suffix("").parts)
@@ -75,9 +85,9 @@ def module_of(path, root):
     return parts, parts if is_package else parts[:-1]
 
 
-def imported_modules(tree, own_package):
-    """Every module below the package that `tree` imports, at whatever depth, as lists of parts."""
-    for node in ast.walk(tree):
+def imported_modules(nodes, own_package):
+    """Every module below the package that `nodes` import, as lists of parts."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -108,24 +118,22 @@ def allowed(here, there):
 
 
 def violations(root):
-    for path in sorted(root.rglob("*.py")):
-        here, own_package = module_of(path, root)
+    for file, (here, own_package, nodes) in read(root).items():
         if not here or here == ["__main__"]:
             continue
-        for there in imported_modules(parsed(path), own_package):
+        for there in imported_modules(nodes, own_package):
             # `from nca_trader import __version__` takes a name of the package, not a module.
             if there and not there[0].startswith("__") and not allowed(here, there):
                 module = ".".join(there[:2])
-                yield f"{path.relative_to(root).as_posix()}: {here[0]} may not import {module}"
+                yield f"{file}: {here[0]} may not import {module}"
 
 
 def circle(root):
     """Some files that import each other in a circle, at whatever depth; none: an empty list."""
-    files = {".".join(module_of(path, root)[0]): path for path in root.rglob("*.py")}
+    files = {".".join(here): (nodes, package) for here, package, nodes in read(root).values()}
     imports = {}
-    for name, path in files.items():
-        found = imported_modules(parsed(path), module_of(path, root)[1])
-        named = {".".join(parts) for parts in found}
+    for name, each in files.items():
+        named = {".".join(parts) for parts in imported_modules(*each)}
         # `from a.b import c` is of the file a/b/c.py, or of a/b.py. The package itself, "", lists
         # the names of all files, and gives its version to some.
         imports[name] = {x if x in files else x.rpartition(".")[0] for x in named} - {name, ""}
@@ -144,11 +152,11 @@ def late(root):
     time. The files of cli import inside the functions that run a command, all for one reason:
     `nca-trader --help` and a refused option shall answer without jax, in a fifth of a second.
     """
-    for path in sorted(root.rglob("*.py")):
-        if path.relative_to(root).parts[0] == "cli":
+    for file, (here, own_package, nodes) in read(root).items():
+        if here[:1] == ["cli"]:
             continue
-        tree, lines = parsed(path), path.read_text().splitlines()
-        for function in ast.walk(tree):
+        lines = (root / file).read_text().splitlines()
+        for function in nodes:
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for node in ast.walk(function):
@@ -159,30 +167,29 @@ def late(root):
                 row = ("from ", "import ")
                 first = next(x for x in map(str.strip, above) if x and not x.startswith(row))
                 said = "#" in lines[(node.end_lineno or 0) - 1] or first.startswith("#")
-                ours = any(imported_modules(ast.Module([node], []), module_of(path, root)[1]))
-                if ours and not said:
-                    yield f"{path.relative_to(root).as_posix()}:{node.lineno}"
+                if any(imported_modules([node], own_package)) and not said:
+                    yield f"{file}:{node.lineno}"
 
 
 def unsafe(root):
-    for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(parsed(path)):
+    ends = {name.rpartition(".")[2] for name in UNSAFE_CALLS}
+    for file, (*_, nodes) in read(root).items():
+        for node in nodes:
             found = set()
             if isinstance(node, ast.Import):
                 found = {alias.name.split(".")[0] for alias in node.names} & UNSAFE
             elif isinstance(node, ast.ImportFrom):
                 found = {(node.module or "").split(".")[0]} & UNSAFE
             elif isinstance(node, ast.Call):
-                name = ast.unparse(node.func)
-                found = {name, getattr(node.func, "attr", "")} & UNSAFE_CALLS
+                if called(node) in ends:
+                    found = {ast.unparse(node.func), called(node)} & UNSAFE_CALLS
                 if any(
                     k.arg == "allow_pickle" and ast.unparse(k.value) != "False"
                     for k in node.keywords
                 ):
                     found = {"allow_pickle"}
-            where = path.relative_to(root).as_posix()
-            for name in sorted(found - MAY_UNPICKLE.get(where, set())):
-                yield f"{where}:{node.lineno}: {name}"
+            for name in sorted(found - MAY_UNPICKLE.get(file, set())):
+                yield f"{file}:{node.lineno}: {name}"
 
 
 def test_every_part_imports_only_what_lies_below_it(root):
@@ -201,20 +208,20 @@ def test_no_file_can_run_code_that_came_in_data(root):
 
 def reaching(root):
     """Files that import what reaches the network; to ask for this machine's name is not that."""
-    for path in sorted(root.rglob("*.py")):
-        tree, found = parsed(path), set()
-        for node in ast.walk(tree):
+    for file, (*_, nodes) in read(root).items():
+        found, used = set(), set()
+        for node in nodes:
             if isinstance(node, ast.Import):
                 found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found |= {(node.module or "").split(".")[0]}
-            elif isinstance(node, ast.Attribute) and ast.unparse(node) == "jax.distributed":
-                found |= {"jax.distributed"}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                if node.value.id == "socket":
+                    used |= {node.attr}
+                found |= {f"{node.value.id}.{node.attr}"} & {"jax.distributed"}
         found &= NETWORK
-        attributes = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-        used = {node.attr for node in attributes if ast.unparse(node.value) == "socket"}
         if found - {"socket"} or ("socket" in found and used - {"gethostname"}):
-            yield f"{PACKAGE}/{path.relative_to(root).as_posix()}"
+            yield f"{PACKAGE}/{file}"
 
 
 def test_security_names_every_file_that_reaches_the_network_and_no_other(root):
@@ -225,14 +232,14 @@ def test_security_names_every_file_that_reaches_the_network_and_no_other(root):
 def test_security_says_what_runs_code(root):
     """The sources that import a module by a name from a file are the ones that it speaks of."""
     running = set()
-    for path in (root / PACKAGE).rglob("*.py"):
-        for node in ast.walk(parsed(path)):
+    for file, (*_, nodes) in read(root / PACKAGE).items():
+        for node in nodes:
             if isinstance(node, ast.Call) and called(node) in (
                 "import_module", "__import__", "exec_module", "run_path", "run_module"
             ):  # fmt: skip
                 given = ast.unparse(node.args[0])
                 if PACKAGE not in given and "__name__" not in given:
-                    running.add(path.relative_to(root / PACKAGE).as_posix())
+                    running.add(file)
     assert running == {"config/extensions.py", "optimum/outside/player.py"}
     text = (root / "SECURITY.md").read_text()
     options = ("`--strategy`", "`--data`", "`--feed`", "`--broker`", "`call:`", "`--workers`")

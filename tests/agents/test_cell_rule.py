@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_params
 from flax import nnx
 
 import nca_trader as nca
@@ -73,13 +74,6 @@ def policy_of(kind, dtype="float32", **changes):
     return make_policy(AgentConfig(policy=config, precision=precision), SPEC)
 
 
-def drawn(policy, seed=0):
-    """No parameter is zero: a rule that changes nothing would hide a fault."""
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    return jax.tree.map(lambda x: jnp.asarray(0.5 * rng.normal(size=x.shape), jnp.float32), shapes)
-
-
 def bars(length=24, batch=2, seed=1):
     rng = np.random.default_rng(seed)
     x = 3.0 * rng.normal(size=(batch, length, 3, 2))
@@ -91,25 +85,26 @@ def bars(length=24, batch=2, seed=1):
 def test_the_rule_of_the_nca_makes_the_cells_of_the_nca(neighbours):
     own, built_in = (policy_of(kind, neighbours=neighbours, hidden=6) for kind in (Known, "nca"))
     assert own.receptive_field == built_in.receptive_field == 1 + 2 * (1 + 2 + 1)
-    theirs = drawn(built_in)
+    theirs = random_params(built_in)
     ours = {k if k == "embed" else f"rule/{k}": value for k, value in theirs["nca"].items()}
-    assert ours.keys() == drawn(own)["encoder"].keys()
+    assert ours.keys() == random_params(own)["encoder"].keys()
     x, present = bars()
-    found = own.encode({"encoder": ours, "head": theirs["head"]}, x, present, None, 3)
-    expected = built_in.encode(theirs, x, present, None, 3)
+    parameters = {"encoder": ours, "head": theirs["head"]}
+    found = jax.jit(own.encode, static_argnums=4)(parameters, x, present, None, 3)
+    expected = jax.jit(built_in.encode, static_argnums=4)(theirs, x, present, None, 3)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert np.ptp(expected) > 0.5
 
 
 def test_a_mask_leaves_a_cell_or_moves_it_by_as_much_more():
     whole, part = (policy_of(Known, steps=1, fire_rate=rate) for rate in (1.0, 0.25))
-    params, (x, present) = drawn(whole), bars()
+    params, (x, present) = random_params(whole), bars()
     fire = Fire(jnp.array([3, 4], jnp.uint32), jnp.array([0, 50]))
     mask = present[..., None]
     clipped = np.concatenate([np.clip(x, -5.0, 5.0) * mask, mask], axis=-1)
     before = clipped @ np.asarray(params["encoder"]["embed"])
-    step = whole.encode(params, x, present) - before
-    times = (part.encode(params, x, present, fire) - before) / step
+    step = jax.jit(whole.encode)(params, x, present) - before
+    times = (jax.jit(part.encode)(params, x, present, fire) - before) / step
     # A channel that the rule hardly moves says nothing of the mask.
     times = np.median(times, axis=-1)
     near = np.minimum(np.abs(times), np.abs(times - 4.0))
@@ -121,9 +116,10 @@ def test_a_mask_leaves_a_cell_or_moves_it_by_as_much_more():
     [
         {},
         {"neighbours": "all", "fire_rate": 0.5, "remat": "step"},
-        pytest.param({"neighbours": "ring", "dtype": "bfloat16"}, marks=pytest.mark.heavy),
+        {"neighbours": "ring", "dtype": "bfloat16"},
     ],
 )
+@pytest.mark.few(1)
 def test_a_rule_of_your_own_is_a_policy(changes):
     nca.check_policy(policy_of(Gated, **changes)).raise_if_failed()
 
@@ -133,11 +129,12 @@ def test_the_gradient_does_not_depend_on_what_is_computed_again():
 
     def gradient(remat):
         policy = policy_of(Gated, neighbours="all", remat=remat)
-        params = drawn(policy)
-        return jax.grad(lambda p: (policy.encode(p, x, present) ** 2).sum())(params)["encoder"]
+        of = jax.grad(lambda p: (policy.encode(p, x, present) ** 2).sum())
+        return jax.jit(of)(random_params(policy))["encoder"]
 
+    again = gradient("every:2")
     for name, value in gradient("none").items():
-        np.testing.assert_allclose(value, gradient("every:2")[name], rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(value, again[name], rtol=2e-4, atol=1e-5)
         assert np.abs(value).max() > 0, name
 
 
@@ -145,8 +142,8 @@ def test_values_in_a_name_go_to_the_rule():
     name = PolicyConfig(kind=Gated).kind
     soft, sharp = (policy_of(f"{name}(sharp={value})") for value in (0.5, 8.0))
     x, present = bars(length=9)
-    params = drawn(soft)
-    found = [policy.encode(params, x, present) for policy in (policy_of(name), soft, sharp)]
+    params = random_params(soft)
+    found = [jax.jit(p.encode)(params, x, present) for p in (policy_of(name), soft, sharp)]
     assert all(np.ptp(a - b) > 0.01 for a, b in itertools.pairwise(found))
     with pytest.raises(ConfigError, match=r"Gated\(blunt=1\).*'blunt'; it takes sharp"):
         policy_of(f"{name}(blunt=1)")

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_params
 
 from nca_trader.agents.check import CHECKS, check_policy
 from nca_trader.agents.policy import make_policy
@@ -175,9 +176,7 @@ def test_a_cell_is_of_its_window_bar_by_bar(kind, changes):
     """Numpy, in float64, one window at a time."""
     config = dataclasses.replace(KINDS[kind], **changes)
     policy = make_policy(AgentConfig(policy=config), SPEC)
-    rng = np.random.default_rng(2)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), shapes)
+    params, rng = random_params(policy, 2, 1.0), np.random.default_rng(3)
     x = rng.normal(0, 4, (1, 9, 2, 2)).astype(np.float32)
     present = rng.random((1, 9, 2)) > 0.2
     cells = jax.jit(policy.encode)(params, x, present)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+from drawn import random_params
 from scipy.special import log_softmax
 
 from nca_trader.agents import heads
@@ -94,9 +95,8 @@ def readout(targets):
     """A policy for two assets, random parameters, 7 bars' cells, and 5 accounts that share them."""
     spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=targets, warmup=0)
     policy = make_policy(AgentConfig(policy=PolicyConfig(channels=3, head_hidden=4)), spec)
-    rng = np.random.default_rng(2)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    params = jax.tree.map(lambda s: rng.normal(size=s.shape).astype(np.float32), shapes)
+    params = jax.tree.map(np.asarray, random_params(policy, 2, 1.0))
+    rng = np.random.default_rng(3)
     cells = rng.normal(size=(7, 1, 2, 3)).astype(np.float32)
     seen = rng.normal(size=(7, 5, 2, 3)).astype(np.float32)
     return policy, params, cells, seen
@@ -106,7 +106,7 @@ def readout(targets):
 def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
     lowered_for(platform, monkeypatch)
     policy, params, cells, seen = readout((0.0, 0.5))
-    logits, value = policy.act(params, cells, seen)
+    logits, value = jax.jit(policy.act)(params, cells, seen)
     p = params["head"]
     for t, e in np.ndindex(7, 5):
         values = []

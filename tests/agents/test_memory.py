@@ -87,7 +87,7 @@ def refuse_other_target(strategy, memory, missing):
     bars = drawn(7, missing)
     whole = targets_of(bars, strategy)
     # Each length of bars is compiled; without holes all have one.
-    for end in range(600, 580, -5 if missing else -1):
+    for end in range(600, 580, -10 if missing else -1):
         part = last_of_each(bars[:end], max(memory, 1))
         # A decaying average keeps a rounding error; all else is the same number.
         error = 1e-12 if "volatility" in strategy.name else 0.0

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_params
 
 from nca_trader import AgentConfig, ConfigError, load_agent, make_policy
 from nca_trader.config import PolicyConfig, PrecisionConfig
 from nca_trader.types import EnvSpec
 
-FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars
 SPEC = EnvSpec(symbols=("A", "B"), features=("x", "y"), targets=(-0.5, 0.0, 0.5), warmup=0)
 F32, BF16 = PrecisionConfig(), PrecisionConfig(matmul="bfloat16")
 COMPUTE = PrecisionConfig(matmul="bfloat16", compute="bfloat16")
@@ -26,12 +26,6 @@ def policy_of(kind, precision):
     }
     config = PolicyConfig(kind=kind, channels=4, head_hidden=5, **given[kind])
     return make_policy(AgentConfig(policy=config, precision=precision), SPEC)
-
-
-def params_of(policy):
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    return jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), "f4"), shapes)
 
 
 def bars(length):
@@ -57,29 +51,18 @@ def test_what_would_lose_digits_is_refused_with_the_reason(changes, reason):
         load_agent("nano", [f"precision.{name}={value}" for name, value in changes.items()])
 
 
-def test_an_update_that_bfloat16_parameters_would_lose_is_the_reason_given():
-    weight = jnp.bfloat16(1.0)
-    assert weight - jnp.bfloat16(1 / 512) == weight  # half a step below 1 is lost
-    assert jnp.float32(1.0) - jnp.float32(1 / 512) < 1.0
-    half, brain = jnp.finfo(jnp.float16), jnp.finfo(jnp.bfloat16)
-    assert float(half.max) == 65_504 and 5e-8 < float(half.smallest_subnormal) < 7e-8
-    assert float(brain.max) > 1e38 and brain.tiny == jnp.finfo(jnp.float32).tiny
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_lattice_and_stream_agree_in_bfloat16_and_give_float32(kind):
     exact, policy = policy_of(kind, F32), policy_of(kind, COMPUTE)
-    params, (x, present) = params_of(policy), bars(12)
-    cells = np.asarray(
-        jax.jit(policy.encode, compiler_options=FAST)(params, x[None], present[None])[0]
-    )
-    wanted = np.asarray(
-        jax.jit(exact.encode, compiler_options=FAST)(params, x[None], present[None])[0]
+    params, (x, present) = random_params(policy), bars(12)
+    cells, wanted = (
+        np.asarray(jax.jit(each.encode)(params, x[None], present[None])[0])
+        for each in (policy, exact)
     )
     assert cells.dtype == np.float32
     # 8 bits of a number are right to 1/256; a few steps of them to a few times that.
     assert 1e-4 < np.abs(cells - wanted).max() < 0.05
-    state, stream = policy.begin(), jax.jit(policy.stream, compiler_options=FAST)
+    state, stream = policy.begin(), jax.jit(policy.stream)
     for row in range(len(x)):
         state, newest = stream(params, state, x[row], present[row])
     assert newest.dtype == np.float32
@@ -92,7 +75,7 @@ def test_cells_are_kept_in_bfloat16_where_compute_says_so(kind):
     """Op by op: compiled whole, XLA may drop a rounding."""
     for precision, kept in ((BF16, False), (COMPUTE, True)):
         policy = policy_of(kind, precision)
-        params, (x, present) = params_of(policy), bars(6)
+        params, (x, present) = random_params(policy), bars(6)
         cells = policy.encode(params, x[None], present[None])
         assert bool((cells == cells.astype(jnp.bfloat16).astype(jnp.float32)).all()) == kept
 
@@ -102,13 +85,13 @@ def test_cells_are_kept_in_bfloat16_where_compute_says_so(kind):
 def test_gradients_that_sum_over_thousands_of_cells_keep_their_digits(kind):
     """In bfloat16 such a sum is 75 % off after 4,096 terms, 11 % after 512."""
     policies = [policy_of(kind, precision) for precision in (F32, COMPUTE)]
-    params, (x, present) = params_of(policies[0]), bars(2000)
+    params, (x, present) = random_params(policies[0]), bars(2000)
 
     def gradient(policy):
         def loss(params):
             return policy.encode(params, x[None], present[None]).sum()
 
-        return jax.jit(jax.grad(loss), compiler_options=FAST)(params)[kind]
+        return jax.jit(jax.grad(loss))(params)[kind]
 
     exact, rounded = map(gradient, policies)
     for name, leaf in rounded.items():

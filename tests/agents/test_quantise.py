@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_params
 
 from nca_trader import make_policy
 from nca_trader.agents import quantise
@@ -14,7 +15,6 @@ from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.errors import ConfigError
 from nca_trader.types import EnvSpec
 
-FAST = {"xla_backend_optimization_level": 0}  # compiled for few runs of few bars
 SPEC = EnvSpec(symbols=("A", "B"), features=("x", "y"), targets=(-1.0, 0.0, 1.0), warmup=0)
 
 
@@ -26,9 +26,7 @@ def policy_of(kind):
     }
     config = PolicyConfig(kind=kind, channels=3, head_hidden=4, **given[kind])
     policy = make_policy(AgentConfig(policy=config), SPEC)
-    rng = np.random.default_rng(1)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    return policy, jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape), "f4"), shapes)
+    return policy, random_params(policy, 1, 1.0)
 
 
 def drawn(rows=40):
@@ -129,11 +127,9 @@ def test_rounded_activations_of_sixteen_bits_leave_lattice_and_stream_as_they_ar
     steps = quantise.steps_of(quantise.ranges(policy, params, x, present), 16)
     rounded = quantise.params_of(quantise.gauged(quantise.leaves_of(params), steps, 16))
     exact = np.asarray(policy.encode(params, x[None], present[None])[0])
-    cells = np.asarray(
-        jax.jit(policy.encode, compiler_options=FAST)(rounded, x[None], present[None])[0]
-    )
+    cells = np.asarray(jax.jit(policy.encode)(rounded, x[None], present[None])[0])
     assert 0 < np.abs(cells - exact).max() < 2e-3 * np.abs(exact).max()
-    state, stream = policy.begin(), jax.jit(policy.stream, compiler_options=FAST)
+    state, stream = policy.begin(), jax.jit(policy.stream)
     for row in range(len(x)):
         state, newest = stream(rounded, state, x[row], present[row])
     # A number between two points may round either way, where the forms differ in the last digit.

@@ -163,7 +163,7 @@ def test_orders_that_round_to_nothing_are_those_of_a_ledger(fill, order, limits)
     costs = {"commission": 2e-3, "fixed_fee": 0.1, "slippage": 1e-3}
     rules = {"capital": 1000.0, "lot": 0.5, "tick": 0.05, "fill": fill, "order": order} | limits
     counts = []
-    for seed in range(8):
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         bars = random_bars(rng, 40, 3)
         times = rng.choice([0.05, 1.0, 8.0], 3)  # capital is much or little
@@ -176,7 +176,7 @@ def test_orders_that_round_to_nothing_are_those_of_a_ledger(fill, order, limits)
         np.testing.assert_allclose(result.equity, outcome.equity, rtol=1e-9)
         assert result.cut.small == outcome.small
         counts.append(outcome.small)
-    assert sum(count > 0 for count in counts) >= 4
+    assert sum(count > 0 for count in counts) >= 2
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from known import make, market_of
 
 from nca_trader import TradingEnv
 from nca_trader.config import EnvConfig
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
-from nca_trader.optimum.optima import synthetic
 
 MARKETS = {
     "ou_log": ("ou", dict(cost=0.001)),
@@ -100,10 +100,10 @@ SLOW = (
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in (*MARKETS, *OTHERS)],
 )
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 def test_the_optimal_policy_earns_its_stated_value_in_the_environment(name):
     market, given = (MARKETS | OTHERS)[name]
-    task = synthetic.make(market, num_bars=BARS, seed=11, **given)
+    task = make(market, num_bars=BARS, seed=11, **given)
     reward = rewards_of(task, task.optimal_policy)
     if task.expected_return is not None:
         # The noise of the returns, which no position earns anything on, is known and taken out.
@@ -137,7 +137,7 @@ def positions(task, policy):
 def test_rewards_in_the_environment_are_those_of_the_market(name):
     """Step by step, to rounding: `Task.rewards` is the market's own account of it."""
     market, given = MARKETS[name]
-    task = synthetic.make(market, num_bars=800, seed=2, **given)
+    task = make(market, num_bars=800, seed=2, **given)
     reward = rewards_of(task, task.optimal_policy)
     pay = task.rewards(positions(task, task.optimal_policy))
     if name == "merton":  # whose pay is wealth^(1 - gamma), and gamma 2
@@ -150,7 +150,7 @@ def test_rewards_in_the_environment_are_those_of_the_market(name):
 @pytest.mark.parametrize("name", MARKETS)
 def test_a_preset_is_its_market(name):
     market, given = MARKETS[name]
-    expected = synthetic.market(market, **given).config
+    expected = market_of(market, **given).config
     config = load_env(name)
     # The state is the answer: returns alone.
     if name in ("hidden", "lagged_ar", "hidden_level", "moving_volatility", "lead_lag"):
@@ -184,7 +184,7 @@ def test_a_preset_draws_its_own_bars():
 @pytest.mark.slow
 def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, deviation):
     """Two paths show the same state as the same number; another draw's moments differ by draw."""
-    one, two = (synthetic.make(name, num_bars=400, seed=s, **given) for s in (1, 2))
+    one, two = (make(name, num_bars=400, seed=s, **given) for s in (1, 2))
     for task in (one, two):
         shown = task.signals.reshape(400, -1)[:, : task.states.shape[1]]
         np.testing.assert_allclose(shown, (task.states - mean) / deviation, atol=1e-9)
@@ -201,7 +201,7 @@ def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, devi
 )
 @pytest.mark.few(2)
 def test_moments_that_are_solved_for_are_those_of_many_draws(name, given, level, error):
-    market = synthetic.market(name, **given)
+    market = market_of(name, **given)
     keys = jax.random.split(jax.random.key(3), 400)
     draws = jax.vmap(lambda key: market.generate(key, 1_500).states)(keys)
     states = np.asarray(draws, np.float64)[:, 500:, 0]  # a hidden drift's belief begins at 1 / 2
@@ -229,7 +229,7 @@ def test_a_market_that_cannot_be_drawn_is_refused(market, says):
 
 
 def test_bars_alone_do_not_hold_the_state_that_a_preset_observes():
-    task = synthetic.make("ou", num_bars=300)
+    task = make("ou", num_bars=300)
     with pytest.raises(ConfigError, match="observes the state of the market"):
         TradingEnv(task.bars, task.config)
     config = dataclasses.replace(task.config, market_state=False, features=("bollinger",))
@@ -237,7 +237,7 @@ def test_bars_alone_do_not_hold_the_state_that_a_preset_observes():
 
 
 def test_the_best_is_better_than_what_a_beginner_would_do():
-    task = synthetic.make("ou", num_bars=BARS, seed=5, cost=0.005)
+    task = make("ou", num_bars=BARS, seed=5, cost=0.005)
     sign = rewards_of(task, lambda state, position: -jnp.sign(state[:1]))
     best = rewards_of(task, task.optimal_policy)
     assert best.mean() > 2 * sign.mean() + 0.0002

@@ -65,9 +65,10 @@ def test_random_actions_earn_what_the_closed_form_says(probe, runs):
     assert error < 1e-3
 
 
-def test_no_action_matters_where_it_should_not(probe, runs):
+def test_no_action_matters_where_it_should_not(probe, request):
     if probe.rule is not None:
         pytest.skip("actions matter here")
+    runs = request.getfixturevalue("runs")
     assert probe.mirror is None
     # By the weight that an episode starts with: all that is drawn of it.
     weight = runs["weights"] if probe.name == "illiquid" else np.ones((100, 1))

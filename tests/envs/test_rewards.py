@@ -40,7 +40,7 @@ def drawn(env, seed=1):
 
 def live(env, actions, key=0):
     """Every step from the features' warm-up to the end."""
-    state, _ = env.reset(jax.random.key(key))
+    state, _ = jax.jit(env.reset)(jax.random.key(key))
     assert int(state.index) == env.spec.warmup
     return jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, jnp.asarray(actions))[1]
 
@@ -304,7 +304,8 @@ def test_drawn_costs_multiply_the_quoted_spread_as_well():
 def test_feature_dropout_hides_features_and_nothing_else():
     env = make_env(feature_dropout=0.3, fill="next_open")
     actions = drawn(env)
-    state, _ = env.reset(jax.random.key(5))
+    reset = jax.jit(env.reset)
+    state, _ = reset(jax.random.key(5))
     rows = np.arange(env.spec.warmup, len(env))
     there = np.asarray(keep_mask(0.3, state.drop, jnp.asarray(rows), 2))
     assert 0.5 < there.mean() < 0.9 and not (there[:, 0] == there[:, 1]).all()
@@ -321,8 +322,7 @@ def test_feature_dropout_hides_features_and_nothing_else():
     np.testing.assert_array_equal(window, expected)
     assert (window[there[-8:]] != 0.0).all() and not there[-8:].all()
     # Another episode hides others; the same key the same.
-    other, _ = env.reset(jax.random.key(6))
-    again, _ = env.reset(jax.random.key(5))
+    (other, _), (again, _) = (reset(jax.random.key(key)) for key in (6, 5))
     assert again.drop == state.drop != other.drop
 
 

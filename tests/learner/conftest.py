@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_bars
+from drawn import random_bars, random_params
 from recording import recording_optimizer
 
 from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh, make_policy
@@ -55,12 +55,7 @@ class Stage:
 
     @functools.cached_property
     def params(self):
-        """No parameter zero: an untrained rule would hide a fault of the lattice."""
-        rng = np.random.default_rng(0)
-        shapes = jax.eval_shape(self.policy.init, jax.random.key(0))
-        return jax.tree.map(
-            lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), jnp.float32), shapes
-        )
+        return random_params(self.policy)
 
     @functools.cache  # noqa: B019  (lives as long as the tests)
     def learner(self, devices):

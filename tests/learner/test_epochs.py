@@ -69,16 +69,15 @@ def test_steps_are_those_by_hand_on_any_devices_in_any_pieces(devices, micro_bat
     assert metrics["kl_stopped"] == 0
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_beyond_target_kl_the_rest_of_an_update_moves_nothing(devices):
+def test_beyond_target_kl_the_rest_of_an_update_moves_nothing():
     first, losses = by_hand(1)
     moved = np.abs(first - 1.0).max()
-    params, metrics = run(devices, target_kl=float(0.9 * moved))
+    params, metrics = run(4, target_kl=float(0.9 * moved))
     np.testing.assert_allclose(params, first, rtol=1e-5)
     assert metrics["kl_stopped"] == 3  # the second found it; the others were not computed
     assert metrics["loss"] == pytest.approx(np.mean(losses[:2]), rel=1e-5)
     assert metrics["approx_kl"] == pytest.approx(moved / 2, rel=1e-5)
-    far, metrics = run(devices, target_kl=100.0)
+    far, metrics = run(4, target_kl=100.0)
     np.testing.assert_allclose(far, by_hand(4)[0], rtol=1e-5)
     assert metrics["kl_stopped"] == 0
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_bars
+from drawn import random_bars, random_params
 from scaled import scaled
 from tiny import AGENT, ENV
 
@@ -38,13 +38,6 @@ LEARNER = dataclasses.replace(
     advantages="exact",
     discount=0.9,
 )
-
-
-def random_params(policy):
-    """No parameter zero: an untrained rule would hide a fault of the lattice."""
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    return jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), "f4"), shapes)
 
 
 def parts(config, assets, learner=LEARNER):
@@ -314,7 +307,8 @@ def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
         lambda a: jnp.broadcast_to(a[:, :1], (a.shape[0], 4000, *a.shape[2:])),
         two.segments.episode,
     )
-    episode = reopened(two.env.spec, wide, chances, two.draw.keys)
+    reopen = jax.jit(lambda *given: reopened(two.env.spec, *given))
+    episode = reopen(wide, chances, two.draw.keys)
     ordered = np.asarray(episode.account.ordered)
     np.testing.assert_array_equal(ordered, episode.account.weight)
     for i, p in itertools.product(range(2), range(3)):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny as tiny_experiment
+from untrained import leaves
 
 from nca_trader import Run, StateError, make_mesh
 from nca_trader.agents.policy import make_policy
@@ -17,7 +18,6 @@ from nca_trader.learner import train as training
 from nca_trader.learner.optimizer import GuardState, make_optimizer, whole_or_nothing
 from nca_trader.learner.rollout import roll_out
 from nca_trader.parallel.mesh import DATA
-from nca_trader.runs.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -129,24 +129,16 @@ def goes_on(learner, idle, state, before, planted):
     assert all(jax.tree.leaves(moved))
 
 
-def test_a_batch_with_nan_in_a_gradient_or_a_reward_is_as_if_it_had_not_been(poisoned, idle):
+# Of four gradient steps the second has NaN: the one before and those after are taken back. A reward
+# of one device, or features, spoil all four of both.
+@pytest.mark.parametrize("wrong", [{"": 1, "rewards": 4}, {"features": 4}])
+def test_a_batch_with_nan_is_as_if_it_had_not_been(poisoned, idle, wrong):
     state, _ = step_in(poisoned, poisoned.init(jax.random.key(0)))
     before = on_host(state)
-    # Of the four gradient steps the second: the one before and those after are taken back.
-    state, skipped = dropped(poisoned, state)
-    assert skipped == 1
-    # A reward on one device: all four of both.
-    state, skipped = dropped(poisoned, state, "rewards")
-    assert skipped == 4
-    goes_on(poisoned, idle, state, before, ["", "rewards"])
-
-
-def test_a_batch_with_nan_in_features_is_as_if_it_had_not_been(poisoned, idle):
-    state, _ = step_in(poisoned, poisoned.init(jax.random.key(0)))
-    before = on_host(state)
-    state, skipped = dropped(poisoned, state, "features")
-    assert skipped == 4
-    goes_on(poisoned, idle, state, before, ["features"])
+    for where, steps in wrong.items():
+        state, skipped = dropped(poisoned, state, where)
+        assert skipped == steps
+    goes_on(poisoned, idle, state, before, wrong)
 
 
 @pytest.mark.parametrize(
@@ -233,12 +225,6 @@ def failing(tiny, tmp_path, monkeypatch):
     return start
 
 
-def params_of(run):
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        step, leaves = checkpoints.newest()
-    return step, {name: leaf for name, leaf in leaves.items() if name.startswith(".params")}
-
-
 @pytest.mark.heavy
 def test_nan_in_parameters_goes_back_to_the_newest_checkpoint_with_another_key(failing, caplog):
     fails = lambda number, tries: "params" if number == 6 and tries <= 2 else ""  # noqa: E731
@@ -253,8 +239,9 @@ def test_nan_in_parameters_goes_back_to_the_newest_checkpoint_with_another_key(f
     assert [row["update"] for row in found] == list(range(1, 9))
     assert [row["rollbacks"] for row in found] == [0, 0, 0, 0, 2, 2, 2, 2]
     assert rows[-1] == found[-1]
-    step, params = params_of(run)
-    assert step == 8 and all(np.isfinite(leaf).all() for leaf in params.values())
+    step, saved = leaves(run)
+    params = [leaf for name, leaf in saved.items() if name.startswith(".params")]
+    assert step == 8 and all(np.isfinite(leaf).all() for leaf in params)
 
 
 @pytest.mark.heavy
@@ -284,7 +271,7 @@ def test_it_gives_up_in_one_line_and_keeps_what_it_has(failing):
     assert "also after 2 rollbacks to checkpoint 4" in message and "\n" not in message
     assert [number for number, _ in learner.keys].count(6) == 3
     run = Run(message.split(": ")[0])
-    assert params_of(run)[0] == 4
+    assert leaves(run)[0] == 4
     assert [row["update"] for row in run.metrics()] == [1, 2, 3, 4]
 
 

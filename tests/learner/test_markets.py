@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from drawn import random_bars
 from tiny import AGENT, ENV, STEPS_PER_UPDATE
+from untrained import leaves
 
 from nca_trader import Run, TradingEnv, machine, make_learner, make_mesh, make_policy
 from nca_trader.cli import main
@@ -18,7 +19,6 @@ from nca_trader.errors import BarError, ConfigError, RunError, StateError
 from nca_trader.learner.learner import check_shards, end_with_shard, shard_updates
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.train import Markets, train
-from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.opening import open_run
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -41,12 +41,11 @@ def write(bars, folder):
 
 @pytest.fixture(scope="module")
 def place(bars, tmp_path_factory):
-    """A folder with shards, the files of the experiment, and a run that never stopped."""
+    """A folder with shards and the files of the experiment."""
     folder = tmp_path_factory.mktemp("sharded")
     write(bars, folder / "shards")
     (folder / "env.toml").write_text(to_toml(ENV))
     (folder / "agent.toml").write_text(to_toml(TURN))
-    assert main(command(folder, "straight")) == 0
     return folder
 
 
@@ -55,22 +54,18 @@ def command(folder, run, data="shards/shards.json"):
     return ["train", *(f"--{name}={folder / file}" for name, file in named.items())]
 
 
-def newest(run):
-    with Checkpoints(run / "checkpoints") as checkpoints:
-        return checkpoints.newest()
-
-
 @pytest.mark.heavy
 def test_training_over_shards_goes_on_at_its_shard_to_the_same_parameters(place):
+    assert main(command(place, "straight")) == 0
     run = Run(place / "straight")
     assert [row["shard"] for row in run.metrics()] == [0, 0, 1, 1, 2, 2]
     seen = []
     env = TradingEnv(open_shards(place / "shards"), ENV)
     for stop in (3, 99):  # in the midst of the second shard
         stopped = lambda stop=stop: len(seen) == stop  # noqa: E731
-        train(env, TURN, place / "stopped", report=seen.append, stop=stopped)
+        again = train(env, TURN, place / "stopped", report=seen.append, stop=stopped)
     assert [row["shard"] for row in seen] == [0, 0, 1, 1, 2, 2]
-    (step, got), (last, expected) = newest(place / "stopped"), newest(run.path)
+    (step, got), (last, expected) = leaves(again), leaves(run)
     assert step == last == 6 and got.keys() == expected.keys()
     for name, leaf in expected.items():
         np.testing.assert_array_equal(got[name], leaf, err_msg=name)
@@ -186,13 +181,14 @@ def test_a_run_of_several_universes_trades_each_of_them(bars, tmp_path):
 
 
 def test_a_run_of_other_shards_is_refused(place, bars):
+    open_run(TradingEnv(open_shards(place / "shards"), ENV), TURN, place / "opened", seed=0)
     shards = write(bars[: sum(LENGTHS)], place / "others")
     file = place / "others" / "shards.json"
     manifest = open_record(file.read_bytes(), file.name)[0]
     manifest["shards"].reverse()
     file.write_text(seal_record(manifest))
     with pytest.raises(RunError, match="data sha256 was"):
-        train(TradingEnv(open_shards(place / "others"), ENV), TURN, place / "straight")
+        train(TradingEnv(open_shards(place / "others"), ENV), TURN, place / "opened")
     assert len(shards) == 3
 
 

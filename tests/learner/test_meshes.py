@@ -215,34 +215,20 @@ def test_a_run_is_the_same_on_every_mesh_in_float64(axes):
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", MESHES)
 @pytest.mark.parametrize(
-    ("kind", "estimator"),
+    ("kind", "estimator", "extra"),
     [
-        ("nca", "group"),
-        ("nca", "exact"),
-        ("nca", "pathwise"),
-        *itertools.product(("mlp", "gru"), ("gae", "group", "exact")),
+        ("nca", "group", ""),
+        ("nca", "exact", ""),
+        ("nca", "pathwise", ""),
+        *itertools.product(("mlp", "gru"), ("gae", "group", "exact"), ("",)),
+        ("nca", "gae", "base"),
+        ("nca", "gae", "several"),
+        ("nca", "exact", "capped"),
+        ("nca", "pathwise", "sharpe"),
     ],
 )
-def test_so_it_is_with_every_policy_and_estimator(kind, estimator, axes):
-    same(run(axes, kind, estimator), run(ONE, kind, estimator), estimator)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("axes", MESHES)
-def test_so_it_is_with_several_cycles_of_dilations(axes):
-    same(run(axes, extra="base"), run(ONE, extra="base"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("axes", MESHES)
-def test_so_it_is_with_assets_that_a_cap_couples(axes):
-    same(run(axes, "nca", "exact", "capped"), run(ONE, "nca", "exact", "capped"), "exact")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("axes", MESHES)
-def test_so_it_is_with_a_pooled_sharpe_ratio_and_tilts(axes):
-    same(run(axes, "nca", "pathwise", "sharpe"), run(ONE, "nca", "pathwise", "sharpe"), "pathwise")
+def test_so_it_is_with_every_policy_and_estimator_and_what_is_beside(kind, estimator, extra, axes):
+    same(run(axes, kind, estimator, extra), run(ONE, kind, estimator, extra), estimator)
 
 
 @pytest.mark.slow
@@ -256,12 +242,6 @@ def test_so_it_is_with_replay(axes):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
     # And the ring was learnt from: without it parameters end elsewhere.
     assert distance(got[0].params, run(ONE, updates=3)[0].params) > 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("axes", MESHES)
-def test_so_it_is_with_several_agents(axes):
-    same(run(axes, extra="several"), run(ONE, extra="several"))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_bars
+from drawn import random_bars, random_params
 from scaled import scaled
 from tiny import AGENT
 
@@ -40,9 +40,7 @@ def parts(config=PNL, discount=0.8, seed=0, **bars):
     """An environment, random parameters, and segments of accounts with random positions."""
     env = TradingEnv(random_bars(np.random.default_rng(1), 80, 1, **bars), config)
     policy = make_policy(AGENT, env.spec)
-    rng = np.random.default_rng(seed)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    params = jax.tree.map(lambda s: jnp.asarray(0.5 * rng.normal(size=s.shape), "f4"), shapes)
+    params = random_params(policy, seed)
     keys = jax.random.split(jax.random.key(2), (SEGMENTS, ENVS))
     episode = jax.jit(jax.vmap(jax.vmap(env.begin)))(keys)
     index = jnp.array([40, 57], jnp.int32)
@@ -63,8 +61,8 @@ class Hand:
     def __init__(self, part):
         span = rollout.Span(part.index, None)
         encode = rollout.encode_span
-        cells = encode(part.policy, part.params, part.env.market, span, LENGTH)
-        self.cells = np.asarray(cells, np.float64)[:, :, 0]
+        cells = jax.jit(lambda p: encode(part.policy, p, part.env.market, span, LENGTH))
+        self.cells = np.asarray(cells(part.params), np.float64)[:, :, 0]
         self.start = np.asarray(part.episode.account.ordered, np.float64)[..., 0]
         close = part.env.bars.close[:, 0]
         rows = np.asarray(part.index)[:, None] + np.arange(LENGTH)
@@ -131,7 +129,7 @@ def test_the_gradient_is_the_adjoint_written_by_hand(discount):
     hand, head = Hand(part), head_of(part)
     assert float(part.loss(part.params)) == pytest.approx(hand.loss(head), rel=1e-4)
     assert float(part.figures["reward"]) == pytest.approx(-hand.loss(head) / SCALE, rel=1e-4)
-    got = jax.grad(part.loss)(part.params)["head"]
+    got = jax.jit(jax.grad(part.loss))(part.params)["head"]
     for name, at in AT:
         want = hand.slope(head, name, at, discount)
         assert float(got[name][at]) == pytest.approx(want, rel=2e-3, abs=1e-6), name
@@ -197,7 +195,8 @@ def test_the_curriculum_scales_what_the_gradient_is_of():
             traded = abs(held - before)
             costs += COST * traded + 0.5 * QUADRATIC * traded**2
     saved = SCALE * costs / (SEGMENTS * LENGTH * ENVS)
-    got = float(pathwise.loss(part.setup, part.params, part.market, free).loss)
+    loss = jax.jit(lambda items: pathwise.loss(part.setup, part.params, part.market, items).loss)
+    got = float(loss(free))
     assert got == pytest.approx(float(part.loss(part.params)) - saved, rel=1e-4)
 
 
@@ -218,7 +217,7 @@ def earned(config, at, monkeypatch):
         )
     )
     keys = jax.random.split(jax.random.key(2), (SEGMENTS, ENVS))
-    episode = double(jax.vmap(jax.vmap(env.begin))(keys))
+    episode = double(jax.jit(jax.vmap(jax.vmap(env.begin)))(keys))
     span = rollout.Span(jnp.array([80, 95], jnp.int32), None)
     starts = pathwise.Starts(span, episode, episode, None, None)
     learner = dataclasses.replace(LEARNER, discount=1.0)
@@ -256,11 +255,12 @@ def test_through_the_account_it_is_the_finite_difference_in_float64(name, monkey
         )  # fmt: skip
         at = np.random.default_rng(0).normal(scale=0.4, size=(SEGMENTS, LENGTH, 2))
         total, at = earned(config, at, monkeypatch)
-        got = np.asarray(jax.grad(total)(at))
+        got, at = np.asarray(jax.jit(jax.grad(total))(at)), np.asarray(at)
         assert got.dtype == np.float64
         for place in np.ndindex(at.shape):
-            each = [float(total(at.at[place].add(h))) for h in (1e-6, -1e-6)]
-            want = (each[0] - each[1]) / 2e-6
+            moved = np.zeros(at.shape)
+            moved[place] = 1e-6
+            want = (float(total(at + moved)) - float(total(at - moved))) / 2e-6
             assert got[place] == pytest.approx(want, rel=1e-5, abs=1e-8), place
 
 

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 import tiny as tiny_experiment
+from untrained import leaves
 
 from nca_trader import AgentConfig, ConfigError, make_learner, make_mesh
 from nca_trader.config import PopulationConfig
 from nca_trader.learner import learner as population
 from nca_trader.learner.train import train
 from nca_trader.runs import trials
-from nca_trader.runs.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -125,11 +125,6 @@ def test_a_population_is_refused_where_it_makes_no_sense():
             PopulationConfig(clip_epsilon=ends)
 
 
-def leaves(run):
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        return checkpoints.newest()[1]
-
-
 @pytest.mark.slow
 def test_a_population_resumes_to_the_same_end_and_every_member_is_a_trial(tiny, tmp_path):
     agent = dataclasses.replace(
@@ -150,6 +145,6 @@ def test_a_population_resumes_to_the_same_end_and_every_member_is_a_trial(tiny, 
     assert rows[-1]["steps"] == 5 * 3 * tiny_experiment.STEPS_PER_UPDATE
     assert trials.count(run.root, "train") == 3
     trained("resumed", 3)
-    again = leaves(trained("resumed", 5))
-    for name, leaf in leaves(run).items():
+    again = leaves(trained("resumed", 5))[1]
+    for name, leaf in leaves(run)[1].items():
         np.testing.assert_array_equal(again[name], leaf, err_msg=name)

@@ -33,6 +33,17 @@ def loss(stage):
     return jax.jit(lambda params, *batch: sampled.loss(setup, params, market, batch))
 
 
+def likelihood(stage):
+    """`(params, rollout) -> (log_prob, value)` of the actions taken, compiled."""
+
+    def of(params, rollout):
+        cells = encode_span(stage.policy, params, stage.env.market, rollout.span, 8)
+        logits, value = stage.policy.act(params, cells[:, :, None], rollout.seen)
+        return heads.log_prob(logits, rollout.action), value
+
+    return jax.jit(of)
+
+
 def logits_and_values(stage, params, rollout):
     """By windows of one receptive field each, not by the lattice."""
     field = stage.policy.receptive_field
@@ -40,8 +51,9 @@ def logits_and_values(stage, params, rollout):
     history = rows[..., None] - field + 1 + np.arange(field)
     x = stage.env.features[history].reshape(-1, field, 2, 2)
     present = stage.env.bars.present[history].reshape(-1, field, 2)
-    cells = stage.policy.encode(params, x, present)[:, -1].reshape(16, 8, 1, 2, 4)
-    return (np.asarray(y, np.float64) for y in stage.policy.act(params, cells, rollout.seen))
+    cells = jax.jit(stage.policy.encode)(params, x, present)[:, -1].reshape(16, 8, 1, 2, 4)
+    found = jax.jit(stage.policy.act)(params, cells, rollout.seen)
+    return (np.asarray(y, np.float64) for y in found)
 
 
 def test_at_the_first_minibatch_the_policy_is_the_one_that_acted(stage, loss, data):
@@ -52,10 +64,8 @@ def test_at_the_first_minibatch_the_policy_is_the_one_that_acted(stage, loss, da
     np.testing.assert_allclose(
         first.value_loss, 0.5 * ((rollout.value - target) ** 2).mean(), rtol=1e-4
     )
-    cells = encode_span(stage.policy, stage.params, stage.env.market, rollout.span, 8)
-    logits, value = stage.policy.act(stage.params, cells[:, :, None], rollout.seen)
-    ratio = np.exp(heads.log_prob(logits, rollout.action) - rollout.log_prob)
-    np.testing.assert_allclose(ratio, 1.0, atol=1e-5)
+    log_prob, value = likelihood(stage)(stage.params, rollout)
+    np.testing.assert_allclose(np.exp(log_prob - rollout.log_prob), 1.0, atol=1e-5)
     np.testing.assert_allclose(value, rollout.value, atol=1e-5)
 
 
@@ -99,15 +109,12 @@ def test_first_gradient_is_the_policy_gradient(stage, data):
     rollout, advantage, target = data
     config = dataclasses.replace(stage.agent.learner, value_coef=0.0, entropy_coef=0.0)
     setup = setup_of(stage.policy, dataclasses.replace(stage.agent, learner=config))
-    policy, market = stage.policy, stage.env.market
 
     def surrogate(params):
-        return sampled.loss(setup, params, market, (rollout, advantage, target)).loss
+        return sampled.loss(setup, params, stage.env.market, (rollout, advantage, target)).loss
 
     def log_likelihood(params):
-        cells = encode_span(policy, params, market, rollout.span, 8)
-        logits, _ = policy.act(params, cells[:, :, None], rollout.seen)
-        return -(advantage * heads.log_prob(logits, rollout.action)).mean()
+        return -(advantage * likelihood(stage)(params, rollout)[0]).mean()
 
     a, b = (jax.jit(jax.grad(f))(stage.params) for f in (surrogate, log_likelihood))
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5), a, b)
@@ -121,9 +128,14 @@ def test_estimates_are_a_double_sum_normalised_over_all_devices(stage, data):
     rollout = rollout._replace(discount=jnp.asarray(discount))
     # Two devices of eight segments each.
     halves = jax.tree.map(lambda a: a.reshape(2, 8, *a.shape[1:]), rollout)
-    each = jax.vmap(lambda r: estimate(stage.setup, r, 70.0))(halves)
-    found = jax.vmap(rollout_statistics)(halves, *each)
-    (_, *estimated), _ = normalize(stage.setup, (halves, *each), found)
+
+    @jax.jit
+    def estimates(halves):
+        each = jax.vmap(lambda r: estimate(stage.setup, r, 70.0))(halves)
+        found = jax.vmap(rollout_statistics)(halves, *each)
+        return normalize(stage.setup, (halves, *each), found)[0]
+
+    _, *estimated = estimates(halves)
     advantage, target = (np.asarray(y).reshape(16, 8, 2) for y in estimated)
 
     value = np.concatenate([rollout.value, rollout.bootstrap[:, None]], 1).astype(np.float64)

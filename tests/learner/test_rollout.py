@@ -31,12 +31,13 @@ def replay(stage, env, segments, fresh, rollout):
     present = env.bars.present[history].reshape(-1, field, 2)
     cells = jax.jit(policy.encode)(stage.params, x, present)[:, -1].reshape(*rows.shape, 2, 4)
     step, at = jax.jit(env.step), lambda tree, *i: jax.tree.map(lambda a: a[i], tree)
+    shown = jax.jit(functools.partial(heads.account_features, policy.spec))
     seen, reward, discount = [], [], []
     accounts = [[None] * ACCOUNTS for _ in range(SEGMENTS)]
     for s, e in np.ndindex(SEGMENTS, ACCOUNTS):
         account = at(segments.episode.account, s, e)
         for t in range(LENGTH):
-            seen.append(heads.account_features(policy.spec, account))
+            seen.append(shown(account))
             row = jnp.asarray(rows[s, t])
             state = EnvState(jax.random.key(0), row, None, Episode(account), jnp.asarray(10**6))
             _, timestep = step(state, rollout.action[s, t, e])
@@ -45,13 +46,13 @@ def replay(stage, env, segments, fresh, rollout):
             account = timestep.observation.account
             if timestep.discount == 0.0:
                 account = at(fresh.account, s, e)
-        seen.append(heads.account_features(policy.spec, account))
+        seen.append(shown(account))
         accounts[s][e] = account
     order = (SEGMENTS, ACCOUNTS, -1)
     seen = np.array(seen).reshape(*order, 2, 3).swapaxes(1, 2)
     reward = np.array(reward).reshape(order).swapaxes(1, 2)
     discount = np.array(discount).reshape(order).swapaxes(1, 2)
-    logits, value = policy.act(stage.params, cells[:, :, None], seen)
+    logits, value = jax.jit(policy.act)(stage.params, cells[:, :, None], seen)
     log_prob = heads.log_prob(logits[:, :-1], rollout.action)
     return seen, reward, discount, log_prob, value, accounts
 

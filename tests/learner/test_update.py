@@ -77,7 +77,7 @@ def test_an_iteration_calls_nothing_on_the_host(stage):
 
 
 def test_metrics_are_those_of_the_contract(stage):
-    states, rows = run(stage, 1)
+    states, rows = run(stage, 8)
     for row in rows:
         assert set(row) >= METRICS and all(np.isfinite(value) for value in row.values())
         assert 0.0 <= row["clip_fraction"] <= 1.0 and row["approx_kl"] >= -1e-7
@@ -88,14 +88,14 @@ def test_metrics_are_those_of_the_contract(stage):
 
 
 def test_every_update_moves_every_parameter(stage):
-    states, _ = run(stage, 1)
+    states, _ = run(stage, 8)
     for before, after in itertools.pairwise(states):
         moved = jax.tree.map(lambda a, b: bool((a != b).any()), before.params, after.params)
         assert all(jax.tree.leaves(moved))
 
 
 def test_the_first_metrics_are_those_of_an_untrained_agent(stage):
-    first = run(stage, 1)[1][0]
+    first = run(stage, 8)[1][0]
     assert first["explained_variance"] < 0.2
     assert abs(first["policy_loss"]) < 0.05  # advantages are centred, the ratio is near 1
     assert first["entropy"] > np.log(3) - 0.01

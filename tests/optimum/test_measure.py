@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import random_params
+from known import make
 from windowed import decide_on_window
 
 from nca_trader import AgentConfig, TradingEnv, make_policy
@@ -15,7 +17,6 @@ from nca_trader.envs import load_env
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.markets import task_of as drawn
 from nca_trader.optimum import measure as prove
-from nca_trader.optimum.optima import synthetic
 
 KNOWN = {
     "ou": {},
@@ -32,7 +33,7 @@ BARS = 30_000
 
 @functools.cache
 def task_of(name):
-    return synthetic.make(name, num_bars=BARS, seed=4, **KNOWN.get(name, {}))
+    return make(name, num_bars=BARS, seed=4, **KNOWN.get(name, {}))
 
 
 @functools.cache
@@ -123,9 +124,7 @@ def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
     """One piece, bar by bar through `env.step` with windows: neither cells nor pieces."""
     env = env_of(name)
     policy = make_policy(TINY, env.spec)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(lambda s: 0.5 * rng.normal(size=s.shape).astype(np.float32), shapes)
+    params = random_params(policy)
     all_rows = policy.first_decision + np.arange(40) + np.array([[0], [500]])
     positions = prove.greedy_positions(env, policy, params, all_rows)
     assert len(np.unique(positions)) > 1
@@ -160,7 +159,7 @@ def test_an_agent_is_judged_on_the_whole_path():
 
 
 def test_bars_of_no_known_optimum_are_refused():
-    task = dataclasses.replace(synthetic.make("martingale", num_bars=500), optimum=None)
+    task = dataclasses.replace(make("martingale", num_bars=500), optimum=None)
     env = TradingEnv(task)
     policy = make_policy(TINY, env.spec)
     with pytest.raises(ConfigError, match="no optimum is known"):

@@ -112,6 +112,7 @@ DRAWS = np.random.default_rng(7).uniform(size=(5, 6))
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("reward", ["log", "simple"])
+@pytest.mark.few(4)
 def test_ou_equals_value_iteration_on_a_grid(draw, reward):
     phi, sigma = 0.2 + 0.76 * draw[0], 0.005 + 0.03 * draw[1]
     cost = draw[2] * 0.8 * sigma
@@ -126,6 +127,7 @@ def test_ou_equals_value_iteration_on_a_grid(draw, reward):
 
 
 @pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.few(2)
 def test_ar1_equals_value_iteration_on_a_grid(draw):
     phi, sigma = (-1) ** int(draw[0] * 10) * (0.1 + 0.8 * draw[1]), 0.005 + 0.03 * draw[2]
     cost = draw[3] * 0.5 * abs(phi) * sigma
@@ -135,6 +137,7 @@ def test_ar1_equals_value_iteration_on_a_grid(draw):
 
 
 @pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.few(2)
 def test_hidden_drift_equals_value_iteration_over_beliefs(draw):
     sigma, stay = 0.005 + 0.02 * draw[0], 0.1 + 0.88 * draw[1]
     mu, cost = sigma * (0.2 + 0.8 * draw[2]), 0.4 * sigma * draw[3]
@@ -324,6 +327,7 @@ def test_a_panel_with_a_limit_equals_a_linear_program(draw):
 
 
 @pytest.mark.parametrize("draw", [*DRAWS[:4], None])
+@pytest.mark.few(3)
 def test_a_volatility_that_moves_equals_a_sum_over_beliefs_on_a_grid(draw):
     """Lines between 2,001 beliefs, Gauss's returns, and a search for each belief's weight."""
     given = {}

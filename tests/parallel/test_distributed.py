@@ -18,6 +18,7 @@ import pytest
 import tiny as tiny_experiment
 from drawn import random_bars
 from restarted import free_port, restarted
+from untrained import leaves
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
@@ -90,11 +91,6 @@ def alone(place):
     assert main([*command, "--devices=8"]) == 0
     jax.config.update("jax_disable_most_optimizations", False)
     return Run(place.runs / "alone")
-
-
-def leaves(run):
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        return checkpoints.newest()
 
 
 def assert_close(run, other, tolerance=1e-6):

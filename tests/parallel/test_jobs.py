@@ -229,13 +229,16 @@ def test_resources_that_no_worker_has_are_refused_and_others_are_taken(cluster):
         run_jobs(echo, asked, workers=f"{cluster}?TPU=1")
 
 
-def test_a_worker_of_another_version_is_refused(cluster, monkeypatch):
+def test_a_worker_of_another_version_is_refused(monkeypatch):
     monkeypatch.setattr(jobs, "_facts", lambda: {"nca_trader": "0", "jax": "0", "cores": 1})
     real = {"nca_trader": "1", "jax": "1", "cores": 1}
     distributed = pytest.importorskip("distributed")
     monkeypatch.setattr(distributed.Client, "run", lambda *a, **k: {"tcp://w": real})
-    with pytest.raises(ConfigError, match="this worker has nca_trader 1, here it is 0"):
-        run_jobs(echo, [Job("a", (0,)), Job("b", (1,))], workers=cluster)
+    inside = {"processes": False, "protocol": "tcp://", "dashboard_address": ":0"}
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, **inside) as local:
+        with pytest.raises(ConfigError, match="this worker has nca_trader 1, here it is 0"):
+            asked = [Job("a", (0,)), Job("b", (1,))]
+            run_jobs(echo, asked, workers=local.scheduler_address)
 
 
 def test_no_scheduler_is_one_line(monkeypatch):

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from drawn import random_params
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,9 +21,7 @@ def made(kind, batch, length):
     spec = EnvSpec(symbols=("X", "Y"), features=("a", "b", "c"), targets=(-1.0, 0.0, 1.0), warmup=0)
     own = {"neighbours": "ring"} if kind == "nca" else {"window": 6}
     policy = make_policy(AgentConfig(policy=switch(SMALL, kind=kind, **own)), spec)
-    rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(policy.init, jax.random.key(0))
-    params = jax.tree.map(lambda s: (0.4 * rng.normal(size=s.shape)).astype("f4"), shapes)
+    params, rng = random_params(policy, 0, 0.4), np.random.default_rng(1)
     length = length or policy.receptive_field
     x = rng.normal(size=(batch, length, 2, 3)).astype("f4")
     return policy, params, x, rng.random((batch, length, 2)) > 0.1

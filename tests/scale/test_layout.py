@@ -82,14 +82,6 @@ def test_those_who_share_parameters_or_width_are_one_link_apart(name, axes):
         assert (apart == 1).all()
 
 
-def test_the_order_of_the_devices_would_not_do():
-    devices = np.empty(384, dtype=object)
-    for i, device in enumerate(described(slice_of("v5p-768"))):
-        devices[i] = device
-    along_fsdp, _ = group_links(devices.reshape(96, 4, 1))
-    assert (along_fsdp > 1).any()
-
-
 @pytest.mark.parametrize("sides", [(4,), (2, 2), (3, 2, 4), (1, 5, 1)])
 def test_a_snake_visits_every_place_once_one_step_at_a_time(sides):
     path = np.array(list(snake(sides)))

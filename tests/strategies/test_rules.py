@@ -283,10 +283,9 @@ def test_every_rule_is_tested_below():
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_symbols_without_a_bar_and_the_order_of_symbols_change_nothing(name, seed):
-    rng, rule = np.random.default_rng(seed), EVERY[name]
-    bars = late_bars(seed, length=400)
+def test_symbols_without_a_bar_and_the_order_of_symbols_change_nothing(name):
+    rng, rule = np.random.default_rng(0), EVERY[name]
+    bars = late_bars(length=400)
     # One more is listed at row 300, which is not known before.
     order = rng.permutation(4)
     names = ("open", "high", "low", "close", "volume")
@@ -308,6 +307,8 @@ def test_symbols_without_a_bar_and_the_order_of_symbols_change_nothing(name, see
     np.testing.assert_allclose(found[:, place[:3]], expected, rtol=1e-12, atol=1e-15)
     assert (np.nan_to_num(found[:, place[3]]) == 0.0).all()
     assert np.nan_to_num(expected).any() or name == "always_flat"
+    if name not in ("momentum", "breakout"):  # targets alone, and with stops
+        return
     accounts = [nca.backtest(x[:300], rule, nca.Costs(commission=1e-3)) for x in (wide, bars)]
     equity = [account.equity.to_numpy() for account in accounts]
     np.testing.assert_allclose(*equity, rtol=1e-9)

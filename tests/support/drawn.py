@@ -1,7 +1,8 @@
-"""Bars that are drawn at random, and a rule for them that needs its own positions."""
+"""Bars and parameters that are drawn at random, and a rule that needs its own positions."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -58,6 +59,13 @@ def rich_bars(rng, length, num_assets, missing=0.1, spread=0.02):
         dividend=np.where(rng.random(shape) < 0.03, 0.5, 0.0),
         funding=rng.normal(0, 1e-4, shape),
     )
+
+
+def random_params(policy, seed=0, scale=0.5):
+    """No parameter zero: an untrained rule changes nothing and would hide a fault."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(policy.init, jax.random.key(0))
+    return jax.tree.map(lambda s: jnp.asarray(scale * rng.normal(size=s.shape), "f4"), shapes)
 
 
 def patient(hold):

@@ -1,4 +1,4 @@
-"""Runs of agents that never trained, with parameters drawn at random."""
+"""Runs of agents that never trained, with parameters drawn at random; and what a run saved."""
 
 from typing import Any, NamedTuple
 
@@ -25,6 +25,12 @@ def drawn(policy, seed=1):
         lambda x: np.asarray(x + 0.5 * rng.standard_normal(x.shape), np.float32),
         policy.init(jax.random.key(seed)),
     )
+
+
+def leaves(run):
+    """The newest checkpoint's number and leaves: parameters, moments, key, cursor, accounts."""
+    with Checkpoints(run.path / "checkpoints") as checkpoints:
+        return checkpoints.newest()
 
 
 def untrained_run(path, bars, env, agent, params=None):
