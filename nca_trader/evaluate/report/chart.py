@@ -97,7 +97,7 @@ def _trades(result: Result, bars: Bars) -> dict[str, Any]:
         "entry": entry.tolist(),
         # A trade that is open, whose exit is NaT, is drawn until the last bar.
         "exit": np.minimum(exit_, len(bars) - 1).tolist(),
-        "symbol": [bars.symbols.index(symbol) for symbol in table["symbol"]],
+        "symbol": pd.Index(bars.symbols).get_indexer(table["symbol"]).tolist(),
         "side": np.sign(table["size"].to_numpy(float)).astype(int).tolist(),
         "bars": table["bars"].tolist(),
         "reason": [reasons.index(reason) for reason in table["reason"]],

@@ -114,10 +114,11 @@ def report(
     path = page_path(path)
     with Progress(None, "page"):
         # In the result's own account: otherwise the page would compare settings.
-        baselines = {
-            rule.name: result.again(rule)
-            for rule in (rules.buy_and_hold(), rules.sma_cross(50, 200), rules.always_flat())
-        }
+        hold, more = result.hold, (rules.sma_cross(50, 200), rules.always_flat())
+        baselines = {hold.name: hold} | {rule.name: result.again(rule) for rule in more}
+        for baseline in baselines.values():
+            if baseline.rules == hold.rules:  # then each is compared with the same
+                vars(baseline)["hold"] = hold
         if run is None and sweep is not None:  # each combination is a trial, logged or not
             known = {"trials": len(sweep), "trials_variance": 1.0} | sweep.attrs.get("search", {})
             if known["trials"] > (result.tried or 0):

@@ -431,16 +431,19 @@ def drawdown_periods(equity: pd.Series) -> pd.DataFrame:
 
 def by_asset(agent: Result) -> list[tuple[str, list[str], dict[str, float]]]:
     """Return per asset its name, its trades, winners and profit, and its shares of bars by side."""
-    table, rows = agent.trades, []
-    for number, symbol in enumerate(agent.weights.columns):
-        own = table[table["symbol"] == symbol]
-        ended = own.loc[own["reason"] != OPEN, "pnl"].to_numpy(float)
-        side = metrics.positions(agent.weights.iloc[:, number])
-        cells = [
-            f"{len(own):,}",
-            percent(float((ended > 0).mean()) if len(ended) else np.nan),
-            percent(float(own["pnl"].sum()), 2),
-        ]
-        shares = {name: float(np.mean(side == value)) for name, value in SIDES.items()}
-        rows.append((symbol, cells, shares))
+    table, symbols = agent.trades, agent.weights.columns
+    number, pnl = symbols.get_indexer(table["symbol"]), table["pnl"].to_numpy(float)
+    ended, size = (table["reason"] != OPEN).to_numpy(), len(symbols)
+    count, done, won = (
+        np.bincount(number[chosen], minlength=size)
+        for chosen in (slice(None), ended, ended & (pnl > 0))
+    )
+    profit = np.bincount(number, pnl, size)
+    sides = metrics.positions(agent.weights)
+    shares = {name: (sides == value).mean(axis=0) for name, value in SIDES.items()}
+    rows = []
+    for k, symbol in enumerate(symbols):
+        winners = won[k] / done[k] if done[k] else np.nan
+        cells = [f"{count[k]:,}", percent(winners), percent(float(profit[k]), 2)]
+        rows.append((symbol, cells, {name: float(of[k]) for name, of in shares.items()}))
     return rows
