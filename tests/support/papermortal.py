@@ -142,6 +142,12 @@ def child(argv, faults, fatal, log, env):
 
 def serve():
     warnings.filterwarnings("ignore", message=".*fork.*")
+    # Imported once and forked, not used: what computes starts threads, which a fork would lose.
+    import jax.numpy
+    import papertape  # noqa: F401
+
+    import nca_trader.cli
+    from nca_trader.paper.session import trade  # noqa: F401
 
     for line in sys.stdin:
         task = json.loads(line)
