@@ -167,11 +167,12 @@ class Stage:
     first_decision = FIRST_DECISION
 
 
-@pytest.fixture
-def quick_disk(monkeypatch):
-    """No waiting for the disk: only a power cut could tell."""
-    monkeypatch.setattr("nca_trader.paper.journal.journal.SYNCHRONOUS", "OFF")
-    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
+@pytest.fixture(autouse=True)
+def _quick_disk(request, monkeypatch):
+    """No waiting for the disk: only a power cut could tell. Tests of the journal itself wait."""
+    if "journal" not in request.path.parts:
+        monkeypatch.setattr("nca_trader.paper.journal.journal.SYNCHRONOUS", "OFF")
+        monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ exchange's. `fatal` is null, a number (the call of the journal or the exchange t
 The answer is a line: the exit code, below 0 for a signal.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -143,12 +144,8 @@ def child(argv, faults, fatal, log, env):
 def serve():
     warnings.filterwarnings("ignore", message=".*fork.*")
     # Imported once and forked, not used: what computes starts threads, which a fork would lose.
-    import jax.numpy
-    import papertape  # noqa: F401
-
-    import nca_trader.cli
-    from nca_trader.paper.session import trade  # noqa: F401
-
+    for name in ("papertape", "jax.numpy", "nca_trader.cli", "nca_trader.paper.session.trade"):
+        importlib.import_module(name)
     for line in sys.stdin:
         task = json.loads(line)
         pid = os.fork()

@@ -20,7 +20,7 @@ DAY, MONDAY = 86_400, 1_750_032_000  # 2025-06-16 00:00 UTC
 OPEN = MONDAY + 13 * 3600 + 1800  # New York's session of that day
 STEPS = {"1s": 1, "1min": 60, "1h": 3600, "1d": DAY}
 
-pytestmark = pytest.mark.usefixtures("keys", "quick_disk")
+pytestmark = pytest.mark.usefixtures("keys")
 
 
 class Made:

@@ -21,7 +21,7 @@ from nca_trader.paper.venues.exchange import Exchange
 
 
 @pytest.fixture
-def path(tmp_path, quick_disk):
+def path(tmp_path):
     return tmp_path / "paper.db"
 
 
@@ -191,7 +191,7 @@ def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
     assert read_halt(path) is None and request_halt(path, "again")
 
 
-def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
+def test_the_commands_halt_and_resume(stage, tmp_path, capsys):
     from nca_trader.cli import main
 
     write_bars(stage.bars(num_bars=150), tmp_path / "bars.csv")
@@ -216,7 +216,7 @@ def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
 
 
 @pytest.mark.heavy
-def test_limits_are_options_of_both_commands(stage, tmp_path, capsys, quick_disk):
+def test_limits_are_options_of_both_commands(stage, tmp_path, capsys):
     from nca_trader.cli import main
 
     write_bars(stage.bars(num_bars=150, symbols=("AAA",)), tmp_path / "bars.csv")

@@ -80,9 +80,9 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
     assert "agree over 108 bars" in parity.sentence
 
 
-def test_an_agent_that_tilts_on_a_base_agrees_as_well(bars, tmp_path, quick_disk):
+def test_an_agent_that_tilts_on_a_base_agrees_as_well(bars, tmp_path):
     test_other_rules_agree_as_well(
-        bars, tmp_path, {"base": "half_and_half(lookback=30)", "actions": "weights"}, quick_disk
+        bars, tmp_path, {"base": "half_and_half(lookback=30)", "actions": "weights"}
     )
 
 
@@ -106,7 +106,7 @@ def test_an_agent_that_tilts_on_a_base_agrees_as_well(bars, tmp_path, quick_disk
     ],
 )
 @pytest.mark.few(2)
-def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
+def test_other_rules_agree_as_well(bars, tmp_path, env):
     if "sizing" in env and ROUNDING:
         pytest.skip("sizes round otherwise without optimisation; see tests/test_rounding.py")
     run = make_run(tmp_path / "agent", bars, **env)
@@ -119,7 +119,7 @@ def test_other_rules_agree_as_well(bars, tmp_path, env, quick_disk):
 
 
 @pytest.mark.heavy
-def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path, quick_disk):
+def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path):
     bars = stage.bars(num_bars=320, missing=0.03)
     quoted = np.random.default_rng(0).uniform(0, 1e-3, bars.close.shape)
     bars = dataclasses.replace(bars, half_spread=np.where(bars.present, quoted, np.nan))
@@ -198,9 +198,7 @@ def late(inputs):
 
 
 @pytest.mark.parametrize("change", ["feature", "fill", "cost"])
-def test_a_change_in_paper_is_found(
-    bars, run, files, stage, tmp_path, change, quick_disk, monkeypatch
-):
+def test_a_change_in_paper_is_found(bars, run, files, stage, tmp_path, change, monkeypatch):
     if change == "feature":
         monkeypatch.setattr(agents, "inputs_of", lambda *of: late(inputs_of(*of)))
     changes = {

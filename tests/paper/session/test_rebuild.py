@@ -148,7 +148,6 @@ def test_the_decisions_of_a_live_session_follow_from_its_bars_and_books(stage, t
     given = nca.AccountConfig(costs=stage.costs)
     bars = stage.bars(num_bars=60)
     subject, _ = subject_on(RULE, lambda tied: ReplayFeed(bars), 1e5, given)
-    (tmp_path / "live").mkdir()
     room = Room(stage, tmp_path / "live", subject.agent)
     for count in (7, 100):
         room.trade(count)

@@ -25,11 +25,6 @@ from nca_trader.paper.journal.journal import read_events, verify
 from nca_trader.paper.session.halts import resume
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
-
-
 def guard(limits, assets=1):
     with float64_on_cpu():
         return open_guard(assets, limits, float)

@@ -49,7 +49,7 @@ def peak():
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path, quick_disk):
+def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path):
     agent = stage.agent(costs=Costs())  # what a session reads of a venue has no charges to book
     bars = stage.bars(num_bars=BARS, missing=0.02, start="1971-01-01")
     venue = Broken(

@@ -18,11 +18,6 @@ COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 LEVEL = {0: 100.0}
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
-
-
 @pytest.fixture(scope="module")
 def bars(stage):
     return stage.bars(num_bars=150, missing=0.1, seed=4)
