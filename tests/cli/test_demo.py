@@ -18,10 +18,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader import BarError, sample_bars, write_bars
+from nca_trader import BarError, load_env, sample_bars, write_bars
 from nca_trader.cli import demo as demo_command
 from nca_trader.cli import main
 from nca_trader.cli.demo import job_of
+from nca_trader.config.toml import to_toml
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.measure import Earnings
 from nca_trader.optimum.prove import Point
@@ -72,7 +73,8 @@ def in_process(words, **_):
 def demo(tiny, tmp_path_factory, quick_compile):
     """A finished demo of few bars: its JSON, its folder, what it printed, and its progress."""
     out = tmp_path_factory.mktemp("with a space")
-    job = job_of(None)
+    job, env = job_of(None), tiny.with_name("env.toml")
+    env.write_text(to_toml(dataclasses.replace(load_env("panel_daily"), features=("return_1",))))
     dates = {"first": "2010-06-01", "train_until": "2011-01-01", "select_until": "2011-09-01"}
     job = dataclasses.replace(job, bars=job.bars.between("2009-01-01", "2012-02-01"), **dates)
     said, progress = io.StringIO(), io.StringIO()
@@ -82,7 +84,7 @@ def demo(tiny, tmp_path_factory, quick_compile):
         patch.setattr(demo_command, "subprocess", types.SimpleNamespace(run=in_process))
         patch.setattr(prove_runs, "train_and_evaluate", lambda *_: [Point(2.0, 20, REACHED)] * 2)
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(progress):
-            given = ["--agent", tiny, "--steps", STEPS, "--out", out, "--json"]
+            given = ["--agent", tiny, "--env", env, "--steps", STEPS, "--out", out, "--json"]
             assert main(["demo", *map(str, given)]) == 0
     (folder,) = [path for path in out.iterdir() if path.is_dir()]
     return json.loads(said.getvalue().splitlines()[-1]), folder, said.getvalue(), progress
