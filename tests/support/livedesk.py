@@ -273,8 +273,9 @@ class Room:
 
     def __init__(self, stage, folder, agent=None, desk=None, num_bars=60, **tape):
         folder.mkdir(exist_ok=True)
-        self.bars, self.folder = stage.bars(num_bars=num_bars), folder
         self.path, self.agent = folder / "paper.db", agent or stage.agent()
+        self.bars = stage.bars(num_bars=num_bars, symbols=self.agent.symbols)
+        self.folder = folder
         self.desk, self.tape_options = desk or Desk(), tape
         self.clock = Still()
 

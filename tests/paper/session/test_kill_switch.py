@@ -20,11 +20,6 @@ from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "paper.db"
-
-
 def opened(journal, stage, feed, agent=None):
     agent = agent or stage.agent()
     return open_session(agent, feed, stage.exchange(agent), journal, 1e5)

@@ -180,7 +180,6 @@ def test_orders_that_no_answer_comes_to_are_events_and_halt_after_three_bars(
         symbols=("AAA",), decide=lambda *_: np.eye(3)[[2 if next(flips) > 0.0 else 0]]
     )
     room = Room(stage, tmp_path, agent)
-    room.bars = stage.bars(num_bars=60, symbols=("AAA",))
     submit, bars = room.desk.submit, []
 
     def unheard(ticket):
@@ -220,10 +219,9 @@ def flipping(stage, tmp_path, desk=None):
         return np.eye(3)[[2 if window[-1, 0, 0] > 0.0 else 0]]
 
     room = Room(stage, tmp_path, stage.agent(symbols=("AAA",), decide=decide), desk)
-    bars = stage.bars(num_bars=60, symbols=("AAA",))
     close = np.where(np.arange(60) % 2, 101.0, 100.0)[:, None]
     room.bars = dataclasses.replace(
-        bars, open=201.0 - close, close=close, high=close * 0 + 101.0, low=close * 0 + 100.0
+        room.bars, open=201.0 - close, close=close, high=close * 0 + 101.0, low=close * 0 + 100.0
     )
     return room
 
@@ -410,7 +408,6 @@ def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stag
     )
     for script, orders in ((["reject", "reject"], 3), (["rests"], 1)):
         room = Room(stage, tmp_path / script[0], always, Desk(script=script))
-        room.bars = stage.bars(num_bars=60, symbols=("AAA",))
         room.trade(3)
         for order in room.desk.orders.values():
             order[2] = "cancelled" if order[2] == "working" else order[2]
@@ -420,9 +417,8 @@ def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stag
         assert reasons == (["rejected", "rejected", "filled"] if orders == 3 else ["cancelled"])
 
 
-@pytest.mark.parametrize("fault", ["reject", "busy"])
 @pytest.mark.parametrize("name", list(baseline_rules(20)))
-def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
+def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name):
     """Each deployable baseline, where the first three orders are rejected or too old.
 
     Some order once and never again. In the end the account holds what it holds where nothing
@@ -430,13 +426,13 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
     person lifts a halt in between.
     """
     ends = []
-    for script in ([], [fault] * 3):
-        folder = tmp_path / str(len(script))
-        room = Room(stage, folder, num_bars=110)
+    for fault in ("", "reject", "busy"):
+        folder = tmp_path / f"{fault}0"
+        room = Room(stage, folder, num_bars=80)
         rule = baseline_rules(20)[name] if "SMA" not in name else nca.rules.sma_cross(3, 8)
         room.agent = strategy_agent(rule, room.bars, stage.agent().rules)
         submit = room.desk.submit
-        room.desk.script = script
+        room.desk.script = [fault] * 3
         room.desk.submit = lambda ticket, submit=submit: patient(submit(ticket))
         tape = functools.partial(Daily, room.bars, folder / "tape", BEGIN, clock=room.clock)
         with contextlib.suppress(HaltError):  # at three bars in a row nothing was taken
@@ -445,11 +441,12 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
             resume(room.path, "the venue takes orders again", room.tape().now())
             room.trade(tape=tape())
         ends.append((room, np.array(room.bodies("snapshot")[-1]["weight"])))
-    (clean, expected), (failed, found) = ends
-    np.testing.assert_allclose(found, expected, atol=0.05)
-    assert bool(clean.desk.placed) == bool(failed.desk.placed) == (name != "always flat")
-    why = {body["reason"] for body in failed.bodies("order_terminal")}
-    assert name == "always flat" or ("rejected" if fault == "reject" else "too-old") in why
+    (clean, expected), *failures = ends
+    for (failed, found), reason in zip(failures, ("rejected", "too-old"), strict=True):
+        np.testing.assert_allclose(found, expected, atol=0.05)
+        assert bool(clean.desk.placed) == bool(failed.desk.placed) == (name != "always flat")
+        why = {body["reason"] for body in failed.bodies("order_terminal")}
+        assert name == "always flat" or reason in why
 
 
 class Daily(Tape):

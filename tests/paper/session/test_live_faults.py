@@ -41,8 +41,7 @@ def at_server(stage, tmp_path, symbols, fake, venue):
     def tell(now, prices):
         fake.clock, fake.prices = max(now / SECOND, fake.clock), prices
 
-    room = Room(stage, tmp_path, stage.agent(symbols=symbols), desk=venue)
-    room.bars = stage.bars(num_bars=48, symbols=symbols)
+    room = Room(stage, tmp_path, stage.agent(symbols=symbols), desk=venue, num_bars=48)
     room.tape = lambda: Telling(room.bars, tmp_path / "tape", 20, tell=tell)
     return room
 

@@ -22,11 +22,6 @@ from nca_trader.paper.session.trade import open_session, paper_trade
 RULE = nca.rules.sma_cross(3, 9)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "paper.db"
-
-
 @pytest.fixture(scope="module")
 def traded(stage, tmp_path_factory):
     """A journal of a rule over bars with gaps, dividends and funding, and its bars."""

@@ -59,13 +59,6 @@ def asked(limits, order="rebalance", **given):
     return decide(guard(limits, len(what.target)), what, limits, order)[1]
 
 
-@pytest.mark.heavy
-def test_nothing_is_said_within_the_limits():
-    limits = nca.Limits(max_position=0.5, max_gross=1.0, max_order=0.5, max_drawdown=0.1)
-    assert asked(limits, target=[0.5, -0.4]) == Allow()
-    assert asked(limits, target=[np.nan, np.nan]) == Allow()
-
-
 @pytest.mark.parametrize(
     ("limits", "given", "target", "code"),
     [

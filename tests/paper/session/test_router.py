@@ -28,11 +28,6 @@ UNCLEAR = Answer(Outcome.AMBIGUOUS, "timeout")
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "paper.db"
-
-
-@pytest.fixture
 def table(path):
     made = Table(path, ("A", "B"))
     yield made

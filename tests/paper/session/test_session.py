@@ -15,11 +15,6 @@ from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "paper.db"
-
-
 def bodies(path, kind):
     return [event.body for event in read_events(path, kind)]
 

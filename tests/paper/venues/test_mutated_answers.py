@@ -273,8 +273,8 @@ def at_alpaca(stage, folder, seed):
     path = PATHS[seed % len(PATHS)]
     with OddAlpaca(draw, path, begin, clock=0.0, prices=dict.fromkeys(symbols, 100.0)) as fake:
         venue = alpaca.open_venue(symbols, url=fake.url, timeout=2.0)
-        room = Room(stage, folder, stage.agent(symbols=symbols), desk=venue)
-        room.bars = stage.bars(num_bars=BARS, symbols=symbols)
+        agent = stage.agent(symbols=symbols)
+        room = Room(stage, folder, agent, desk=venue, num_bars=BARS)
 
         def tell(now, prices):
             fake.clock, fake.prices = max(now / SECOND, fake.clock), prices
@@ -295,7 +295,7 @@ def at_alpaca(stage, folder, seed):
 @pytest.mark.heavy
 def test_no_answer_of_alpaca_leaves_a_session_without_a_way_on(stage, tmp_path):
     stops = []
-    for seed in range(42):
+    for seed in range(56):
         stops += at_alpaca(stage, tmp_path / str(seed), seed)
     said = " ".join(stops)
     for code in ("fill-unusable", "unreadable-body", "venue-unreachable"):
