@@ -78,7 +78,7 @@ def test_a_decision_is_that_of_the_backtest_bit_for_bit(backtested, case):
     bars, run, result = backtested(env, agent)
     loaded, targets = nca.load(run.path), result.targets.to_numpy()
     first = run.policy.first_decision
-    rows = [first, *range(first + 1, len(bars), 71), len(bars) - 1]
+    rows = [first, *range(first + 1, len(bars), 41), len(bars) - 1]
     for row in rows:
         found = loaded.decide(bars[: row + 1], *before(result, row))
         if result.fill == "close":  # what is held is computed by hand here, to rounding

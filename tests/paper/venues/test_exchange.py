@@ -1,4 +1,4 @@
-"""The simulated exchange against sums worked by hand, and behind a line that breaks."""
+"""The simulated exchange against sums worked by hand."""
 
 import contextlib
 import json

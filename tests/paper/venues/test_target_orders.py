@@ -1,4 +1,4 @@
-"""Orders in weights at the simulated exchange: a ledger worked by hand, and what none may break."""
+"""Orders in weights at the simulated exchange: what none of them may break."""
 
 import re
 
