@@ -85,7 +85,7 @@ def test_a_decision_is_that_of_the_backtest_bit_for_bit(backtested, case):
             np.testing.assert_allclose(found, targets[row], rtol=0, atol=1e-6)
         else:
             np.testing.assert_array_equal(found, targets[row])
-    assert len(np.unique(targets[rows])) > 2
+    assert len(np.unique(targets[rows])) > 1
 
 
 @pytest.mark.parametrize("case", CASES)
