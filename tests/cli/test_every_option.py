@@ -410,6 +410,9 @@ OF_RUN = {
     "strategy": Row("--strategy sma_cross", "", False, RUN),
     "seed": Row("--seed 1"),
     "force_agent": Row("--force-agent"),
+    "param": Row("--param lookback=7", RULE, instead=RUN),
+    "env": Row("--env env2.toml", RULE, instead=RUN),
+    **usual("allow_code", *TRADE),
 }
 PEERS = " --coordinator 10.0.0.1:80 --processes 2 --process 0"
 AGENT = "--env env.toml --agent agent.toml"
@@ -482,9 +485,7 @@ OPTIONS = {
         "out": Row("--out new.md"),
     }),
     "backtest": (RUN + FILE, FILES | OF_RUN | {
-        **usual("data allow_code start delay", *TRADE),
-        "param": Row("--param lookback=7", RULE, instead=RUN),
-        "env": Row("--env env2.toml", RULE, instead=RUN),
+        **usual("data start delay"),
         "track": Row("--track tensorboard", after=True),
         "steps": Row("--steps 3"),
         "stop": Row("--stop 2021-01-01"),
@@ -555,9 +556,7 @@ OPTIONS = {
         "min_agreement": Row("--min-agreement 0.999", refused="below --min-agreement"),
     }),
     "paper": (f"{RUN} {REPLAY}", OF_RUN | usual(*READ) | {
-        **usual("allow_code start", *TRADE),
-        "param": Row("--param lookback=7", RULE, instead=RUN),
-        "env": Row("--env env2.toml", RULE, instead=RUN),
+        **usual("start"),
         "feed": Row("--feed replay:other.csv"),
         "broker": Row("--broker alpaca", "--feed alpaca:SPY"),
         "warmup": Row("--warmup 600", "--feed alpaca:SPY"),
@@ -568,11 +567,8 @@ OPTIONS = {
     "halt": ("--journal one.db --reason a", usual("journal reason")),
     "resume": ("--journal one.db --reason a", usual("journal reason")),
     "journal": (f"replay one.db {RUN}", OF_RUN | {
-        **usual("allow_code", *TRADE),
         "action": Row("verify one.db", instead=f"replay one.db {RUN}"),
         "file": Row("two.db", instead="one.db"),
-        "param": Row("--param lookback=7", RULE, instead=RUN),
-        "env": Row("--env env2.toml", RULE, instead=RUN),
     }),
     "data": ("check bars.csv", usual(*READ) | {
         "what": Row(FETCH, instead="check bars.csv"),

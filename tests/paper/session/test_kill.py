@@ -48,7 +48,14 @@ stage.replay(sys.argv[2], stage.make_bars(missing=0.2), stage.make_agent())
 """
 
 
-def killed_then_finished(stage, digest, tmp_path, moments):
+def around(first):
+    """Neighbouring calls: before and after an append, a commit, a head, a word to the broker."""
+    return pytest.param([1 + first, 500 + first], marks=pytest.mark.slow)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("moments", [[401, 930], *map(around, range(12))])
+def test_a_killed_session_ends_as_if_it_had_not_been(stage, digest, tmp_path, moments):
     path, whole = tmp_path / "paper.db", tmp_path / "whole.db"
     bars, agent = stage.bars(missing=0.2), stage.agent()
     conftest = pathlib.Path(__file__).parents[1] / "conftest.py"
@@ -64,14 +71,3 @@ def killed_then_finished(stage, digest, tmp_path, moments):
     assert digest(path) == digest(whole)
     intents = [event.key for event in read_events(path, "order_intent")]
     assert len(intents) == len(set(intents)) > 20
-
-
-def test_a_killed_session_ends_as_if_it_had_not_been(stage, digest, tmp_path):
-    killed_then_finished(stage, digest, tmp_path, [401, 930])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 12))
-def test_a_kill_at_any_call_is_survived(stage, digest, tmp_path, first):
-    """Neighbouring calls: before and after an append, a commit, a head, a word to the broker."""
-    killed_then_finished(stage, digest, tmp_path, [1 + first, 500 + first])
