@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -60,6 +61,9 @@ def backtested(tmp_path_factory):
     return of
 
 
+load = functools.cache(nca.load)  # what it compiles serves each test of the same run
+
+
 def before(result, row):
     """What was held at a close before its decision, and what was last ordered."""
     held = result.weights.to_numpy()[row]
@@ -76,7 +80,7 @@ def before(result, row):
 def test_a_decision_is_that_of_the_backtest_bit_for_bit(backtested, case):
     env, agent, _ = CASES[case]
     bars, run, result = backtested(env, agent)
-    loaded, targets = nca.load(run.path), result.targets.to_numpy()
+    loaded, targets = load(run.path), result.targets.to_numpy()
     first = run.policy.first_decision
     rows = [first, *range(first + 1, len(bars), 41), len(bars) - 1]
     for row in rows:
@@ -93,7 +97,7 @@ def test_a_decision_is_that_of_the_backtest_bit_for_bit(backtested, case):
 def test_a_stream_decides_as_the_backtest(backtested, case):
     env, agent, chosen = CASES[case]
     bars, run, result = backtested(env, agent)
-    live, targets = nca.load(run.path).stream(), result.targets.to_numpy()
+    live, targets = load(run.path).stream(), result.targets.to_numpy()
     first = run.policy.first_decision
     assert (live.first_decision, live.symbols, live.rows) == (first, bars.symbols, 0)
     for row, bar in enumerate(bars.each()):
@@ -111,7 +115,7 @@ def test_a_stream_decides_as_the_backtest(backtested, case):
 
 def test_a_stream_that_begins_with_history_is_the_same_stream(backtested):
     bars, run, _ = backtested({}, {})
-    agent = nca.load(run.path)
+    agent = load(run.path)
     whole, late = agent.stream(), agent.stream(bars[:150])
     held = [0.25, -0.5]
     for bar in bars[:150].each():
@@ -211,7 +215,7 @@ def test_the_service_of_the_guide_answers_with_target_weights(opened):
 @pytest.fixture(scope="module")
 def opened(backtested):
     bars, run, _ = backtested({}, {})
-    return bars, nca.load(run.path)
+    return bars, load(run.path)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,11 @@ def files(bars, run, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def honest(run):
+    return agents.run_agent(run, run.account)
+
+
 @pytest.fixture
 def table(run, files):
     """Lets a test write another backtest table; the honest one comes back afterwards."""
@@ -194,15 +199,16 @@ def late(inputs):
 
 
 @pytest.mark.parametrize("change", ["feature", "fill", "cost"])
-def test_a_change_in_paper_is_found(bars, run, files, stage, tmp_path, change, monkeypatch):
+def test_a_change_in_paper_is_found(bars, run, files, stage, tmp_path, change, honest, monkeypatch):
+    agent = honest
     if change == "feature":
         monkeypatch.setattr(agents, "inputs_of", lambda *of: late(inputs_of(*of)))
+        agent = agents.run_agent(run, run.account)
     changes = {
         "feature": {},
         "fill": {"fill": "close"},
         "cost": {"costs": Costs(commission=5e-4, slippage=2.1e-4)},
     }[change]
-    agent = agents.run_agent(run, run.account)
     agent = agent._replace(rules=dataclasses.replace(agent.rules, **changes))
     start = int(pd.Timestamp(START, tz="UTC").timestamp())
     stage.replay(tmp_path / "paper.db", bars, agent, start=start)
