@@ -41,6 +41,12 @@ def command(capsys, tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def own(tiny, tmp_path):
+    """A tiny run that a test may change, and its files."""
+    return tiny.copy(tmp_path / "own")
+
+
+@pytest.fixture
 def heard():
     """Ctrl-C raises, also where what started the tests ignores it, e.g. a shell's background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -23,12 +23,6 @@ def words(path):
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", text)).split())
 
 
-@pytest.fixture
-def own(tiny, tmp_path):
-    """A tiny run that a test may add to: its ledger above all."""
-    return tiny.copy(tmp_path / "own")
-
-
 @pytest.mark.heavy
 def test_a_rule_stands_beside_the_baselines_on_its_own_bars_and_costs(tiny, tmp_path, command):
     page = tmp_path / "rule.html"
@@ -120,14 +114,6 @@ def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
     given = ("--run", own.path, "--data", own.data, "--stop", stop, "--out", page)
     assert command("backtest", *given).code == 0
     assert not re.search(r"\bnan\b|\binf\b", words(page), re.IGNORECASE)
-
-
-@pytest.mark.heavy
-def test_a_backtest_that_is_refused_is_no_look(own, command):
-    before = own.written()
-    given = ("--run", own.path, "--data", own.data, "--stop", "2019-01-01")
-    assert command("backtest", *given, "--out", own.folder / "x.html").code == 2
-    assert own.written() == before
 
 
 def test_the_command_and_its_page_say_that_nothing_was_filled(tiny, tmp_path, command):

@@ -100,21 +100,6 @@ def test_backtest_writes_both_kinds_of_table(command, mine, tmp_path, suffix):
 
 
 @pytest.mark.heavy
-def test_paper_lives_what_the_backtest_says(command, mine, tmp_path):
-    journal = tmp_path / "journal.sqlite"
-    options = ["--feed", f"replay:{mine.data}", "--journal", journal, "--start", "2020-07-19"]
-    said = command("paper", "--run", mine.path, *options, "--json")
-    assert said.code == 0 and {"bars", "orders", "fills", "equity", "head"} <= set(said.json)
-    assert said.json["bars"] == len(mine.bars)
-    result = backtest(mine.bars, mine.run, start="2020-07-19")
-    assert said.json["equity"] == result.equity.iloc[-1]
-    checked = command("journal", "verify", journal, "--json")
-    assert checked.code == 0 and checked.json["head"] == said.json["head"]
-    again = command("paper", "--run", mine.path, *options, "--json")
-    assert again.code == 0 and again.json == said.json
-
-
-@pytest.mark.heavy
 def test_a_replay_can_be_watched_at_a_speed(command, mine, tmp_path):
     options = ["--run", mine.path, "--feed", f"replay:{mine.data}", "--start", "2020-07-19"]
     began = time.monotonic()
@@ -154,22 +139,6 @@ def test_paper_trades_a_strategy_of_a_file(command, mine, tmp_path):
     assert said.code == 2 and "journal of another session (strategy_source" in said.err
     said = command("paper", "--strategy", name, "--seed", "1", *feed)
     assert said.code == 2 and "--seed has no effect without --run" in said.err
-
-
-@pytest.mark.slow
-def test_devices_and_set_change_the_experiment(command, mine):
-    run = mine.runs / "changed"
-    said = command(
-        *mine.train_command(run, steps=1, devices=2),
-        "--set=learner.discount=0.9",
-        "--set=env.costs.commission=0.001",
-    )
-    assert said.code == 0
-    again = type(mine)(mine.folder)
-    again.path = run
-    assert again.run.agent_config.mesh.devices == 2
-    assert again.run.agent_config.learner.discount == 0.9 != AGENT.learner.discount
-    assert again.run.env_config.costs.commission == 0.001
 
 
 @pytest.mark.heavy

@@ -389,12 +389,30 @@ TRADE = {
     "commission": "--commission 1e-3", "slippage": "--slippage 1e-3", "fill": "--fill close",
     "order": "--order rebalance", "limit": "--limit max_gross=0.5",
 }  # fmt: skip
+USUAL = READ | TRADE | {
+    "data": "--data other.csv", "env": "--env env2.toml", "agent": "--agent agent2.toml",
+    "seed": "--seed 5", "steps": "--steps 999", "set": "--set learner.discount=0.9",
+    "workers": "--workers 2", "allow_code": "--allow-code", "until": "--until 2020-12-01",
+    "track": "--track tensorboard", "delay": "--delay 1", "start": "--start 2020-12-01",
+    "trials": "--trials elsewhere", "param": "--param lookback=7", "reason": "--reason b",
+    "journal": "--journal two.db",
+}  # fmt: skip
+
+
+def usual(*names):
+    """Rows of options that have the same words wherever they are."""
+    return {name: Row(USUAL[name]) for name in " ".join(names).split()}
+
+
 RUN, RULE = "--run runs/run", "--strategy momentum"
 OF_RUN = {
     "run_dir": Row("--run runs/run2", "", False, RUN),
     "strategy": Row("--strategy sma_cross", "", False, RUN),
     "seed": Row("--seed 1"),
     "force_agent": Row("--force-agent"),
+    "param": Row("--param lookback=7", RULE, instead=RUN),
+    "env": Row("--env env2.toml", RULE, instead=RUN),
+    **usual("allow_code", *TRADE),
 }
 PEERS = " --coordinator 10.0.0.1:80 --processes 2 --process 0"
 AGENT = "--env env.toml --agent agent.toml"
@@ -410,13 +428,10 @@ WHOLE = (VERIFY, WALKED, FETCH, OUTSIDE)  # bases of their own
 # By command: its words, and a row for each option by its `dest`.
 OPTIONS = {
     "demo": (AGENT, {
+        **usual("env agent seed steps"),
         "out": Row("--out elsewhere"),
         "resume": Row("--resume runs/run"),
-        "env": Row("--env env2.toml"),
-        "agent": Row("--agent agent2.toml"),
-        "seed": Row("--seed 5"),
         "panel": Row("--panel simulated"),
-        "steps": Row("--steps 999"),
     }),
     "init": ("one", {"folder": Row("two", instead="one")}),
     "presets": ("show nano", {
@@ -425,23 +440,17 @@ OPTIONS = {
         "target": Row("copy nano new.toml", instead="show nano"),
     }),
     "config": ("show --agent nano --env ou_mid", {
+        **usual("set"),
         "action": Row("hide", instead="show", refused="invalid choice"),
         "env": Row("--env index_daily"),
         "agent": Row("--agent mlp"),
-        "set": Row("--set learner.discount=0.9"),
     }),
     "train": (AGENT + FILE + " --run new", FILES | {
-        "env": Row("--env env2.toml"),
-        "agent": Row("--agent agent2.toml"),
-        "data": Row("--data other.csv"),
+        **usual("env agent data until seed steps track"),
         "devices": Row("--devices 4"),
         "set": Row("--set env.short=false"),
-        "until": Row("--until 2020-12-01"),
         "select": Row("--select 2020-10-01:2020-12-01"),
         "run_dir": Row("--run other"),
-        "seed": Row("--seed 5"),
-        "steps": Row("--steps 999"),
-        "track": Row("--track tensorboard"),
         "distributed": Row("--distributed"),
         "coordinator": Row("--coordinator 10.0.0.2:80", PEERS),
         "processes": Row("--processes 3", PEERS),
@@ -456,16 +465,13 @@ OPTIONS = {
         "profile": Row("--profile 2"),
     }),
     "prove": ("ou_mid --agent nano", {
+        **usual("seed set steps workers"),
         "markets": Row("ar1", instead="ou_mid"),
         "agent": Row("--agent mlp"),
-        "seed": Row("--seed 5"),
-        "set": Row("--set learner.discount=0.9"),
         "agent_seconds": Row("--agent-seconds 9", OUTSIDE),
         "allow_code": Row("--allow-code", OUTSIDE),
         "python": Row("--python python3", OUTSIDE),
-        "steps": Row("--steps 999"),
         "alone": Row("--alone"),
-        "workers": Row("--workers 2"),
         "out": Row("--out new.md"),
     }),
     "board": ("rows.jsonl", {
@@ -479,35 +485,25 @@ OPTIONS = {
         "out": Row("--out new.md"),
     }),
     "backtest": (RUN + FILE, FILES | OF_RUN | {
-        "data": Row("--data other.csv"),
-        "param": Row("--param lookback=7", RULE, instead=RUN),
-        "allow_code": Row("--allow-code"),
-        "env": Row("--env env2.toml", RULE, instead=RUN),
+        **usual("data start delay"),
         "track": Row("--track tensorboard", after=True),
         "steps": Row("--steps 3"),
-        "start": Row("--start 2020-12-01"),
         "stop": Row("--stop 2021-01-01"),
-        "delay": Row("--delay 1"),
         "stress": Row("--stress", after=True),
         "trials": Row("--trials elsewhere", RULE, instead=RUN),
         "out": Row("--out new.csv", after=True),
-        **{name: Row(words) for name, words in TRADE.items()},
     }),
     "sweep": (RULE + " --grid lookback=5,10" + FILE, FILES | {
+        **usual("data workers trials delay", *TRADE),
         "strategy": Row("--strategy time_series_momentum"),
         "grid": Row("--grid lookback=5,20", instead="--grid lookback=5,10"),
-        "data": Row("--data other.csv"),
         "seed": Row("--seed 5", "--sample 2"),
         "sample": Row("--sample 2"),
         "method": Row("--method halton", "--sample 2"),
         "precision": Row("--precision f64"),
         "tails": Row("--tails"),
         "resume": Row("--resume elsewhere"),
-        "workers": Row("--workers 2"),
-        "trials": Row("--trials elsewhere"),
         "out": Row("--out new.csv"),
-        "delay": Row("--delay 1"),
-        **{name: Row(words) for name, words in TRADE.items()},
     }),
     "trials": ("runs", {"folder": Row("elsewhere", instead="runs")}),
     "runs": ("list runs", {
@@ -516,11 +512,9 @@ OPTIONS = {
         "yes": Row("--yes", "rm runs/run", instead="list runs", needed="give --yes"),
     }),
     "walkforward": (WALK, FILES | {
+        **usual("data param env workers trials track until delay", *TRADE),
         "strategy": Row("--strategy sma_cross"),
         "agent": Row("--agent agent2.toml", WALKED),
-        "data": Row("--data other.csv"),
-        "param": Row("--param lookback=7"),
-        "env": Row("--env env2.toml"),
         "set": Row("--set learner.discount=0.9", WALKED),
         "seed": Row("--seed 5", WALKED),
         "grid": Row("--grid lookback=5,20"),
@@ -532,39 +526,24 @@ OPTIONS = {
         "metric": Row("--metric calmar", "--grid lookback=5,20"),
         "seeds": Row("--seeds 4", WALKED),
         "steps": Row("--steps 999", WALKED),
-        "workers": Row("--workers 2"),
         "folder": Row("--folder elsewhere"),
-        "trials": Row("--trials elsewhere"),
-        "track": Row("--track tensorboard"),
         "warm_start": Row("--warm-start", WALKED),
-        "until": Row("--until 2020-12-01"),
         "deploy": Row("--deploy runs/run", WALKED),
         "out": Row("--out new.csv", after=True),
-        "delay": Row("--delay 1"),
-        **{name: Row(words) for name, words in TRADE.items()},
     }),
     "tune": (AGENT + FILE + " --space optimizer.b1=0.8:0.9 --folder new", FILES | {
-        "data": Row("--data other.csv"),
-        "env": Row("--env env2.toml"),
-        "agent": Row("--agent agent2.toml"),
-        "set": Row("--set learner.discount=0.9"),
-        "track": Row("--track tensorboard"),
-        "seed": Row("--seed 5"),
-        "until": Row("--until 2020-12-01"),
+        **usual("data env agent set track seed until steps workers"),
         "space": Row("--space optimizer.b2=0.8:0.9"),
         "folder": Row("--folder elsewhere"),
         "trials": Row("--trials 3"),
         "seeds": Row("--seeds 3"),
-        "steps": Row("--steps 999"),
         "batch": Row("--batch 2"),
         "metric": Row("--metric calmar"),
-        "workers": Row("--workers 2"),
     }),
     "export": (EXPORT, FILES | {
+        **usual("allow_code data"),
         "seed": Row("--seed 1"),
         "force_agent": Row("--force-agent"),
-        "allow_code": Row("--allow-code"),
-        "data": Row("--data other.csv"),
         "run_dir": Row("--run runs/run2"),
         "out": Row("--out other.nca"),
         "until": Row("--until 2020-12-01", FILE),
@@ -576,36 +555,22 @@ OPTIONS = {
         "codebook_seed": Row("--codebook-seed 5", "--codebook euclidean"),
         "min_agreement": Row("--min-agreement 0.999", refused="below --min-agreement"),
     }),
-    "paper": (f"{RUN} {REPLAY}", OF_RUN | {option: Row(words) for option, words in READ.items()} | {
-        "param": Row("--param lookback=7", RULE, instead=RUN),
-        "allow_code": Row("--allow-code"),
-        "env": Row("--env env2.toml", RULE, instead=RUN),
+    "paper": (f"{RUN} {REPLAY}", OF_RUN | usual(*READ) | {
+        **usual("start"),
         "feed": Row("--feed replay:other.csv"),
         "broker": Row("--broker alpaca", "--feed alpaca:SPY"),
         "warmup": Row("--warmup 600", "--feed alpaca:SPY"),
         "journal": Row("--journal other.db"),
-        "start": Row("--start 2020-12-01"),
         "speed": Row("--speed 5"),
         "capital": Row("--capital 5"),
-        **{name: Row(words) for name, words in TRADE.items()},
     }),
-    "halt": ("--journal one.db --reason a", {
-        "journal": Row("--journal two.db"),
-        "reason": Row("--reason b"),
-    }),
-    "resume": ("--journal one.db --reason a", {
-        "journal": Row("--journal two.db"),
-        "reason": Row("--reason b"),
-    }),
+    "halt": ("--journal one.db --reason a", usual("journal reason")),
+    "resume": ("--journal one.db --reason a", usual("journal reason")),
     "journal": (f"replay one.db {RUN}", OF_RUN | {
         "action": Row("verify one.db", instead=f"replay one.db {RUN}"),
         "file": Row("two.db", instead="one.db"),
-        "param": Row("--param lookback=7", RULE, instead=RUN),
-        "allow_code": Row("--allow-code"),
-        "env": Row("--env env2.toml", RULE, instead=RUN),
-        **{name: Row(words) for name, words in TRADE.items()},
     }),
-    "data": ("check bars.csv", {option: Row(words) for option, words in READ.items()} | {
+    "data": ("check bars.csv", usual(*READ) | {
         "what": Row(FETCH, instead="check bars.csv"),
         "file": Row("other.csv", instead="bars.csv"),
         "symbols": Row("QQQ", FETCH, instead="SPY"),
@@ -615,20 +580,16 @@ OPTIONS = {
         "out": Row("--out other.parquet", FETCH),
         "cache": Row("--cache elsewhere", FETCH),
     }),
-    "leakcheck": (RULE.split()[1] + FILE, {option: Row(words) for option, words in READ.items()} | {
+    "leakcheck": (RULE.split()[1] + FILE, usual(*READ) | {
+        **usual("data param seed"),
         "strategy": Row("sma_cross", instead="momentum"),
-        "data": Row("--data other.csv"),
         "cases": Row("--cases 7"),
         "decided": Row("--decided open"),
         "tolerance": Row("--tolerance 1e-9"),
-        "param": Row("--param lookback=7"),
-        "seed": Row("--seed 5"),
     }),
     "plan": ("--agent agent.toml --env env.toml --topology v5e-8" + FILE, FILES | {
+        **usual("set agent env"),
         "data": Row("--data other.csv", JOB),
-        "set": Row("--set learner.discount=0.9"),
-        "agent": Row("--agent agent2.toml"),
-        "env": Row("--env env2.toml"),
         "topology": Row("--topology v5e-16"),
         "largest": Row("--largest"),
         "manifest": Row("--manifest slurm", JOB),
@@ -645,7 +606,7 @@ OPTIONS = {
         "once": Row("--once"),
     }),
     "dashboard": ("--journal one.db", {
-        "journal": Row("--journal two.db"),
+        **usual("journal"),
         "root": Row("--root .", instead="--journal one.db"),
         "host": Row("--host localhost"),
         "port": Row("--port 8333"),
@@ -653,8 +614,7 @@ OPTIONS = {
         "token_file": Row("--token-file token"),
     }),
     "doctor": ("--agent agent.toml" + FILE, FILES | {
-        "agent": Row("--agent agent2.toml"),
-        "data": Row("--data other.csv"),
+        **usual("agent data"),
         "coordinator": Row("--coordinator 10.0.0.1:80"),
     }),
 }  # fmt: skip

@@ -60,24 +60,6 @@ def test_every_command_that_is_interrupted_ends_with_130(name, number, monkeypat
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-@pytest.mark.slow
-def test_a_sweep_that_is_terminated_ends_in_a_line(root, tmp_path):
-    (tmp_path / "slow.py").write_text(
-        "import pathlib, time\n"
-        "def rule(bars, k=1):\n"
-        "    pathlib.Path('begun').touch()\n"
-        "    time.sleep(600)\n"
-    )
-    grid = ("--strategy=slow.py:rule", "--grid=k=1,2", "--json")
-    process = start(root, ["sweep", *grid], tmp_path)
-    wait_for((tmp_path / "begun").exists, process)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 130 and out == "", err
-    assert err.splitlines()[-1] == "interrupted; what was saved before stays"
-    assert "Traceback" not in err
-
-
 def start(root, arguments, folder=None):
     env = {**os.environ, "PYTHONPATH": str(root)}
     return subprocess.Popen(

@@ -96,14 +96,6 @@ def test_half_a_job_is_refused_before_it_is_compiled(command, answers, given, wo
     assert said.code == 2 and words in said.err and not asked
 
 
-def test_what_does_not_fit_has_no_job(command, answers, tmp_path, monkeypatch):
-    answers(fits=False, needed=20 * 2**30)
-    monkeypatch.chdir(tmp_path)
-    job = ("--manifest", "slurm", "--run", "a")
-    assert command("plan", "--agent", "nano", "--topology", "v5e-8", *job).code == 1
-    assert not [*tmp_path.iterdir()]
-
-
 def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, answers):
     asked = answers()
     said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json", "--quiet")
@@ -132,12 +124,14 @@ def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, 
     assert asked[0].agent.mesh.devices == 8 and len(asked[0].bars) > 4_000
 
 
-def test_what_does_not_fit_ends_with_1_after_the_json(command, answers):
+def test_what_does_not_fit_ends_with_1_after_the_json_and_has_no_job(command, answers, tmp_path):
     answers(fits=False, needed=20 * 2**30)
-    said = command("plan", "--agent", "nano", "--topology", "v5e-8", "--json")
+    job = ("--manifest", "slurm", "--run", "a")
+    said = command("plan", "--agent", "nano", "--topology", "v5e-8", *job, "--json")
     assert said.code == 1 and "memory: DOES NOT FIT: 20 GiB of 15.75 GiB per chip" in said.out
     assert said.json["fits"] is False
     assert said.err == "nca-trader plan: nano does not fit on a chip of v5e:2x4; see above.\n"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_program_that_the_compiler_gave_up_on_is_reported_without_times(command, answers):

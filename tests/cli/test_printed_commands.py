@@ -1,6 +1,7 @@
 """A command that we print can be pasted back into a shell: it is complete, and it is quoted."""
 
 import argparse
+import functools
 import html
 import re
 import shlex
@@ -41,11 +42,14 @@ def printed(text, start="nca-trader "):
     return shlex.split(re.search(f"`({start}[^`]*)`", text)[1])[1:]
 
 
+PARSER = build_parser()
+
+
 def parsed(words):
-    return vars(build_parser().parse_args(words))
+    return vars(PARSER.parse_args(words))
 
 
-COMMANDS = next(a.choices for a in build_parser()._actions if a.dest == "command")
+COMMANDS = next(a.choices for a in PARSER._actions if a.dest == "command")
 SUBS = {  # e.g. `verify` of `journal`
     name: next(({*a.choices} for a in parser._actions if a.choices and not a.option_strings), set())
     for name, parser in COMMANDS.items()
@@ -55,14 +59,17 @@ NAMED = re.compile(r"nca-trader (?!that )([a-z]+)(?: ([a-z|]+))?|`([a-z]+) ([a-z
 OLD = re.compile(r"version (\d+\.\d+\.\d+)|nca[-_]trader[-: ]v?(\d+\.\d+\.\d+)")
 
 
+@functools.cache
 def said(root):
     """Each text that the package says, and each page but the changelog, with where it is."""
+    texts = []
     for path in sorted((root / "nca_trader").rglob("*.py")):
         for line, text in literals(parsed_file(path)):
-            yield f"{path.relative_to(root)}:{line}", text
+            texts.append((f"{path.relative_to(root)}:{line}", text))
     for path in [*root.glob("*.md"), *root.glob("docs/**/*.md"), root / "llms.txt"]:
         if path.name != "CHANGELOG.md":
-            yield str(path.relative_to(root)), path.read_text()
+            texts.append((str(path.relative_to(root)), path.read_text()))
+    return texts
 
 
 def test_every_command_that_a_message_or_a_page_names_exists(root):
@@ -140,7 +147,7 @@ def test_what_an_interrupted_demo_prints_goes_on_with_it(tmp_path):
     given = {"env": "my env.toml", "agent": "nano", "steps": 7, "seed": 3}
     typed, path = options(**given, out="mine"), tmp_path / "runs of mine" / "demo"
     for more, panel in (([], None), (["--panel"], ""), (["--panel", "a b.csv"], "a b.csv")):
-        args = build_parser().parse_args(["demo", *typed, *more])
+        args = PARSER.parse_args(["demo", *typed, *more])
         again = parsed(shlex.split(demo.command_of(args, resume=path))[1:])
         assert {name: again[name] for name in given} == given
         assert (again["resume"], again["out"], again["panel"]) == (str(path), "runs", panel)

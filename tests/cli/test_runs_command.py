@@ -7,11 +7,6 @@ from nca_trader.machine import take_lock
 from nca_trader.runs.listing import compare_runs, remove_run, runs_in
 
 
-@pytest.fixture
-def own(tiny, tmp_path):
-    return tiny.copy(tmp_path / "own")
-
-
 def test_a_run_and_each_evaluation_of_it_is_a_line_of_the_trials(own, command):
     for _ in range(2):
         assert command("backtest", "--run", own.path, "--data", own.data).code == 0

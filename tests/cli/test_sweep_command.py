@@ -32,21 +32,6 @@ def test_the_command_is_the_function(tmp_path, capsys):
     pd.testing.assert_frame_equal(pd.read_csv(out), table, check_dtype=False)
 
 
-@pytest.mark.heavy
-def test_a_rule_of_a_file_and_a_page(tmp_path, capsys):
-    file, page = tmp_path / "mine.py", tmp_path / "sweep.html"
-    file.write_text(
-        "import nca_trader as nca\n"
-        "def rule(lookback=5, loss=0.1):\n"
-        "    return nca.rules.momentum(lookback).with_stop(loss)\n"
-    )
-    words = ["sweep", "--strategy", f"{file}:rule", "--symbol", "SP500", "--out", str(page)]
-    words += ["--grid", "lookback=5:50", "--grid", "loss=0.02:0.2", "--sample", "8"]
-    assert main([*words, "--trials", str(tmp_path / "runs")]) == 0
-    assert "The best 8 of 8 combinations" in capsys.readouterr().out
-    assert "lookback" in page.read_text()
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

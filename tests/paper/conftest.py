@@ -1,7 +1,7 @@
 """A market with gaps and missing bars, and agents simple enough to follow by hand."""
 
-import dataclasses
 import hashlib
+import types
 
 import numpy as np
 import pytest
@@ -33,18 +33,6 @@ class LastReturn:
         value = np.where(bar.present, np.log(bar.close) - np.log(state), 0.0)
         value = np.nan_to_num(value).astype(np.float32)[:, None]
         return np.where(bar.present, bar.close, state), value
-
-
-class Late(LastReturn):
-    """The same feature, one bar late: what look-ahead in the backtest would look like."""
-
-    def init(self, num_assets):
-        return super().init(num_assets), np.zeros((num_assets, 1), np.float32)
-
-    def step(self, state, bar):
-        inner, held = state
-        inner, value = super().step(inner, bar)
-        return (inner, value), held
 
 
 def momentum(window, present, account):
@@ -150,33 +138,22 @@ def decided(path, bars):
     return targets
 
 
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """The functions above, for tests to reach."""
-
-    bars = staticmethod(make_bars)
-    agent = staticmethod(make_agent)
-    replay = staticmethod(replay)
-    exchange = staticmethod(exchange)
-    Given = Given
-    decided = staticmethod(decided)
-    momentum = staticmethod(momentum)
-    LastReturn = LastReturn
-    Late = Late
-    costs = COSTS
-    first_decision = FIRST_DECISION
-
-
-@pytest.fixture
-def quick_disk(monkeypatch):
-    """No waiting for the disk: only a power cut could tell."""
-    monkeypatch.setattr("nca_trader.paper.journal.journal.SYNCHRONOUS", "OFF")
-    monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
+@pytest.fixture(autouse=True)
+def _quick_disk(request, monkeypatch):
+    """No waiting for the disk: only a power cut could tell. Tests of the journal itself wait."""
+    if "journal" not in request.path.parts:
+        monkeypatch.setattr("nca_trader.paper.journal.journal.SYNCHRONOUS", "OFF")
+        monkeypatch.setattr("os.fdatasync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")
 def stage():
-    return Stage
+    """The functions above, for tests to reach."""
+    return types.SimpleNamespace(
+        bars=make_bars, agent=make_agent, replay=replay, exchange=exchange, decided=decided,
+        momentum=momentum, Given=Given, LastReturn=LastReturn, costs=COSTS,
+        first_decision=FIRST_DECISION,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -184,12 +161,16 @@ def digest():
     """The SHA-256 of what a journal says, but for the times at which it was written."""
 
     def of(path):
-        from nca_trader.paper.journal.journal import read_events
-
         text = "\n".join(repr(event._replace(ts_recv=0)) for event in read_events(path))
         return hashlib.sha256(text.encode()).hexdigest()
 
     return of
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where a test's journal is."""
+    return tmp_path / "paper.db"
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from made_up import rules_of
 import nca_trader as nca
 from nca_trader.errors import CheckFailed
 from nca_trader.paper.feeds.feed import Notice
-from nca_trader.paper.venue import Activity, Answer, Holdings, Outcome
+from nca_trader.paper.venue import Activity, Answer, Holdings, OrderState, Outcome
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Costs
 
@@ -39,13 +39,7 @@ class Right:
 
 class Invents(Right):
     def look_up(self, client_id):
-        found = self.inner.look_up(client_id)
-        return found or self.fake(client_id)
-
-    def fake(self, client_id):
-        from nca_trader.paper.venue import OrderState
-
-        return OrderState(client_id, "A", 1.0, 0.0, "rejected")
+        return self.inner.look_up(client_id) or OrderState(client_id, "A", 1.0, 0.0, "rejected")
 
 
 class Forgets(Right):

@@ -14,8 +14,7 @@ TABLE = HERE.parents[1] / "shared" / "PAPER.md"
 ROWS = {
     "SIGKILL at each fail point (about 12) and 200 random kills": """
         paper/session/test_faults.py a_kill_at_each_kind_of_event_is_survived
-        every_kind_of_event_has_a_fail_point a_dozen_kills_at_any_call_are_survived
-        twenty_kills_at_any_call_are_survived
+        every_kind_of_event_has_a_fail_point twenty_kills_at_any_call_are_survived
         a_loss_that_halts_is_a_halt_also_if_the_process_dies_on_the_way
     """,
     "SIGTERM, Ctrl-C": """
@@ -127,7 +126,8 @@ ROWS = {
     "fee or dividend dated the day of the start; JSON of another shape or depth; 500 to every "
     "order; fills far from the market": """
         paper/session/test_router.py a_payment_dated_the_day_of_the_start_is_booked_once
-        paper/venues/test_alpaca.py an_answer_of_another_shape_is_unreachable_and_no_traceback
+        paper/venues/test_mutated_answers.py
+        no_answer_of_alpaca_leaves_a_session_without_a_way_on
         paper/session/test_live.py
         orders_that_no_answer_comes_to_are_events_and_halt_after_three_bars
         fills_far_from_the_market_are_events_and_halt_after_three

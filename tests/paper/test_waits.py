@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from fake_alpaca import FakeAlpaca
-from livedesk import BEGIN, SECOND, Desk, Still, Tape
+from livedesk import BAR, BEGIN, CLOSED, SECOND, Desk, Still, Table, Telling
 
 from nca_trader.errors import HaltError
 from nca_trader.paper import clock
@@ -20,19 +20,11 @@ from nca_trader.paper.clock import PATIENCE, TICK, Caller, Waits
 from nca_trader.paper.journal.halting import request_halt
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.halts import Halt
-from nca_trader.paper.session.router import OrderRouter
 from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venue import Answer, Outcome, Ticket
 
 SYMBOLS = tuple(f"S{i:02d}" for i in range(50))
-RUN, BAR = "0123456789abcdef", 1_000_000
-CLOSED = (BAR + 60) * SECOND
 WAYS = ("file", "SIGUSR1", "stop")
-
-
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
 
 
 class Flips:
@@ -93,24 +85,6 @@ class Far:
         return call
 
 
-class Telling(Tape):
-    """A tape that tells the desk each close, as the market would."""
-
-    def __init__(self, *args, desk, **more):
-        super().__init__(*args, **more)
-        self.desk = desk
-        self.tell()
-
-    def tell(self):
-        close = self.bars.close[self.place - 1]
-        self.desk.tell(self.now(), dict(zip(self.symbols, close.tolist(), strict=True)))
-
-    def __iter__(self):
-        for item in super().__iter__():
-            self.tell()
-            yield item
-
-
 class Ticking(Still):
     """A clock at whose n-th wait somebody asks; `done` is how long was waited after that."""
 
@@ -133,7 +107,7 @@ def traded(stage, folder, venue, desk, clock, asked=None, num_bars=4):
     """Trade fifty symbols; return the error that ended the session, if one did."""
     bars = stage.bars(num_bars=BEGIN + num_bars, symbols=SYMBOLS)
     agent = stage.agent(symbols=SYMBOLS, targets=(-0.01, 0.0, 0.01), decide=Flips())
-    tape = Telling(bars, folder / "tape", BEGIN, desk=desk)
+    tape = Telling(bars, folder / "tape", BEGIN, tell=desk.tell)
     with Journal(folder / "paper.db", tape.now) as journal:
         session = open_session(agent, tape, venue, journal, 1e5, warmup=10, clock=clock)
         with session.switch.listening():
@@ -220,7 +194,7 @@ def test_a_history_that_does_not_come_keeps_no_halt_from_being_heard(stage, tmp_
             return super().history(count)
 
     bars = stage.bars(num_bars=30)
-    tape = Slow(bars, tmp_path / "tape", BEGIN, desk=desk)
+    tape = Slow(bars, tmp_path / "tape", BEGIN, tell=desk.tell)
     with Journal(tmp_path / "paper.db", tape.now) as journal:
         session = open_session(stage.agent(), tape, desk, journal, 1e5, warmup=10, clock=Still())
         with pytest.raises(HaltError, match="reason now"):
@@ -315,42 +289,16 @@ def test_an_error_of_a_call_comes_to_the_one_who_waits():
     caller.close()
 
 
-class Table:
-    """A router of fifty symbols over a desk."""
-
-    def __init__(self, path, desk=None):
-        self.desk, self.clock = desk or Desk(), Still()
-        self.desk.tell(CLOSED, dict.fromkeys(SYMBOLS, 10.0))
-        self.journal = Journal(path, lambda: 0)
-        self.router = OrderRouter(
-            self.desk, self.journal, RUN, SYMBOLS, self.newest_for, self.clock
-        )
-        self.router.start(CLOSED)
-
-    def newest_for(self, opened):
-        """The bar after closes two minutes after this one opens."""
-        return opened + 120.0 - self.now() / SECOND
-
-    def now(self):
-        return CLOSED + int(self.clock.waited * SECOND)
-
-    def intend(self, symbols=SYMBOLS, bar=BAR):
-        with self.journal.transaction():
-            for symbol in symbols:
-                name = f"nca-{RUN[:8]}-{bar}-{symbol}-0"
-                self.router.intend(Ticket(name, symbol, 10.0), bar, {}, CLOSED)
-        return [f"nca-{RUN[:8]}-{bar}-{symbol}-0" for symbol in symbols]
-
-    def bodies(self, kind):
-        self.journal.commit()
-        return [event.body for event in read_events(self.journal.path, kind)]
+def intend(table, symbols=SYMBOLS, bar=BAR):
+    return [table.order(symbol, bar=bar) for symbol in symbols]
 
 
 @pytest.fixture
 def table(tmp_path):
-    made = Table(tmp_path / "paper.db")
+    made = Table(tmp_path / "paper.db", SYMBOLS)
+    made.router.start(CLOSED)
     yield made
-    made.journal.close()
+    made.close()
 
 
 @pytest.mark.parametrize("asked", [3600.0, 259_200.0, float("nan"), float("inf"), -1.0])
@@ -359,7 +307,7 @@ def test_no_wait_outlasts_the_order_that_it_is_for(table, asked):
     table.desk.submit = lambda ticket: (
         table.desk.submitted.append(ticket) or Answer(Outcome.BUSY, "rate-limit", asked)
     )
-    table.intend()
+    intend(table)
     table.router.deliver(CLOSED)
     assert table.clock.waited <= PATIENCE.age + 1e-6
     assert [b["reason"] for b in table.bodies("order_terminal")] == ["too-old"] * 50
@@ -371,11 +319,11 @@ def test_a_ban_is_over_when_the_venue_says(table):
     answers = iter([Answer(Outcome.BUSY, "rate-limit", 90.0)])
     accept = table.desk.submit
     table.desk.submit = lambda ticket: next(answers, None) or accept(ticket)
-    table.intend(SYMBOLS[:2])
+    intend(table, SYMBOLS[:2])
     table.router.deliver(CLOSED)
     assert table.clock.waited == 0.0 and table.desk.placed == []
     table.clock.waited = 61.0
-    sent = table.intend(SYMBOLS[:1], BAR + 60)
+    sent = intend(table, SYMBOLS[:1], BAR + 60)
     table.router.deliver(CLOSED)
     assert table.clock.waited == pytest.approx(90.0) and table.desk.placed == sent
 
@@ -398,7 +346,7 @@ def test_what_a_venue_says_of_its_return_is_a_number_of_seconds(keys, header):
 
 def test_fifty_orders_are_cancelled_at_once_and_waited_for_once(table):
     table.desk.script = ["rests"] * 50
-    names = table.intend()
+    names = intend(table)
     table.router.deliver(CLOSED)
     table.desk.cancelling, table.desk.calls = False, []
     begun = table.clock.waited
@@ -417,7 +365,7 @@ def test_fifty_orders_are_cancelled_at_once_and_waited_for_once(table):
 
 def test_a_cancellation_that_was_not_heard_is_said_again(table):
     table.desk.script = ["rests"] * 2
-    names = table.intend(SYMBOLS[:2])
+    names = intend(table, SYMBOLS[:2])
     table.router.deliver(CLOSED)
     cancel, deaf = table.desk.cancel, [True, True]
     table.desk.cancel = lambda name: (
@@ -427,10 +375,9 @@ def test_a_cancellation_that_was_not_heard_is_said_again(table):
     assert [b["reason"] for b in table.bodies("order_terminal")] == ["cancelled"] * 2
 
 
-def test_a_resume_cancels_all_before_it_waits(tmp_path):
-    table = Table(tmp_path / "paper.db")
+def test_a_resume_cancels_all_before_it_waits(table):
     table.desk.script = ["rests"] * 50
-    table.intend()
+    intend(table)
     table.router.deliver(CLOSED)
     table.desk.cancelling, table.desk.calls = False, []
     table.router.ledger.since = None  # as after `resume`
@@ -439,4 +386,3 @@ def test_a_resume_cancels_all_before_it_waits(tmp_path):
         table.router.start(CLOSED)
     assert table.clock.waited - begun <= PATIENCE.looks + PATIENCE.last
     assert table.desk.calls[:51] == ["cancel"] * 50 + ["look_up"]
-    table.journal.close()

@@ -14,8 +14,7 @@ class Faults(NamedTuple):
 
     reject, busy: refused, for good or for now. mute, reset: accepted, and then no answer or a
     closed connection. lost: a closed connection, and not accepted. partial: half fills in a bar.
-    repeat: fills are listed twice. latency: seconds of each answer, which no clock waits for: one
-    above the client's timeout is an answer that does not come.
+    repeat: fills are listed twice.
     """
 
     seed: int = 0
@@ -26,13 +25,11 @@ class Faults(NamedTuple):
     lost: float = 0.0
     partial: float = 0.0
     repeat: float = 0.0
-    latency: float = 0.0
 
 
 class Broken(Exchange):
     """`faults` and `down` may be set at any time; while it is down nothing gets through."""
 
-    timeout = 5.0
     faults, down = Faults(), False
 
     def __init__(self, *args, faults=None, **more):
@@ -59,8 +56,6 @@ class Broken(Exchange):
     def reach(self):
         if self.down:
             raise Unreachable("connection", "the exchange is gone")
-        if self.faults.latency > self.timeout:
-            raise Unreachable("timeout", f"no answer in {self.timeout:g} s")
 
     def submit(self, ticket):
         fault = self.fault_of(ticket.client_id)
@@ -71,7 +66,7 @@ class Broken(Exchange):
         if fault == "reject" and self.look_up(ticket.client_id) is None:
             return Answer(Outcome.REJECTED, "fault")
         answer = super().submit(ticket)
-        if fault == "mute" or self.faults.latency > self.timeout:
+        if fault == "mute":
             return Answer(Outcome.AMBIGUOUS, "timeout")
         return Answer(Outcome.AMBIGUOUS, "connection") if fault == "reset" else answer
 

@@ -39,6 +39,21 @@ DEEP = b"[" * 50_000 + b"]" * 50_000
 HANG = 1.5  # seconds, longer than the clients of the tests wait
 
 
+class Made:
+    """A made-up clock of a feed, which the feed's waits move; `tell` hears each time."""
+
+    def __init__(self, feed, time, tell=lambda time: None):
+        self.time, self.tell, feed._clock, feed._get = time, tell, self, self.get
+        tell(time)
+
+    def now(self):
+        return int(self.time * 1e9)
+
+    def get(self, seconds):
+        self.time += seconds
+        self.tell(self.time)
+
+
 class FakeVenue:
     """Serves `answer(method, path, query, body, headers) -> (status, object)` on loopback."""
 

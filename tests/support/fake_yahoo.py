@@ -1,14 +1,10 @@
-"""Yahoo's chart answers, made of prices as they traded, and a way to record true ones.
+"""Yahoo's chart answers, made of prices as they traded.
 
 The answers come in where yfinance asks its session (`YfData.get`), so that its own code makes the
-frames. To record those of the true host, where it can be reached:
-
-    python tests/support/fake_yahoo.py answers.json AAPL 2020-07-01 2020-10-01 1d
+frames.
 """
 
 import json
-import pathlib
-import sys
 import zoneinfo
 from datetime import date, datetime, time, timedelta
 
@@ -137,34 +133,3 @@ def days_from(first, count):
         found += [day] if day.weekday() < 5 else []
         day += timedelta(days=1)
     return found
-
-
-def record(path, symbol, start, stop, every):
-    """Write what the true host answers to these requests, by URL and arguments."""
-    from nca_trader.paper.feeds import fetch
-
-    answers, get = [], yfinance.data.YfData.get
-
-    def noted(self, url, params=None, timeout=30):
-        answer = get(self, url, params, timeout)
-        answers.append({"url": url, "params": params, "answer": answer.json()})
-        return answer
-
-    yfinance.data.YfData.get = yfinance.data.YfData.cache_get = noted
-    folder = pathlib.Path(path).with_suffix(".cache")
-    fetch.fetch_bars(f"yahoo:{symbol}", start, stop, every, cache=folder)
-    pathlib.Path(path).write_text(json.dumps(answers, indent=1))
-
-
-def replay(monkeypatch, path):
-    """Answer with what was recorded, and with nothing else."""
-    known = {(a["url"], str(a["params"])): a["answer"] for a in json.loads(path.read_text())}
-    for name in ("get", "cache_get"):
-        monkeypatch.setattr(
-            yfinance.data.YfData, name, lambda self, url, params=None, timeout=30:
-            Answer(known[url, str(params)]),
-        )  # fmt: skip
-
-
-if __name__ == "__main__":
-    record(*sys.argv[1:])

@@ -11,6 +11,7 @@ import numpy as np
 from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.bars import bar_of, complete
 from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.session.router import OrderRouter
 from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venue import (
     Activity,
@@ -20,10 +21,13 @@ from nca_trader.paper.venue import (
     Instrument,
     OrderState,
     Outcome,
+    Ticket,
     Unreachable,
 )
 
 SECOND = 1_000_000_000
+RUN, BAR = "0123456789abcdef", 1_000_000  # of a `Table`: seconds of its bar's open
+CLOSED = (BAR + 60) * SECOND
 BEGIN = 20  # bars that are history when a session of `Room` starts
 
 
@@ -197,17 +201,91 @@ class Tape:
         pass
 
 
+class Telling(Tape):
+    """A tape that tells a venue its time and each close, as the market would."""
+
+    def __init__(self, *args, tell, **more):
+        super().__init__(*args, **more)
+        self.tell = tell
+        self.told()
+
+    def told(self):
+        close = self.bars.close[self.place - 1].tolist()
+        self.tell(self.now(), dict(zip(self.symbols, close, strict=True)))
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.told()
+            yield item
+
+
+class Table:
+    """A router over a desk, at the close of one bar; `again()` is the next process."""
+
+    def __init__(self, path, symbols, desk=None, **more):
+        self.path, self.desk, self.clock, self.more = path, desk or Desk(), Still(), more
+        self.symbols, self.journal = symbols, None
+        prices = {symbol: 10.0 * (i + 1) for i, symbol in enumerate(symbols)}
+        self.desk.tell(CLOSED, prices)
+        self.again()
+
+    def again(self):
+        self.close()
+        self.journal = Journal(self.path, lambda: 0)
+        self.router = OrderRouter(
+            self.desk, self.journal, RUN, self.symbols, self.newest_for, self.clock, **self.more
+        )
+
+    def newest_for(self, opened):
+        """The bar after closes two minutes after this one opens."""
+        return opened + 120.0 - self.now() / SECOND
+
+    def now(self):
+        return CLOSED + int(self.clock.waited * SECOND)
+
+    def order(self, symbol="A", units=10.0, name=None, bar=BAR):
+        name = name or f"nca-{RUN[:8]}-{bar}-{symbol}-0"
+        with self.journal.transaction():
+            self.router.intend(Ticket(name, symbol, units), bar, {}, CLOSED)
+        return name
+
+    def deliver(self, *args, **kwargs):
+        self.router.start(CLOSED)
+        name = self.order(*args, **kwargs)
+        self.router.deliver(CLOSED)
+        return name
+
+    def kinds(self):
+        self.journal.commit()
+        return [e.kind for e in read_events(self.path) if e.kind.startswith("order")]
+
+    def bodies(self, kind):
+        self.journal.commit()
+        return [e.body for e in read_events(self.path, kind)]
+
+    def close(self):
+        if self.journal:
+            self.journal.close()
+
+
 class Room:
     """A session over bars of `stage`, which a test can start again and again."""
 
     def __init__(self, stage, folder, agent=None, desk=None, num_bars=60, **tape):
-        self.bars, self.folder = stage.bars(num_bars=num_bars), folder
+        folder.mkdir(exist_ok=True)
         self.path, self.agent = folder / "paper.db", agent or stage.agent()
+        self.bars = stage.bars(num_bars=num_bars, symbols=self.agent.symbols)
+        self.folder = folder
         self.desk, self.tape_options = desk or Desk(), tape
         self.clock = Still()
 
     def tape(self):
         return Tape(self.bars, self.folder / "tape", BEGIN, **self.tape_options)
+
+    def miss(self, bars):
+        """Let bars close while no session is alive."""
+        place = self.folder / "tape"
+        place.write_text(str(int(place.read_text()) + bars))
 
     def trade(self, bars=10**6, tape=None, until=None):
         """Trade until the given number of bars has closed while the session was alive.

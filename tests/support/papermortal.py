@@ -8,6 +8,7 @@ exchange's. `fatal` is null, a number (the call of the journal or the exchange t
 The answer is a line: the exit code, below 0 for a signal.
 """
 
+import importlib
 import json
 import os
 import signal
@@ -142,7 +143,9 @@ def child(argv, faults, fatal, log, env):
 
 def serve():
     warnings.filterwarnings("ignore", message=".*fork.*")
-
+    # Imported once and forked, not used: what computes starts threads, which a fork would lose.
+    for name in ("papertape", "jax.numpy", "nca_trader.cli", "nca_trader.paper.session.trade"):
+        importlib.import_module(name)
     for line in sys.stdin:
         task = json.loads(line)
         pid = os.fork()

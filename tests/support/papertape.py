@@ -37,8 +37,3 @@ def steps(bars):
     target[34:36] = 0.0
     target[36:37] = 1e-11  # too small to be an order
     return target
-
-
-def against(bars):
-    """The other side of `steps`, so that much of both crosses inside the account."""
-    return -0.7 * steps(bars)

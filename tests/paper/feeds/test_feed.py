@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from nca_trader.cli import main
-from nca_trader.cli.options import READING
 from nca_trader.cli.paper import why_no_order
 from nca_trader.config.reading import replayed_file
 from nca_trader.data.bars import read_bars, write_bars
@@ -93,39 +92,15 @@ TEXT = """time,open,high,low,close,volume
 """
 
 
-def test_a_replay_takes_the_reading_options(tmp_path):
-    path = tmp_path / "bars.csv"
-    path.write_text(TEXT)
-    feed, journal = f"replay:{path}", tmp_path / "paper.db"
-    with pytest.raises(BarError, match="D015"):
-        paper_trade(sma_cross(1, 2), feed, journal)
-    how = {"timezone": "America/New_York", "repair": "sort", "symbol": "X"}
-    paper_trade(sma_cross(1, 2), feed, journal, reading=how)
-    events = list(read_events(journal, "bar"))
+def test_a_replay_takes_the_reading_options(path, tmp_path, capsys):
+    (tmp_path / "bars.csv").write_text(TEXT)
+    command = ["paper", "--strategy=sma_cross", f"--feed=replay:{tmp_path}/bars.csv"]
+    command.append(f"--journal={path}")
+    assert main(command) == 2 and "D015" in capsys.readouterr().err
+    assert main([*command, "--timezone=America/New_York", "--repair=sort", "--symbol=X"]) == 0
+    events = list(read_events(path, "bar"))
     assert [event.body["X"][3] for event in events] == [10.25, 10.5]
     assert events[0].ts_event == 1614609060 * 10**9  # 14:31 UTC
-
-
-def test_the_command_names_them(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    with pytest.raises(SystemExit) as end:
-        main(["paper", "--help"])
-    said = capsys.readouterr().out
-    assert end.value.code == 0 and all(f"--{name.replace('_', '-')}" in said for name in READING)
-
-
-def test_the_command_hands_them_on(tiny, tmp_path, capsys):
-    path = tmp_path / "naive.csv"
-    text = tiny.data.read_text().replace("+00:00", "")
-    text = "\n".join(
-        line.replace(",", " 00:30:00,", 1) if i else line
-        for i, line in enumerate(text.splitlines())
-    )
-    path.write_text(text.replace(" 00:00:00 00:30:00", " 00:30:00"))
-    command = ["paper", f"--run={tiny.path}", f"--feed=replay:{path}"]
-    assert main([*command, f"--journal={tmp_path / 'a.db'}"]) == 2
-    assert "D015" in capsys.readouterr().err
-    assert main([*command, f"--journal={tmp_path / 'b.db'}", "--timezone=UTC"]) == 0
 
 
 def test_a_session_that_ends_without_an_order_says_so_and_why(stage, tmp_path, capsys):

@@ -9,12 +9,11 @@ import pytest
 from fake_alpaca import FakeAlpaca, FakeStream
 from fake_exchange import FakeExchange
 from fake_okx import MOST, FakeOkx
-from fake_venue import CANARY, KEY
+from fake_venue import CANARY, KEY, Made
 
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError
 from nca_trader.paper.feeds import alpaca_feed, ccxt_feed
-from nca_trader.paper.feeds.feed import Notice
 from nca_trader.paper.feeds.venue_feed import Row
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venues import net
@@ -155,15 +154,9 @@ def test_waits_between_connections_grow_to_half_a_minute(fake):
 def test_live_minutes_from_stream_and_rest_end_to_end(fake, monkeypatch):
     """The whole feed on real threads: the clock alone is made up."""
 
-    class Made:
-        time = MINUTE + 600.2
-
-        def now(self):
-            return int(self.time * 1e9)
-
     with FakeStream() as stream:
         feed = alpaca_feed.open_feed(["SPY", "QQQ"], "1min", url=fake.url, stream_url=stream.url)
-        feed._clock = clock = Made()
+        clock = Made(feed, MINUTE + 600.2)
         past = feed.history(5)
         assert past.close[:, 0].tolist() == [105.5 + i for i in range(5)]
         items = iter(feed)
@@ -189,22 +182,11 @@ def test_live_minutes_from_stream_and_rest_end_to_end(fake, monkeypatch):
 def test_longer_bars_are_made_of_listed_minutes_and_no_stream_is_opened(fake):
     """Two bars of five minutes by hand; the minute that traded nothing has no bar in the list."""
 
-    class Made:
-        time = MINUTE + 600.2
-
-        def now(self):
-            return int(self.time * 1e9)
-
     del fake.bars["SPY"][MINUTE + 720]
     with FakeStream() as stream:
         feed = alpaca_feed.open_feed(["SPY", "QQQ"], "5min", url=fake.url, stream_url=stream.url)
-        feed._clock = clock = Made()
+        clock = Made(feed, MINUTE + 600.2)
         assert feed.history(2).close[:, 0].tolist() == [104.5, 109.5]
-
-        def wait(seconds):
-            clock.time += seconds
-
-        feed._get = wait
         items = iter(feed)
         first, second = next(items), next(items)
         feed.close()
@@ -301,32 +283,6 @@ def test_candles_that_do_not_come_are_unreachable(exchange):
     source.close()
 
 
-def test_live_candles_of_an_exchange(exchange):
-    class Made:
-        time = HOUR + 3 * 3600 + 0.5
-
-        def now(self):
-            return int(self.time * 1e9)
-
-    feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], "1h", url=exchange.url)
-    feed._clock = clock = Made()
-    exchange.clock = lambda: clock.time
-
-    def get(seconds):
-        clock.time += seconds
-
-    feed._get = get
-    assert feed.history(2).close.ravel().tolist() == [50_001.5, 50_002.5]
-    found = []
-    for item in feed:
-        found.append(item)
-        if len(found) == 3:
-            feed.close()
-    assert not any(isinstance(item, Notice) for item in found)
-    assert [float(bar.close[0]) for bar in found] == [50_003.5, 50_004.5, 50_005.5]
-    assert np.array([bar.present.all() for bar in found]).all()
-
-
 # --- an exchange that answers for a span ---
 
 
@@ -372,7 +328,7 @@ def test_days_that_begin_elsewhere_are_made_of_shorter_bars(okx, hong_kong, step
     okx.only_hong_kong = hong_kong
     feed = ccxt_feed.open_feed("okx", ["BTC/USDT"], "1d")
     assert feed.source.step == step
-    feed._clock = type("Made", (), {"now": lambda self: int(okx.clock() * 1e9)})()
+    Made(feed, okx.clock())
     past = feed.history(3)
     feed.close()
     for i, opened in enumerate(past.time.astype("datetime64[s]").astype(np.int64).tolist()):
@@ -384,14 +340,7 @@ def test_days_that_begin_elsewhere_are_made_of_shorter_bars(okx, hong_kong, step
 
 def test_live_hours_of_a_second_exchange(okx):
     feed = ccxt_feed.open_feed("okx", ["BTC/USDT", "NEW/USDT"], "1h")
-    now = [float(HOUR + 3600 * 1500)]
-    feed._clock = type("Made", (), {"now": lambda self: int(now[0] * 1e9)})()
-    okx.clock = lambda: now[0]
-
-    def get(seconds):
-        now[0] += seconds
-
-    feed._get = get
+    Made(feed, float(HOUR + 3600 * 1500), lambda time: setattr(okx, "clock", lambda: time))
     past = feed.history(200)
     assert past.close[-1].tolist() == [1599.5, 1599.5] and past.present[:100, 1].sum() == 0
     items = iter(feed)

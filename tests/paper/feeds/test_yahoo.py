@@ -1,11 +1,9 @@
 """Yahoo's history: splits and dividends once, its days and hours, and what it refuses."""
 
 import datetime
-import json
 import logging
 import time
 
-import fake_yahoo
 import numpy as np
 import pytest
 from fake_yahoo import FakeYahoo, Listing, days_from
@@ -147,15 +145,3 @@ def test_a_fault_of_the_venue_is_refused_as_a_files_is(monkeypatch, tmp_path, tr
     with pytest.raises(BarError, match="yahoo:BAD: D0") as caught:
         nca.fetch_bars("yahoo:BAD", "2020-08-01", "2020-12-01")
     assert 'repair="' in str(caught.value)
-
-
-def test_recorded_answers_are_replayed(monkeypatch, tmp_path, traded):
-    FakeYahoo(monkeypatch, tmp_path, AAPL=traded)
-    path = tmp_path / "answers.json"
-    with monkeypatch.context():
-        fake_yahoo.record(str(path), "AAPL", "2020-08-01", "2020-12-01", "1d")
-    want = nca.fetch_bars("yahoo:AAPL", "2020-08-01", "2020-12-01")
-    assert {"url", "params", "answer"} == set(json.loads(path.read_text())[0])
-    fake_yahoo.replay(monkeypatch, path)
-    got = nca.fetch_bars("yahoo:AAPL", "2020-08-01", "2020-12-01", cache=tmp_path / "again")
-    assert got.digest() == want.digest()

@@ -34,11 +34,6 @@ def clock():
     return 7
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "paper.db"
-
-
 def write(path, count=20):
     with Journal(path, clock) as journal:
         for i in range(count):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
+from fake_venue import Made
 from livedesk import SECOND, Still
 
 from nca_trader.paper.feeds import alpaca_feed, ccxt_feed
@@ -20,27 +21,7 @@ DAY, MONDAY = 86_400, 1_750_032_000  # 2025-06-16 00:00 UTC
 OPEN = MONDAY + 13 * 3600 + 1800  # New York's session of that day
 STEPS = {"1s": 1, "1min": 60, "1h": 3600, "1d": DAY}
 
-pytestmark = pytest.mark.usefixtures("keys", "quick_disk")
-
-
-class Made:
-    """A clock that the feed's waits move; `stops` ends the session after a time."""
-
-    def __init__(self, time):
-        self.time = time
-
-    def now(self):
-        return int(self.time * SECOND)
-
-    def attach(self, feed, tell):
-        feed._clock, self.tell = self, tell
-        feed._get = self.get
-        tell(self.time)
-        return feed
-
-    def get(self, seconds):
-        self.time += seconds
-        self.tell(self.time)
+pytestmark = pytest.mark.usefixtures("keys")
 
 
 def values(i):
@@ -59,8 +40,7 @@ def at_alpaca(stack, every, late, begin):
     }}  # fmt: skip
     fake.late = late
     feed = alpaca_feed.open_feed(["SPY"], every, url=fake.url, stream_url="ws://127.0.0.1:9/v2/iex")
-    clock = Made(begin)
-    return clock, clock.attach(feed, lambda time: setattr(fake, "clock", time))
+    return Made(feed, begin, lambda time: setattr(fake, "clock", time)), feed
 
 
 def at_binance(stack, every, late, begin):
@@ -70,8 +50,7 @@ def at_binance(stack, every, late, begin):
     fake.klines["BTCUSDT"] = {1000 * step * i: values(i) for i in range(first, first + 90)}
     fake.late = late
     feed = ccxt_feed.open_feed("binance", ["BTC/USDT"], every, url=fake.url)
-    clock = Made(begin)
-    return clock, clock.attach(feed, lambda time: setattr(fake, "clock", lambda: time))
+    return Made(feed, begin, lambda time: setattr(fake, "clock", lambda: time)), feed
 
 
 # Of each: the venue, the length, how late a bar is listed, when the session begins, how many live

@@ -166,7 +166,7 @@ def test_turnover_against_the_backtest():
 
 
 @pytest.mark.heavy
-def test_a_run_keeps_its_reference_and_a_session_warns(stage, tmp_path, quick_disk):
+def test_a_run_keeps_its_reference_and_a_session_warns(stage, tmp_path):
     bars = stage.bars(num_bars=1200)
     config = EnvConfig(features=("return_1",), short=False, costs=Costs(slippage=2e-4))
     agent = AgentConfig(policy=PolicyConfig(channels=8, hidden=8, steps=2, dilations=(1, 2)))

@@ -20,11 +20,6 @@ from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 
 
-@pytest.fixture
-def path(tmp_path, quick_disk):
-    return tmp_path / "paper.db"
-
-
 def opened(journal, stage, feed, agent=None):
     agent = agent or stage.agent()
     return open_session(agent, feed, stage.exchange(agent), journal, 1e5)
@@ -191,7 +186,7 @@ def test_of_two_requests_the_first_counts_whoever_asks(path, stage):
     assert read_halt(path) is None and request_halt(path, "again")
 
 
-def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
+def test_the_commands_halt_and_resume(stage, tmp_path, capsys):
     from nca_trader.cli import main
 
     write_bars(stage.bars(num_bars=150), tmp_path / "bars.csv")
@@ -216,7 +211,7 @@ def test_the_commands_halt_and_resume(stage, tmp_path, capsys, quick_disk):
 
 
 @pytest.mark.heavy
-def test_limits_are_options_of_both_commands(stage, tmp_path, capsys, quick_disk):
+def test_limits_are_options_of_both_commands(stage, tmp_path, capsys):
     from nca_trader.cli import main
 
     write_bars(stage.bars(num_bars=150, symbols=("AAA",)), tmp_path / "bars.csv")

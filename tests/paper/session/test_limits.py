@@ -55,11 +55,6 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.few(2)

@@ -26,11 +26,6 @@ from nca_trader.strategies.targets import strategy_targets
 from nca_trader.watch.alerts import Rule
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
-
-
 @pytest.fixture
 def room(stage, tmp_path):
     return Room(stage, tmp_path)
@@ -64,6 +59,15 @@ def test_the_agent_sees_what_the_venue_holds(room, stage):
 LONG = nca.rules.momentum(60)
 
 
+def asked_of(room, begin):
+    """The numbers of bars of its history that a session asks for."""
+    tape, asked = Tape(room.bars, room.folder / "tape", begin), []
+    give = tape.history
+    tape.history = lambda count: (asked.append(count), give(count))[1]
+    room.trade(tape=tape)
+    return asked
+
+
 @pytest.mark.parametrize(
     "strategy",
     [LONG.with_delay(5), nca.blend({"long": (LONG, 1.0), "none": (nca.rules.random(), 0.0)})],
@@ -75,10 +79,7 @@ def test_a_strategy_gets_the_bars_that_it_remembers_of_each_asset(stage, tmp_pat
     traded = np.arange(330)[:, None] >= 299  # a desk needs a price of each
     room.bars = dataclasses.replace(bars, present=bars.present | traded)
     room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
-    tape = Tape(room.bars, tmp_path / "tape", 300)
-    give, asked = tape.history, []
-    tape.history = lambda count: (asked.append(count), give(count))[1]
-    room.trade(tape=tape)
+    asked = asked_of(room, 300)
     assert asked[0] == strategy.history < asked[-1] < 300
     found = [body["target"] for body in room.bodies("decision")]
     assert found == strategy_targets(room.bars, strategy)[299:].tolist()
@@ -90,11 +91,7 @@ def test_an_asset_without_more_bars_is_asked_for_once_more(stage, tmp_path):
     present = np.arange(300)[:, None] >= [0, 270]
     room.bars = dataclasses.replace(stage.bars(num_bars=300), present=present)
     room.agent = strategy_agent(LONG, room.bars, stage.agent().rules)
-    tape = Tape(room.bars, tmp_path / "tape", 290)
-    give, asked = tape.history, []
-    tape.history = lambda count: (asked.append(count), give(count))[1]
-    room.trade(tape=tape)
-    assert asked == [61, 122]
+    assert asked_of(room, 290) == [61, 122]
 
 
 def test_sizes_are_remembered_too(stage, tmp_path):
@@ -102,10 +99,7 @@ def test_sizes_are_remembered_too(stage, tmp_path):
     room.bars = stage.bars(num_bars=510)
     rules = dataclasses.replace(rules, sizing="volatility", volatility_span=25)
     room.agent = strategy_agent(nca.rules.momentum(5), room.bars, rules)
-    tape = Tape(room.bars, tmp_path / "tape", 500)
-    give, asked = tape.history, []
-    tape.history = lambda count: (asked.append(count), give(count))[1]
-    room.trade(tape=tape)
+    asked = asked_of(room, 500)
     assert asked == [bars_of_size(rules.scale)]
     # As a size is on all bars: older ones weigh less than rounding does.
     whole, part = (sizes(bars, rules.scale)[-1] for bars in (room.bars, room.bars[-asked[0] :]))
@@ -126,7 +120,6 @@ def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage,
     strategy = nca.Strategy(lambda n: 0.0, act, "patient")
     results = []
     for name, stops in (("whole", 0), ("cut", 12)):
-        (tmp_path / name).mkdir()
         room = Room(stage, tmp_path / name)
         room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
         for _ in range(stops):
@@ -139,8 +132,8 @@ def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage,
 
 def test_bars_missed_while_away_teach_but_do_not_trade(room):
     room.trade(5)
-    decided, tape = room.kinds()["decision"], room.folder / "tape"
-    tape.write_text(str(int(tape.read_text()) + 10))
+    decided = room.kinds()["decision"]
+    room.miss(10)
     room.trade(1)
     assert room.kinds()["bar"] == 10 + 5 + 10 + 1
     assert room.kinds()["decision"] == decided + 2  # the newest missed bar, and a live one
@@ -152,11 +145,9 @@ def test_books_are_compared_once_after_an_absence(stage, tmp_path):
     """Not at each of the bars that were missed: a venue limits how often it is asked."""
     rounds = []
     for missed in (0, 100):
-        (tmp_path / str(missed)).mkdir()
         room = Room(stage, tmp_path / str(missed), num_bars=140)
         room.trade(5)
-        tape = room.folder / "tape"
-        tape.write_text(str(int(tape.read_text()) + missed))
+        room.miss(missed)
         room.desk.calls.clear()
         room.trade(1)
         assert room.kinds()["bar"] == 10 + 5 + missed + 1
@@ -169,8 +160,7 @@ def test_what_filled_during_an_absence_is_booked(room):
     room.desk = Desk(script=["rests", "rests"])
     room.trade(5)
     waiting = [name for name, order in room.desk.orders.items() if order[2] == "working"]
-    tape = room.folder / "tape"
-    tape.write_text(str(int(tape.read_text()) + 20))
+    room.miss(20)
     for name in waiting:
         room.desk.execute(name, room.desk.orders[name][0].units)
     room.trade(2)
@@ -190,7 +180,6 @@ def test_orders_that_no_answer_comes_to_are_events_and_halt_after_three_bars(
         symbols=("AAA",), decide=lambda *_: np.eye(3)[[2 if next(flips) > 0.0 else 0]]
     )
     room = Room(stage, tmp_path, agent)
-    room.bars = stage.bars(num_bars=60, symbols=("AAA",))
     submit, bars = room.desk.submit, []
 
     def unheard(ticket):
@@ -230,10 +219,9 @@ def flipping(stage, tmp_path, desk=None):
         return np.eye(3)[[2 if window[-1, 0, 0] > 0.0 else 0]]
 
     room = Room(stage, tmp_path, stage.agent(symbols=("AAA",), decide=decide), desk)
-    bars = stage.bars(num_bars=60, symbols=("AAA",))
     close = np.where(np.arange(60) % 2, 101.0, 100.0)[:, None]
     room.bars = dataclasses.replace(
-        bars, open=201.0 - close, close=close, high=close * 0 + 101.0, low=close * 0 + 100.0
+        room.bars, open=201.0 - close, close=close, high=close * 0 + 101.0, low=close * 0 + 100.0
     )
     return room
 
@@ -301,8 +289,7 @@ def test_fills_far_from_the_market_are_events_and_halt_after_three(room):
 def test_a_hole_in_history_is_said(room):
     """The feed gives at most five bars back, and twenty were missed."""
     room.trade(2)
-    tape = room.folder / "tape"
-    tape.write_text(str(int(tape.read_text()) + 20))
+    room.miss(20)
     short = room.tape()
     give = short.history
     short.history = lambda count: give(min(count, 5))
@@ -420,10 +407,7 @@ def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stag
         symbols=("AAA",), targets=(0.0, 0.5), decide=lambda w, p, a: np.array([[0.0, 1.0]])
     )
     for script, orders in ((["reject", "reject"], 3), (["rests"], 1)):
-        folder = tmp_path / script[0]
-        folder.mkdir()
-        room = Room(stage, folder, always, Desk(script=script))
-        room.bars = stage.bars(num_bars=60, symbols=("AAA",))
+        room = Room(stage, tmp_path / script[0], always, Desk(script=script))
         room.trade(3)
         for order in room.desk.orders.values():
             order[2] = "cancelled" if order[2] == "working" else order[2]
@@ -433,9 +417,8 @@ def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stag
         assert reasons == (["rejected", "rejected", "filled"] if orders == 3 else ["cancelled"])
 
 
-@pytest.mark.parametrize("fault", ["reject", "busy"])
 @pytest.mark.parametrize("name", list(baseline_rules(20)))
-def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
+def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name):
     """Each deployable baseline, where the first three orders are rejected or too old.
 
     Some order once and never again. In the end the account holds what it holds where nothing
@@ -443,14 +426,13 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
     person lifts a halt in between.
     """
     ends = []
-    for script in ([], [fault] * 3):
-        folder = tmp_path / str(len(script))
-        folder.mkdir()
-        room = Room(stage, folder, num_bars=110)
+    for fault in ("", "reject", "busy"):
+        folder = tmp_path / f"{fault}0"
+        room = Room(stage, folder, num_bars=80)
         rule = baseline_rules(20)[name] if "SMA" not in name else nca.rules.sma_cross(3, 8)
         room.agent = strategy_agent(rule, room.bars, stage.agent().rules)
         submit = room.desk.submit
-        room.desk.script = script
+        room.desk.script = [fault] * 3
         room.desk.submit = lambda ticket, submit=submit: patient(submit(ticket))
         tape = functools.partial(Daily, room.bars, folder / "tape", BEGIN, clock=room.clock)
         with contextlib.suppress(HaltError):  # at three bars in a row nothing was taken
@@ -459,11 +441,12 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name, fault):
             resume(room.path, "the venue takes orders again", room.tape().now())
             room.trade(tape=tape())
         ends.append((room, np.array(room.bodies("snapshot")[-1]["weight"])))
-    (clean, expected), (failed, found) = ends
-    np.testing.assert_allclose(found, expected, atol=0.05)
-    assert bool(clean.desk.placed) == bool(failed.desk.placed) == (name != "always flat")
-    why = {body["reason"] for body in failed.bodies("order_terminal")}
-    assert name == "always flat" or ("rejected" if fault == "reject" else "too-old") in why
+    (clean, expected), *failures = ends
+    for (failed, found), reason in zip(failures, ("rejected", "too-old"), strict=True):
+        np.testing.assert_allclose(found, expected, atol=0.05)
+        assert bool(clean.desk.placed) == bool(failed.desk.placed) == (name != "always flat")
+        why = {body["reason"] for body in failed.bodies("order_terminal")}
+        assert name == "always flat" or reason in why
 
 
 class Daily(Tape):
@@ -525,7 +508,6 @@ def test_a_journal_belongs_to_its_venue_and_agent(room, stage):
 def test_two_journals_of_one_agent_do_not_share_ids(stage, tmp_path):
     ids = []
     for name in ("one", "two"):
-        (tmp_path / name).mkdir()
         room = Room(stage, tmp_path / name)
         room.tape().path.write_text("20" if name == "one" else "22")
         room.trade(8)
@@ -554,7 +536,6 @@ def repeating(room, **more):
 
 
 def test_bars_that_come_again_after_a_reconnection_are_dropped(room, stage, tmp_path):
-    (tmp_path / "plain").mkdir()
     plain = Room(stage, tmp_path / "plain")
     expected = plain.trade()
     room.trade(22, repeating(room))
@@ -836,7 +817,6 @@ def test_an_asset_that_is_paid_out_while_nobody_trades_halts_nobody(stage, tmp_p
     values = []
     for away in (0, 12):
         folder = tmp_path / str(away)
-        folder.mkdir()
         room = Room(stage, folder, agent)
         gone = (np.arange(len(room.bars)) >= 30)[:, None] & np.array([True, False])
         fields = {
@@ -847,8 +827,7 @@ def test_an_asset_that_is_paid_out_while_nobody_trades_halts_nobody(stage, tmp_p
         room.bars = dataclasses.replace(room.bars, present=~gone, volume=volume, **fields)
         room.desk = Exchange(folder / "books", 1e5, agent.symbols, agent.rules)
         room.trade(7)
-        tape = folder / "tape"
-        tape.write_text(str(int(tape.read_text()) + away))
+        room.miss(away)
         values.append(room.trade()["value"])
         assert "delisted" in [body["client_id"] for body in room.bodies("fill")]
         assert "bars-missing" not in [body["code"] for body in room.bodies("halt")]
@@ -909,8 +888,6 @@ def test_what_fills_while_it_is_withdrawn_is_seen_at_the_next_bar_also_after_a_r
 
     whole = Room(stage, tmp_path / "whole", stage.agent(decide=sees), Races(script=["rests"] * 99))
     parts = Room(stage, tmp_path / "parts", stage.agent(decide=sees), Races(script=["rests"] * 99))
-    for each in (whole, parts):
-        each.folder.mkdir()
     whole.trade()
     assert any(fill.units for fill in whole.desk.fills) and "cancel" in whole.desk.calls
     for bars in (9, 7, 100):

@@ -18,11 +18,6 @@ BARS = 20 + WINDOW + 20  # history, the window that is compared, and some
 FEWER = {"schema": 60, "slippage": 110}  # which do not need the window
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
-
-
 def known(stage):
     """The feature under the name of one that the package has, so that its schema has a hash."""
     made = stage.LastReturn()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fake_alpaca import FakeAlpaca
 from fake_venue import CANARY, KEY
-from livedesk import SECOND, Room, Still, Tape
+from livedesk import SECOND, Room, Still, Telling
 
 from nca_trader.data.bars import write_bars
 from nca_trader.data.calendar import new_york
@@ -27,7 +27,7 @@ from nca_trader.paper.venues.exchange import Exchange
 NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
 
 
-pytestmark = pytest.mark.usefixtures("keys", "quick_disk")
+pytestmark = pytest.mark.usefixtures("keys")
 
 
 def codes(room, kind="risk"):
@@ -37,35 +37,12 @@ def codes(room, kind="risk"):
 # --- a venue's own client library, and its server ---
 
 
-class Told(Tape):
-    """A tape that tells a fake server the time and the prices as each bar closes."""
+def at_server(stage, tmp_path, symbols, fake, venue):
+    def tell(now, prices):
+        fake.clock, fake.prices = max(now / SECOND, fake.clock), prices
 
-    def __init__(self, *args, server, tell, **more):
-        super().__init__(*args, **more)
-        self.server, self.tell = server, tell
-        self.told()
-
-    def told(self):
-        close = self.bars.close[self.place - 1]
-        self.tell(self.server, self.now() / SECOND, dict(zip(self.symbols, close, strict=True)))
-
-    def __iter__(self):
-        for item in super().__iter__():
-            self.told()
-            yield item
-
-
-def tell_alpaca(fake, now, prices):
-    fake.clock = max(now, fake.clock)
-    fake.prices = prices
-
-
-def at_server(stage, tmp_path, symbols, fake, tell, venue, short):
-    targets = (-0.4 if short else 0.0, 0.0, 0.5)
-    agent = stage.agent(symbols=symbols, targets=targets)
-    room = Room(stage, tmp_path, agent, desk=venue)
-    room.bars = stage.bars(num_bars=60 if not short else 48, symbols=symbols)
-    room.tape = lambda: Told(room.bars, tmp_path / "tape", 20, server=fake, tell=tell)
+    room = Room(stage, tmp_path, stage.agent(symbols=symbols), desk=venue, num_bars=48)
+    room.tape = lambda: Telling(room.bars, tmp_path / "tape", 20, tell=tell)
     return room
 
 
@@ -107,7 +84,7 @@ def test_a_live_session_at_alpaca_meets_every_answer_and_orders_once(stage, tmp_
     symbols = ("SPY", "QQQ")
     with FakeAlpaca(clock=0.0, prices=dict.fromkeys(symbols, 100.0)) as fake:
         venue = alpaca.open_venue(symbols, url=fake.url, timeout=0.3)
-        room = at_server(stage, tmp_path, symbols, fake, tell_alpaca, venue, short=True)
+        room = at_server(stage, tmp_path, symbols, fake, venue)
         fake.fail("POST", "/v2/orders", *EVERY)
         room.trade(20)
         fake.refuse = f"the key {CANARY} is not allowed"  # a server that repeats what it was sent
@@ -179,8 +156,7 @@ def test_a_halt_at_a_bar_that_was_missed_is_on_disk_before_anybody_hears_of_it(s
     room = Room(stage, tmp_path, stage.agent(delist_after=5, decide=held_long))
     room.bars = with_gap(room.bars, 30, 25)
     room.trade(5)
-    place = tmp_path / "tape"
-    place.write_text(str(int(place.read_text()) + 20))
+    room.miss(20)
     tape = room.tape()
     with Journal(room.path, tape.now) as journal:
         session = open_session(room.agent, tape, room.desk, journal, 1e5, clock=Still())

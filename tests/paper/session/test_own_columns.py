@@ -3,7 +3,6 @@
 import dataclasses
 
 import numpy as np
-import pandas as pd
 import pytest
 from drawn import random_bars
 from tiny import AGENT
@@ -54,16 +53,6 @@ def test_a_replay_is_the_backtest_also_after_a_restart(bars, run, tmp_path):
     assert decisions(parted) == decisions(whole) and len(decisions(whole)) > 100
 
 
-@pytest.mark.heavy
-def test_a_stream_decides_as_the_backtest(bars, run):
-    result, live = nca.backtest(bars, run), nca.load(run.path).stream()
-    targets, held = result.targets.to_numpy(), result.weights.to_numpy()
-    for row, bar in enumerate(bars.each()):
-        found = live.update(bar, held[row] if row else np.zeros(2))
-        if row >= run.policy.first_decision:
-            np.testing.assert_array_equal(found, targets[row])
-
-
 def test_a_bar_of_a_journal_has_its_columns(bars):
     for bar in bars[5:12].each():
         body = bar_body(bar, bars.symbols)
@@ -99,17 +88,3 @@ def test_a_feed_without_the_column_is_refused_at_the_start(bars, run, tmp_path, 
     monkeypatch.setattr(session, "open_feed", lambda text, every: Feed(bars))
     with pytest.raises(NotImplementedError):
         nca.paper_trade(run.path, "ccxt:x:A,B", tmp_path / "a.db", reading={"every": "1d"})
-
-
-@pytest.mark.heavy
-def test_a_file_beside_the_replay_is_joined_by_its_options(bars, run, tmp_path):
-    plain = dataclasses.replace(bars, columns={})
-    nca.write_bars(plain, tmp_path / "plain.csv")
-    both = {"time": bars.index.repeat(2), "symbol": bars.symbols * 220}
-    table = pd.DataFrame(both | {"score": bars.columns["score"].ravel()})
-    table.to_csv(tmp_path / "score.csv", index=False)
-    feed, how = f"replay:{tmp_path}/plain.csv", {"extra": f"score={tmp_path}/score.csv"}
-    nca.write_bars(bars, tmp_path / "bars.csv")
-    nca.paper_trade(run.path, feed, tmp_path / "a.db", reading=how)
-    nca.paper_trade(run.path, f"replay:{tmp_path}/bars.csv", tmp_path / "b.db")
-    assert decisions(tmp_path / "a.db") == decisions(tmp_path / "b.db")

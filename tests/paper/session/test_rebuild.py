@@ -22,11 +22,6 @@ from nca_trader.paper.session.trade import open_session, paper_trade
 RULE = nca.rules.sma_cross(3, 9)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "paper.db"
-
-
 @pytest.fixture(scope="module")
 def traded(stage, tmp_path_factory):
     """A journal of a rule over bars with gaps, dividends and funding, and its bars."""
@@ -148,7 +143,6 @@ def test_the_decisions_of_a_live_session_follow_from_its_bars_and_books(stage, t
     given = nca.AccountConfig(costs=stage.costs)
     bars = stage.bars(num_bars=60)
     subject, _ = subject_on(RULE, lambda tied: ReplayFeed(bars), 1e5, given)
-    (tmp_path / "live").mkdir()
     room = Room(stage, tmp_path / "live", subject.agent)
     for count in (7, 100):
         room.trade(count)

@@ -4,11 +4,11 @@ import collections
 
 import numpy as np
 import pytest
-from livedesk import SECOND, Desk, Still
+from livedesk import CLOSED, RUN, SECOND, Desk, Table
 
-from nca_trader.paper.journal.journal import Journal, read_events
+from nca_trader.paper.journal.journal import read_events
 from nca_trader.paper.session.halts import Halt
-from nca_trader.paper.session.router import OVERLAP, OrderRouter, tickets
+from nca_trader.paper.session.router import OVERLAP, tickets
 from nca_trader.paper.venue import (
     Activity,
     Answer,
@@ -23,83 +23,15 @@ from nca_trader.paper.venue import (
 )
 from nca_trader.types import Costs
 
-RUN = "0123456789abcdef"
-BAR = 1_000_000  # seconds of a bar's open
-CLOSED = (BAR + 60) * SECOND
 HOUR, DAY = 3600 * SECOND, 86_400 * SECOND
 UNCLEAR = Answer(Outcome.AMBIGUOUS, "timeout")
 
 
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "paper.db"
-
-
-class Table:
-    """A router over a desk, at the close of one bar; `again()` is the next process."""
-
-    def __init__(self, path, desk=None, **more):
-        self.path, self.desk, self.clock, self.more = path, desk or Desk(), Still(), more
-        self.desk.tell(CLOSED, {"A": 10.0, "B": 20.0})
-        self.journal = None
-        self.again()
-
-    def again(self):
-        if self.journal:
-            self.journal.close()
-        self.journal = Journal(self.path, lambda: 0)
-        self.router = OrderRouter(
-            self.desk,
-            self.journal,
-            RUN,
-            ("A", "B"),
-            self.newest_for,
-            self.clock,
-            **self.more,
-        )
-
-    def newest_for(self, opened):
-        """The bar after closes two minutes after this one opens."""
-        return opened + 120.0 - self.now() / SECOND
-
-    def now(self):
-        return CLOSED + int(self.clock.waited * SECOND)
-
-    def order(self, symbol="A", units=10.0, name=None, bar=BAR):
-        name = name or f"nca-{RUN[:8]}-{bar}-{symbol}-0"
-        with self.journal.transaction():
-            self.router.intend(Ticket(name, symbol, units), bar, {}, CLOSED)
-        return name
-
-    def deliver(self, *args, **kwargs):
-        self.router.start(CLOSED)
-        name = self.order(*args, **kwargs)
-        self.router.deliver(CLOSED)
-        return name
-
-    def kinds(self):
-        self.journal.commit()
-        return [e.kind for e in read_events(self.path) if e.kind.startswith("order")]
-
-    def bodies(self, kind):
-        self.journal.commit()
-        return [e.body for e in read_events(self.path, kind)]
-
-
-def close(table):
-    table.journal.close()
-
-
 @pytest.fixture
 def table(path):
-    made = Table(path)
+    made = Table(path, ("A", "B"))
     yield made
-    close(made)
+    made.close()
 
 
 def test_an_order_is_in_the_journal_before_each_step(table):
@@ -184,12 +116,12 @@ def test_a_halt_that_is_asked_for_while_the_venue_is_busy_sends_nothing_more(pat
         if next(asked):
             raise Halt("asked")
 
-    table = Table(path, refuse=refuse)
+    table = Table(path, ("A", "B"), refuse=refuse)
     table.desk.script = ["busy"] * 3
     with pytest.raises(Halt, match="asked"):
         table.deliver()
     assert len(table.desk.submitted) == 2
-    close(table)
+    table.close()
 
 
 def test_a_decision_that_is_too_old_sends_nothing(table):
@@ -265,7 +197,7 @@ def test_an_order_that_the_venue_kept_as_rejected_never_worked(table):
 
 @pytest.mark.parametrize("stage", ["intent", "sent", "accepted", "filled"])
 def test_the_next_process_finishes_what_a_killed_one_began(path, stage):
-    table = Table(path)
+    table = Table(path, ("A", "B"))
     table.router.start(CLOSED)
     name = table.order()
     if stage != "intent":
@@ -281,11 +213,11 @@ def test_the_next_process_finishes_what_a_killed_one_began(path, stage):
         table.desk.execute(name, 10.0)
     assert table.router.sync(CLOSED).units.tolist() == [10.0, 0.0]
     assert table.kinds()[-1] == "order_terminal"
-    close(table)
+    table.close()
 
 
 def test_a_process_that_starts_late_does_not_send_what_never_left(path):
-    table = Table(path)
+    table = Table(path, ("A", "B"))
     table.router.start(CLOSED)
     name = table.order()
     table.journal.record(RUN, "order_sent", f"{name}#0", {}, CLOSED)
@@ -296,7 +228,7 @@ def test_a_process_that_starts_late_does_not_send_what_never_left(path):
     assert table.desk.submitted == []
     ends = {e.key: e.body["reason"] for e in read_events(path, "order_terminal")}
     assert sorted(ends.values()) == ["never-arrived", "too-old"]
-    close(table)
+    table.close()
 
 
 def test_fills_in_parts_out_of_order_and_twice_count_once(table):
@@ -395,7 +327,7 @@ def test_a_payment_dated_the_day_of_the_start_is_booked_once(path, again):
 
     So also where the books are taken over again, after a `resume`.
     """
-    table, midnight, day = Table(path), CLOSED // DAY * DAY, DAY
+    table, midnight, day = Table(path, ("A", "B")), CLOSED // DAY * DAY, DAY
     flows = table.desk.flows
 
     def pay(name, amount, ts):
@@ -414,7 +346,7 @@ def test_a_payment_dated_the_day_of_the_start_is_booked_once(path, again):
     for _ in range(2):
         assert table.router.sync(CLOSED).cash == pytest.approx(table.desk.cash, abs=1e-9)
     assert [b["amount"] for b in table.bodies("cash")] == [20.0, -3.0]
-    close(table)
+    table.close()
 
 
 def test_books_are_not_taken_over_while_a_payment_comes(table):
@@ -549,7 +481,7 @@ def test_positions_older_than_the_fills_are_adopted_at_the_first_start_and_halt_
     """A venue lists fills of some days only; units that none explains must not be traded on."""
     desk = Desk()
     desk.units = {"A": 7.0}
-    table = Table(path, desk)
+    table = Table(path, ("A", "B"), desk)
     table.router.start(CLOSED)
     assert table.router.books().units.tolist() == [7.0, 0.0]
     table.again()
@@ -560,11 +492,11 @@ def test_positions_older_than_the_fills_are_adopted_at_the_first_start_and_halt_
     table.again()
     table.router.start(CLOSED)
     assert table.router.books().units.tolist() == [9.0, 0.0]
-    close(table)
+    table.close()
 
 
 def test_after_a_person_lifts_a_halt_orders_are_withdrawn_and_the_books_taken_over(path):
-    table = Table(path)
+    table = Table(path, ("A", "B"))
     table.desk.script = ["rests", "rests"]
     names = [table.deliver(), table.deliver("B")]
     table.desk.execute(names[0], 4.0)
@@ -583,7 +515,7 @@ def test_after_a_person_lifts_a_halt_orders_are_withdrawn_and_the_books_taken_ov
     assert table.router.books().cash == table.desk.cash
     assert not table.router.ledger.open
     assert {order[2] for order in table.desk.orders.values()} == {"cancelled"}
-    close(table)
+    table.close()
 
 
 def test_a_replaced_order_ends_before_its_size_counts(table):
@@ -614,11 +546,11 @@ def test_waits_are_not_all_alike(path):
     """Sessions that fail together must not come back together."""
     waits = collections.Counter()
     for i in range(20):
-        table = Table(path.with_name(f"{i}.db"))
+        table = Table(path.with_name(f"{i}.db"), ("A", "B"))
         table.desk.script = ["lost"]
         table.deliver(name=f"nca-01234567-{i}-A-0")
         waits[round(table.clock.waited, 3)] += 1
-        close(table)
+        table.close()
     assert len(waits) > 10
 
 

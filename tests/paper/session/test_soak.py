@@ -9,37 +9,15 @@ import resource
 import numpy as np
 import pytest
 from brokenexchange import Broken, Faults
-from livedesk import SECOND, Still
+from livedesk import Still, Tape
 
 from nca_trader.paper.journal.journal import Journal, verify
 from nca_trader.paper.session.trade import open_session
 from nca_trader.types import Costs
 
 BARS = int(os.environ.get("SOAK_BARS", "1500"))
-BEGIN, DAY = 10, 86_400
+BEGIN = 10
 FAULTS = dict(seed=1, reject=0.02, busy=0.02, mute=0.02, reset=0.02, lost=0.02, partial=0.05)
-
-
-class Film:
-    """A live feed of given bars, in memory; the next one closes when it is asked for."""
-
-    def __init__(self, bars):
-        self.bars, self.symbols, self.period, self.place = bars, bars.symbols, DAY, BEGIN
-        self.each = list(bars.each())
-
-    def now(self):
-        return (int(self.bars.seconds[self.place - 1]) + DAY) * SECOND
-
-    def history(self, count):
-        return self.bars[max(self.place - count, 0) : self.place]
-
-    def __iter__(self):
-        while self.place < len(self.bars):
-            self.place += 1
-            yield self.each[self.place - 1]
-
-    def close(self):
-        pass
 
 
 def peak():
@@ -49,14 +27,14 @@ def peak():
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
-def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path, quick_disk):
+def test_a_long_session_ends_with_the_books_of_its_exchange(stage, tmp_path):
     agent = stage.agent(costs=Costs())  # what a session reads of a venue has no charges to book
     bars = stage.bars(num_bars=BARS, missing=0.02, start="1971-01-01")
     venue = Broken(
         tmp_path / "books", 1e5, agent.symbols, agent.rules,
         faults=Faults(**FAULTS, repeat=0.1),
     )  # fmt: skip
-    film, path, memory = Film(bars), tmp_path / "live.db", []
+    film, path, memory = Tape(bars, tmp_path / "tape", BEGIN), tmp_path / "live.db", []
     for part in (1, 2, 3):  # each but the first resumes what the one before wrote
         last = int(bars.seconds[BARS * part // 3 - 1])
         with Journal(path, film.now) as journal:

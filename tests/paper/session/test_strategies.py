@@ -1,6 +1,5 @@
 """A strategy and a function of bars trade on paper what their backtest says."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
@@ -10,17 +9,11 @@ from rounding import ROUNDING
 
 import nca_trader as nca
 from nca_trader.data.bars import write_bars
-from nca_trader.errors import ConfigError, HaltError, StateError
+from nca_trader.errors import ConfigError, HaltError
 from nca_trader.paper.journal.journal import read_events, verify
 from nca_trader.paper.session.trade import paper_trade
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
-LEVEL = {0: 100.0}
-
-
-@pytest.fixture(autouse=True)
-def _quick(quick_disk):
-    pass
 
 
 @pytest.fixture(scope="module")
@@ -128,22 +121,6 @@ def test_a_session_of_a_strategy_resumes_where_it_stopped(file, tmp_path, digest
     for other, costs in ((patient(5), None), (subject, COSTS)):
         with pytest.raises(ConfigError, match="journal of another session"):
             paper_trade(other, f"replay:{file}", journals[0], costs=costs)
-
-
-@pytest.mark.heavy
-def test_a_strategy_that_decides_otherwise_on_the_same_bars_is_a_divergence(
-    file, tmp_path, monkeypatch
-):
-    def act(state, bar):
-        return state, jnp.where(bar.close > LEVEL[0], 0.5, 0.0)
-
-    # What a module holds is not among the values of a strategy that identify it.
-    strategy = nca.Strategy(lambda num_assets: jnp.zeros(num_assets), act, "same name")
-    paper_trade(strategy, f"replay:{file}", tmp_path / "paper.db")
-    monkeypatch.setitem(LEVEL, 0, 101.0)
-    jax.clear_caches()
-    with pytest.raises(StateError, match=r"diverged at seq \d+, decision"):
-        paper_trade(strategy, f"replay:{file}", tmp_path / "paper.db")
 
 
 def test_a_session_does_not_go_on_with_another_parameter(file, tmp_path):

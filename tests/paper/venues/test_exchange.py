@@ -1,4 +1,4 @@
-"""The simulated exchange against sums worked by hand, and behind a line that breaks."""
+"""The simulated exchange against sums worked by hand."""
 
 import contextlib
 import json
@@ -6,14 +6,13 @@ import os
 import sqlite3
 
 import pytest
-from brokenexchange import Broken, Faults
 from livedesk import SECOND, bar_at
 from made_up import rules_of
 
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.paper.journal.bars import complete
 from nca_trader.paper.session.trade import open_venue
-from nca_trader.paper.venue import Outcome, Ticket, Unreachable
+from nca_trader.paper.venue import Outcome, Ticket
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.types import Costs
 
@@ -32,9 +31,8 @@ def told(exchange, day, open_=50.0, close=50.0, other=20.0):
 def make(tmp_path):
     made = []
 
-    def of(name="books", capital=1000.0, costs=COSTS, faults=None, **rules):
-        kind, more = (Exchange, {}) if faults is None else (Broken, {"faults": faults})
-        made.append(kind(tmp_path / name, capital, ("A", "B"), rules_of(costs, **rules), **more))
+    def of(capital=1000.0, costs=COSTS, **rules):
+        made.append(Exchange(tmp_path / "books", capital, ("A", "B"), rules_of(costs, **rules)))
         return made[-1]
 
     yield of
@@ -191,46 +189,6 @@ def test_damaged_books_are_refused_in_one_line(make):
             books.execute("UPDATE state SET value = ?", (text,))
         with pytest.raises(StateError, match="the exchange's books are damaged"):
             make()
-
-
-def test_faults_come_as_often_as_they_are_asked_for_and_repeat(make):
-    faults = Faults(seed=4, reject=0.1, busy=0.2, lost=0.1, mute=0.1)
-    seen = []
-    for name in ("one", "two"):
-        exchange = make(name, faults=faults)
-        told(exchange, 1)
-        answers = [exchange.submit(Ticket(f"o{i}", "A", 0.01)) for i in range(300)]
-        seen.append([(a.outcome, a.reason) for a in answers])
-        accepted = [exchange.look_up(f"o{i}") is not None for i in range(300)]
-        for (outcome, reason), there in zip(seen[-1], accepted, strict=True):
-            assert there == (outcome is Outcome.ACCEPTED or reason == "timeout")
-    assert seen[0] == seen[1]
-    for reason, share in (
-        ("fault", 0.1), ("rate-limit", 0.18), ("connection", 0.09), ("timeout", 0.09)
-    ):  # fmt: skip
-        assert sum(r == reason for _, r in seen[0]) == pytest.approx(300 * share, abs=18)
-
-
-def test_parts_and_repeats(make):
-    exchange = make(faults=Faults(partial=1.0, repeat=1.0))
-    told(exchange, 1)
-    exchange.submit(Ticket("one", "A", 4.0))
-    told(exchange, 2)
-    assert exchange.look_up("one")[3:5] == (2.0, "working")
-    told(exchange, 3)
-    fills = exchange.activity(0).fills
-    assert [f.units for f in fills] == [2.0, 2.0, 2.0, 2.0]
-    assert len({f.execution_id for f in fills}) == 2
-
-
-def test_an_answer_that_takes_longer_than_the_client_waits_does_not_come(make):
-    """No clock moves; what arrived is in the books all the same."""
-    exchange = make(faults=Faults(latency=6.0))
-    assert exchange.submit(Ticket("one", "A", 4.0))[:2] == (Outcome.AMBIGUOUS, "timeout")
-    with pytest.raises(Unreachable, match="timeout"):
-        exchange.holdings()
-    exchange.faults = Faults(latency=4.0)
-    assert exchange.look_up("one").status == "working" and exchange.holdings().cash == 1000.0
 
 
 def test_its_books_lie_next_to_the_journal_and_belong_to_it(tmp_path):

@@ -11,7 +11,7 @@ import random
 
 import pytest
 from fake_alpaca import FakeAlpaca
-from livedesk import SECOND, Desk, Room, Tape
+from livedesk import SECOND, Desk, Room, Telling
 
 from nca_trader.errors import HaltError, NcaTraderError
 from nca_trader.paper.journal.journal import read_events, verify
@@ -27,7 +27,7 @@ ODD = (
 )  # fmt: skip
 METHODS = ("instrument", "look_up", "working", "activity", "holdings", "now", "submit", "cancel")
 
-pytestmark = pytest.mark.usefixtures("keys", "quick_disk")
+pytestmark = pytest.mark.usefixtures("keys")
 
 
 def changed(draw, item):
@@ -87,24 +87,6 @@ class Odd:
                 items[place : place + 1] = self.records.get(key, [items[place]])
             found.append(items)
         return Activity(*found)
-
-
-class Telling(Tape):
-    """A tape that tells a venue each close, and pays a dividend."""
-
-    def __init__(self, *args, tell, **more):
-        super().__init__(*args, **more)
-        self.tell = tell
-        self.told()
-
-    def told(self):
-        close = self.bars.close[self.place - 1].tolist()
-        self.tell(self.now(), dict(zip(self.symbols, close, strict=True)))
-
-    def __iter__(self):
-        for item in super().__iter__():
-            self.told()
-            yield item
 
 
 def leads_on(room, venue):
@@ -222,7 +204,6 @@ def test_no_answer_of_a_venue_leaves_a_session_without_a_way_on(stage, tmp_path)
     """Property: during a session and at its restart, in this process and behind a network."""
     stops = []
     for seed in range(80):
-        (tmp_path / str(seed)).mkdir()
         stops += at_desk(stage, tmp_path / str(seed), seed)
     said = " ".join(stops)
     for code in ("fill-unusable", "fill-changed", "payment-changed", "unusable-answer"):
@@ -292,8 +273,8 @@ def at_alpaca(stage, folder, seed):
     path = PATHS[seed % len(PATHS)]
     with OddAlpaca(draw, path, begin, clock=0.0, prices=dict.fromkeys(symbols, 100.0)) as fake:
         venue = alpaca.open_venue(symbols, url=fake.url, timeout=2.0)
-        room = Room(stage, folder, stage.agent(symbols=symbols), desk=venue)
-        room.bars = stage.bars(num_bars=BARS, symbols=symbols)
+        agent = stage.agent(symbols=symbols)
+        room = Room(stage, folder, agent, desk=venue, num_bars=BARS)
 
         def tell(now, prices):
             fake.clock, fake.prices = max(now / SECOND, fake.clock), prices
@@ -314,8 +295,7 @@ def at_alpaca(stage, folder, seed):
 @pytest.mark.heavy
 def test_no_answer_of_alpaca_leaves_a_session_without_a_way_on(stage, tmp_path):
     stops = []
-    for seed in range(42):
-        (tmp_path / str(seed)).mkdir()
+    for seed in range(56):
         stops += at_alpaca(stage, tmp_path / str(seed), seed)
     said = " ".join(stops)
     for code in ("fill-unusable", "unreadable-body", "venue-unreachable"):

@@ -1,4 +1,4 @@
-"""Orders in weights at the simulated exchange: a ledger worked by hand, and what none may break."""
+"""Orders in weights at the simulated exchange: what none of them may break."""
 
 import re
 
@@ -22,20 +22,6 @@ def order(symbol, weight, buy_only=False):
 
 def broker_of(capital=1000.0, costs=COSTS, symbols=("A", "B"), **options):
     return Exchange(None, capital, symbols, rules_of(costs, **options))
-
-
-def test_a_buy_by_hand():
-    """Half of 1000 at price 50 is 10 units, paid 50.01 each, 5 bp of 500.1 on top."""
-    broker = broker_of()
-    broker.work([order("A", 0.5)])
-    (fill,) = broker.advance(np.array([50.0, 20.0]), HERE, 3_000_000_000)
-    assert fill.units == pytest.approx(10.0, rel=1e-15)
-    assert fill.price == pytest.approx(50.01, rel=1e-15)
-    assert fill.commission == pytest.approx(0.25005, rel=1e-15)
-    assert fill.execution_id == "id-A-0.5@3"
-    cash, units = broker.position()
-    assert cash == pytest.approx(1000 - 500.1 - 0.25005, rel=1e-15)
-    np.testing.assert_allclose(units, [10.0, 0.0], rtol=1e-15)
 
 
 @pytest.mark.parametrize("path", [None, "books"])

@@ -5,6 +5,7 @@ import time
 import pytest
 from fake_alpaca import FakeAlpaca
 from fake_exchange import FakeExchange
+from fake_venue import Made
 
 from nca_trader.paper.feeds import alpaca_feed, ccxt_feed
 from nca_trader.paper.venues import alpaca
@@ -19,19 +20,6 @@ pytestmark = pytest.mark.usefixtures("keys")
 def test_an_alpaca_account():
     with FakeAlpaca(clock=time.time()) as fake:
         check.check_broker(alpaca.open_venue(["SPY"], url=fake.url), "SPY", 2.0).raise_if_failed()
-
-
-class Made:
-    """A clock that the feed's waits move."""
-
-    def __init__(self, feed, now):
-        self.time, feed._clock, feed._get = now, self, self.get
-
-    def now(self):
-        return int(self.time * 1e9)
-
-    def get(self, seconds):
-        self.time += seconds
 
 
 def bars(step, scale=1):
