@@ -93,11 +93,12 @@ def _trades(result: Result, bars: Bars) -> dict[str, Any]:
         for name in ("entry", "exit")
     )
     reasons = list(dict.fromkeys(table["reason"]))
+    numbers = {symbol: number for number, symbol in enumerate(bars.symbols)}
     return {
         "entry": entry.tolist(),
         # A trade that is open, whose exit is NaT, is drawn until the last bar.
         "exit": np.minimum(exit_, len(bars) - 1).tolist(),
-        "symbol": pd.Index(bars.symbols).get_indexer(table["symbol"]).tolist(),
+        "symbol": [numbers[symbol] for symbol in table["symbol"]],
         "side": np.sign(table["size"].to_numpy(float)).astype(int).tolist(),
         "bars": table["bars"].tolist(),
         "reason": [reasons.index(reason) for reason in table["reason"]],

@@ -432,7 +432,7 @@ def drawdown_periods(equity: pd.Series) -> pd.DataFrame:
 def by_asset(agent: Result) -> list[tuple[str, list[str], dict[str, float]]]:
     """Return per asset its name, its trades, winners and profit, and its shares of bars by side."""
     table, symbols = agent.trades, agent.weights.columns
-    number, pnl = symbols.get_indexer(table["symbol"]), table["pnl"].to_numpy(float)
+    number, pnl = symbols.get_indexer(pd.Index(table["symbol"])), table["pnl"].to_numpy(float)
     ended, size = (table["reason"] != OPEN).to_numpy(), len(symbols)
     count, done, won = (
         np.bincount(number[chosen], minlength=size)
