@@ -281,8 +281,8 @@ def test_every_feature_passes():
         both = {name: feature.update(state[name], bar) for name, feature in FEATURES.items()}
         return {k: v[0] for k, v in both.items()}, jnp.stack([v[1] for v in both.values()])
 
-    report = leakcheck(Feature(init, update, 0), BARS, cases=100)
-    assert report.ok and report.reacted > 50, str(report)
+    report = leakcheck(Feature(init, update, 0), BARS, cases=FEW)
+    assert report.ok and report.reacted > 40, str(report)
 
 
 def test_a_feature_is_checked_by_its_name():
