@@ -271,6 +271,7 @@ def test_every_rule_passes(rule):
     assert (report.reacted == 0) == constant and ("shows nothing" in report.verdict) == constant
 
 
+@pytest.mark.heavy
 def test_every_feature_passes():
     """All in one, so that they are compiled once; the columns are `FEATURES` in order."""
 
