@@ -308,14 +308,14 @@ def test_a_search_trains_and_scores_with_it(field, tmp_path, monkeypatch):
 
 
 def test_a_market_of_known_optimum_refuses_what_it_does_not_pay():
-    _, config = known_market("ou_mid")
+    _, config = known_market("sine")
     own = config.account
-    assert known_market("ou_mid", dataclasses.replace(own, delay=None))[1] == config
+    assert known_market("sine", dataclasses.replace(own, delay=None))[1] == config
     for values in VALUES.values():
         if all(getattr(own, name) == value for name, value in values.items()):
             continue
         with pytest.raises(ConfigError) as caught:
-            known_market("ou_mid", nca.AccountConfig(**values))
+            known_market("sine", nca.AccountConfig(**values))
         assert any(name.replace("floor", "ruin_floor") in str(caught.value) for name in values)
 
 
