@@ -380,13 +380,9 @@ def test_a_reward_with_a_memory_of_the_users_is_the_built_in_that_it_copies(own)
     for name in ("drawdown", "ext_reward:deep"):
         env = nca.TradingEnv(bars, EnvConfig(features=("return_1",), reward=name))
         assert env.spec.memory == name and SCHEMES[name].memory is SCHEMES["drawdown"].memory
-        state, _ = env.reset(jax.random.key(0))
-        actions = jax.random.randint(jax.random.key(1), (20, 2), 0, 3)
-        rewards.append(
-            np.asarray(
-                jax.jit(lambda s, a, e=env: jax.lax.scan(e.step, s, a))(state, actions)[1].reward
-            )
-        )
+        run = jax.jit(lambda key, a, e=env: jax.lax.scan(e.step, e.reset(key)[0], a))
+        actions = np.random.default_rng(1).integers(0, 3, (20, 2), np.int32)
+        rewards.append(np.asarray(run(jax.random.key(0), actions)[1].reward))
     np.testing.assert_array_equal(*rewards)
     assert (rewards[0] != 0.0).any()
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import ROOT
+from tiny import SMALL
 from untrained import untrained_run
 
 import nca_trader as nca
@@ -51,11 +52,6 @@ KEYS = [
 ]
 SYMBOLS = nca.sample_bars("sp500").symbols
 SEVERAL = ("features", "own")
-SMALL = (
-    "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
-    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] "
-    "policy.steps=1 policy.neighbours=none"
-).split()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pathlib
 import shutil
 
 import pytest
+from tiny import SMALL
 
 import nca_trader as nca
 from nca_trader import RunError
@@ -13,17 +14,12 @@ from nca_trader.machine import refuse_links_in
 from nca_trader.runs.checkpoint import Checkpoints
 
 BARS = nca.sample_bars("sp500")[:300]
-SMALL = (
-    "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
-    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] "
-    "policy.steps=1 policy.neighbours=none checkpoint.every=1 checkpoint.keep=1 "
-    "optimizer.schedule=constant"
-).split()
+KEPT = ("checkpoint.every=1", "checkpoint.keep=1", "optimizer.schedule=constant")
 
 
 def train(folder, updates):
     words = f"train --env index_daily --agent nano --data {folder.parent}/bars.csv --run {folder}"
-    settings = [x for s in SMALL for x in ("--set", s)]
+    settings = [x for s in (*SMALL, *KEPT) for x in ("--set", s)]
     return main([*words.split(), "--steps", str(64 * updates), *settings])
 
 
