@@ -380,13 +380,9 @@ def test_a_reward_with_a_memory_of_the_users_is_the_built_in_that_it_copies(own)
     for name in ("drawdown", "ext_reward:deep"):
         env = nca.TradingEnv(bars, EnvConfig(features=("return_1",), reward=name))
         assert env.spec.memory == name and SCHEMES[name].memory is SCHEMES["drawdown"].memory
-        state, _ = env.reset(jax.random.key(0))
-        actions = jax.random.randint(jax.random.key(1), (20, 2), 0, 3)
-        rewards.append(
-            np.asarray(
-                jax.jit(lambda s, a, e=env: jax.lax.scan(e.step, s, a))(state, actions)[1].reward
-            )
-        )
+        run = jax.jit(lambda key, a, e=env: jax.lax.scan(e.step, e.reset(key)[0], a))
+        actions = np.random.default_rng(1).integers(0, 3, (20, 2), np.int32)
+        rewards.append(np.asarray(run(jax.random.key(0), actions)[1].reward))
     np.testing.assert_array_equal(*rewards)
     assert (rewards[0] != 0.0).any()
 
@@ -420,8 +416,8 @@ MARKET = """
 import dataclasses
 import nca_trader as nca
 
-def drawn(num_bars, seed, phi=0.9):
-    return nca.synthetic.make("ou", num_bars=num_bars, seed=seed, phi=phi, cost=0.0)
+def drawn(num_bars, seed, period=16):
+    return nca.synthetic.make("sine", num_bars=num_bars, seed=seed, period=period, cost=0.0)
 def unsolved(num_bars, seed):
     return dataclasses.replace(drawn(num_bars, seed), optimal_policy=None, problem=None)
 def bars(num_bars, seed):
@@ -442,12 +438,12 @@ def test_a_market_of_the_users_is_drawn_by_name_and_from_its_own_record(own):
     own("ext_market", MARKET)
     module = extensions.module_of("ext_market")
     assert EnvConfig(market=module.drawn).market == "ext_market:drawn"
-    config = EnvConfig(features=(), market="ext_market:drawn(phi=0.5)", market_bars=50)
-    drawn, built_in = task_of(config, 3), nca.synthetic.make("ou", num_bars=50, seed=3, phi=0.5)
+    config = EnvConfig(features=(), market="ext_market:drawn(period=8)", market_bars=50)
+    drawn, built_in = task_of(config, 3), nca.synthetic.make("sine", num_bars=50, seed=3, period=8)
     np.testing.assert_array_equal(drawn.states, built_in.states)
     assert drawn.config.market == config.market and seed_of(drawn.bars.source) == 3
     env, gym = nca.TradingEnv(None, config), GymEnv(config=config).trading
-    assert env.spec.features == gym.spec.features == ("state:log_price",)
+    assert env.spec.features == gym.spec.features == ("state:phase",)
     np.testing.assert_array_equal(env.features, gym.features)
     code = codes_of(own_names(config, AgentConfig()))
     assert code is not None and code[config.market].kind == "markets"
@@ -457,7 +453,7 @@ def test_a_market_that_is_defined_again_is_drawn_again(own):
     own("ext_again", MARKET)
     module = extensions.module_of("ext_again")
     first = GymEnv(config=EnvConfig(features=(), market=module.drawn, market_bars=50))
-    again = types.FunctionType(module.drawn.__code__, vars(module), "drawn", (0.2,))
+    again = types.FunctionType(module.drawn.__code__, vars(module), "drawn", (8,))
     again.__module__ = "ext_again"
     module.drawn = again
     second = GymEnv(config=EnvConfig(features=(), market=again, market_bars=50))
@@ -473,7 +469,7 @@ def test_a_market_that_is_defined_again_is_drawn_again(own):
         ("unmeasured", r"moments are of shapes .*\(0,\), \(0,\)\); return .*\(1,\), \(1,\)\)"),
         ("raises", "ValueError at ext_wrong.py line 16 .*: no luck"),
         ("fixed", r"TypeError.* unexpected keyword argument 'num_bars'"),
-        ("drawn(ph=0.5)", r"TypeError.* unexpected keyword argument 'ph'"),
+        ("drawn(perio=8)", r"TypeError.* unexpected keyword argument 'perio'"),
         ("drawn(seed=1)", r"TypeError.* multiple values for keyword argument 'seed'"),
         ("nothing", "ext_wrong has no 'nothing'"),
     ],
@@ -488,11 +484,11 @@ def test_a_market_of_the_users_that_is_none_is_refused_in_one_line(own, name, me
 
 def test_prove_takes_a_market_of_the_users_with_its_optimum_and_no_other(own, tmp_path):
     own("ext_proved", MARKET)
-    config = task_of(EnvConfig(market="ext_proved:drawn(phi=0.8)", market_bars=50)).config
+    config = task_of(EnvConfig(market="ext_proved:drawn(period=8)", market_bars=50)).config
     (tmp_path / "a.toml").write_text(to_toml(config))
     market, shown = known_market("a.toml")
-    assert market.optimum == nca.synthetic.market("ou", phi=0.8, cost=0.0).optimum
-    assert shown.market == "ext_proved:drawn(phi=0.8)"
+    assert market.optimum == nca.synthetic.market("sine", period=8, cost=0.0).optimum
+    assert shown.market == "ext_proved:drawn(period=8)"
     (tmp_path / "b.toml").write_text(
         to_toml(dataclasses.replace(config, market="ext_proved:unsolved"))
     )

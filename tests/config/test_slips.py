@@ -130,7 +130,7 @@ CODE = """
 
     # markets
     def market(num_bars, seed, drift=0.0):
-        return nca.synthetic.make("ou", num_bars=num_bars, seed=seed)
+        return nca.synthetic.make("sine", num_bars=num_bars, seed=seed)
 
 
     def marketing(drift=0.0):

@@ -181,9 +181,9 @@ def row_of(columns, row):
 
 
 def test_batch_is_the_update_called_bar_by_bar_bit_for_bit():
-    bars = sample_bars("sp500")[:1_500]
+    bars = sample_bars("sp500")[:450]
     present = np.random.default_rng(1).random(bars.close.shape) >= 0.1
-    present[:700] = True
+    present[:300] = True
     bars = dataclasses.replace(bars, present=present)
     features = feature_set(ALL)
     with jax.enable_x64(True):

@@ -20,11 +20,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PLANTS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), where=st.floats(0.0, 1.0, exclude_max=True))
 def test_a_planted_fault_is_found_in_its_line(folder, name, seed, where):
     code, plant, repair = PLANTS[name]
-    clean = market(seed, length=40)
+    clean = market(seed, length=24)
     # Not an asset's first row, which has none above it.
     row = 1 + int(where * (clean.length - 1)) + clean.length * (seed % 2)
     path = folder / "bars.csv"
@@ -85,10 +85,10 @@ def test_several_faults_are_all_told_at_once(folder, seed, names):
         assert any(f"{code} line {line}" in said for line in lines), said
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), where=st.floats(0.25, 0.75))
 def test_columns_that_change_places_half_way_are_found(folder, seed, where):
-    clean = market(seed, length=400, num_assets=1)
+    clean = market(seed, length=200, num_assets=1)
     row = int(where * clean.length)
     path = folder / "crossed.csv"
     for first, second, code in (("high", "low", "D010"), ("volume", "close", "D011")):
@@ -102,7 +102,7 @@ def test_columns_that_change_places_half_way_are_found(folder, seed, where):
         assert int(found[1]) == row + 2, (first, second, row, said)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 10**6), where=st.floats(0.0, 1.0, exclude_max=True))
 def test_broken_lines_are_found(folder, seed, where):
     clean = market(seed, length=30)
@@ -133,7 +133,7 @@ def test_broken_lines_are_found(folder, seed, where):
 
 def test_wild_but_true_markets_are_not_called_faulty(folder):
     path = folder / "wild.csv"
-    for seed in range(5):
+    for seed in range(2):
         path.write_text(text_of(market(seed, length=300, drift=0.05).cells))
         assert read_bars(path).note in ("", "Columns that are not used: value, interest.")
     # A market that often doubles is not refused for doubling.

@@ -215,7 +215,7 @@ groups = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(groups, st.integers(1, 7), st.sampled_from(["symbol", "file"]), st.randoms())
 def test_parts_are_disjoint_and_together_everything_in_any_order(symbols, count, by, random):
     shards = named(*symbols)

@@ -241,7 +241,7 @@ def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
     np.testing.assert_allclose(again.log_equity, result.log_equity, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("chunk", [1, 64, 240])
+@pytest.mark.parametrize("chunk", [1, 64])
 def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkeypatch, chunk):
     whole = backtest(bars, run, start=FIRST)
     monkeypatch.setattr(module, "CHUNK", chunk)

@@ -133,6 +133,7 @@ def test_paper_trades_the_mean_agent_as_the_backtest_does(bars, tmp_path, ensemb
     assert parity.ok, parity.sentence
 
 
+@pytest.mark.few(2)
 def test_an_exported_mean_agent_comes_back_and_trades_alike(run, bars, tmp_path):
     env = TradingEnv(bars, run.env_config)
     weights = compact(run, run.params(), Coding(bits=16), env.features, bars.present)

@@ -178,7 +178,7 @@ def test_a_backtest_is_what_the_judge_says(field):
 
 
 @of_each("reruns")
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(2)
 def test_every_rerun_passes_it_on_whole(field):
     """The stress, the uncharged sentence, a page's baselines and buy and hold."""
     result, account = backtest(account=of(field)), of(field)
@@ -198,7 +198,7 @@ def test_every_rerun_passes_it_on_whole(field):
 
 
 @of_each("sweep")
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(2)
 def test_a_sweep_is_the_backtest(field):
     given = {"precision": "f64", "trials": None}
     table = nca.sweep(BARS, rule, {"scale": [1.0, 0.5]}, account=of(field), **given)
@@ -209,7 +209,7 @@ def test_a_sweep_is_the_backtest(field):
 
 
 @of_each("walk")
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(2)
 def test_a_walk_forward_is_the_backtest(field):
     """One that refits nothing, so that its folds are one strategy."""
     walk = walk_forward(BARS, RULE, train=FIRST, test=30, account=of(field))
@@ -229,7 +229,7 @@ def test_a_walk_forward_is_the_backtest(field):
 
 
 @of_each("paper")
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(2)
 def test_a_replay_on_paper_is_the_backtest(field, tmp_path):
     nca.write_bars(BARS, tmp_path / "bars.parquet")
     given = (RULE, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db")
@@ -243,7 +243,7 @@ def test_a_replay_on_paper_is_the_backtest(field, tmp_path):
 
 
 @of_each("gymnasium")
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(2)
 def test_an_environment_is_the_backtest(field):
     config = nca.EnvConfig(
         features=("return_1",), actions="weights", size=0.6, max_gross=None, random_start=False,
@@ -271,7 +271,7 @@ def test_an_environment_is_the_backtest(field):
 
 
 @of_each("blend")
-@pytest.mark.drawn(5)
+@pytest.mark.drawn(2)
 def test_a_part_of_a_blend_decides_on_such_an_account(field):
     account = dataclasses.replace(of(field), risk=None)
     mix = nca.blend({"whole": (LOOKS, 1.0)}, account=account)
@@ -308,14 +308,14 @@ def test_a_search_trains_and_scores_with_it(field, tmp_path, monkeypatch):
 
 
 def test_a_market_of_known_optimum_refuses_what_it_does_not_pay():
-    _, config = known_market("ou_mid")
+    _, config = known_market("sine")
     own = config.account
-    assert known_market("ou_mid", dataclasses.replace(own, delay=None))[1] == config
+    assert known_market("sine", dataclasses.replace(own, delay=None))[1] == config
     for values in VALUES.values():
         if all(getattr(own, name) == value for name, value in values.items()):
             continue
         with pytest.raises(ConfigError) as caught:
-            known_market("ou_mid", nca.AccountConfig(**values))
+            known_market("sine", nca.AccountConfig(**values))
         assert any(name.replace("floor", "ruin_floor") in str(caught.value) for name in values)
 
 

@@ -16,9 +16,11 @@ import jax
 import numpy as np
 import pytest
 from conftest import ROOT
+from tiny import SMALL
+from untrained import untrained_run
 
 import nca_trader as nca
-from nca_trader import ConfigError, RunError
+from nca_trader import ConfigError, RunError, load_agent, load_env
 from nca_trader.cli import main
 from nca_trader.config.extensions import load, receive, sources_of
 from nca_trader.config.records import open_record, plain, seal_record
@@ -50,11 +52,6 @@ KEYS = [
 ]
 SYMBOLS = nca.sample_bars("sp500").symbols
 SEVERAL = ("features", "own")
-SMALL = (
-    "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
-    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] "
-    "policy.steps=1 policy.neighbours=none"
-).split()
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +59,9 @@ def made(tmp_path_factory):
     """A run of built-in names alone, an exported file of it, a journal, and bars."""
     folder = tmp_path_factory.mktemp("consent")
     nca.write_bars(nca.sample_bars("sp500")[:160], folder / "bars.csv")
-    words = f"train --env index_daily --agent nano --data {folder}/bars.csv --steps 64"
-    run = ["--run", str(folder / "runs/plain"), *(x for s in SMALL for x in ("--set", s))]
-    assert main([*words.split(), *run]) == 0
+    bars, agent = nca.read_bars(folder / "bars.csv"), load_agent("nano", SMALL)
+    run = untrained_run(folder / "runs/plain", bars, load_env("index_daily"), agent)
+    run.append({"update": 1, "steps": 64})
     export = f"export --run {folder}/runs/plain --data {folder}/bars.csv --out {folder}/plain.nca"
     assert main([*export.split(), "--min-agreement", "0"]) == 0
     return folder
@@ -180,7 +177,7 @@ def scans(folder):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("file", "table", "key"), KEYS)
 @pytest.mark.parametrize("recorded", [True, False])
-@pytest.mark.few(10)
+@pytest.mark.few(8)
 def test_no_forged_file_runs_code(here, capsys, name, file, table, key, recorded):
     place = (file, table, key, name, recorded)
     forge_run(here / "runs/plain", *place)
@@ -594,7 +591,7 @@ CASES = [
 ]
 
 
-@pytest.mark.drawn(3)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("file", "way"), CASES)
 def test_signed_code_imports_no_file_that_was_not_signed(here, file, way):
     """The folder of the command holds copies of the user's own files, and one of a stranger."""

@@ -7,13 +7,13 @@ import importlib.metadata
 import json
 import os
 import pathlib
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
 from drawn import random_bars
 from tiny import AGENT, ENV
+from untrained import State
 
 from nca_trader import machine
 from nca_trader.config import CheckpointConfig, EnvConfig, MeshConfig
@@ -333,12 +333,6 @@ def test_rows_that_were_appended_out_of_order_are_cut(four):
     four.append(rows[0])
     four.cut(4)
     assert four.metrics() == rows
-
-
-class State(NamedTuple):
-    """What a checkpoint holds of a learner, as far as a policy is concerned."""
-
-    params: Any
 
 
 def save_seeds(env, path, num_seeds):

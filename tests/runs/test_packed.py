@@ -23,7 +23,7 @@ from nca_trader.paper.session.agents import usual_of
 from nca_trader.runs.checkpoint import FILES, Checkpoints
 from nca_trader.runs.folder import read_returns
 
-BARS = nca.sample_bars("sp500")[:300]
+BARS = nca.sample_bars("sp500")[:60]
 BIAS = ".params['head']['bias']"
 
 
@@ -50,17 +50,17 @@ def with_leaves(run, change):
 
 
 def test_leaves_of_other_shapes_are_refused_before_they_are_unpacked(run, request):
-    with_leaves(run, lambda k, v: np.zeros(1 << 22, np.float32) if k == BIAS else v)
+    with_leaves(run, lambda k, v: np.zeros(1 << 14, np.float32) if k == BIAS else v)
     request.getfixturevalue("unread")
-    with pytest.raises(RunError, match=r"bias'\] is float32\[4194304\] there and float32\["):
+    with pytest.raises(RunError, match=r"bias'\] is float32\[16384\] there and float32\["):
         nca.Run(run).params()
 
 
 def test_a_state_of_other_shapes_is_refused_before_it_is_unpacked(tiny, run, request):
-    with_leaves(run, lambda k, v: np.zeros(1 << 22, v.dtype) if "opt_state" in k else v)
+    with_leaves(run, lambda k, v: np.zeros(1 << 14, v.dtype) if "opt_state" in k else v)
     nca.Run(run).params()  # whose leaves are the right ones, and all that is read
     request.getfixturevalue("unread")
-    with pytest.raises(RunError, match=r"opt_state.* is \w+\[4194304\] there and"):
+    with pytest.raises(RunError, match=r"opt_state.* is \w+\[16384\] there and"):
         nca.train(tiny.env, AGENT, run)
 
 
@@ -88,35 +88,41 @@ def test_parameters_that_are_packed_too_well_are_refused(run, monkeypatch, caplo
     assert "bytes unpack to" in caplog.text
 
 
-def constant(path, *names, rows=1 << 20, **more):
+@pytest.fixture
+def small(monkeypatch):
+    """A file may unpack to few bytes, so that few are too many."""
+    monkeypatch.setattr(machine, "LARGE", 1 << 20)
+
+
+def constant(path, *names, rows=1 << 14, **more):
     table = pd.DataFrame(dict.fromkeys(names, np.full(rows, 0.5)) | more)
     table.to_parquet(path, compression="zstd")
     return path
 
 
-def test_tables_of_a_run_are_bounded(run, tmp_path):
+def test_tables_of_a_run_are_bounded(run, small):
     many = [str(i) for i in range(64)]
     constant(run / "selection.parquet", *many)
     constant(run / "backtest.parquet", "turnover", "equity", *many)
     mine = nca.Run(run)
     for read in (read_returns, usual_of):
-        with pytest.raises(StateError, match=r"parquet: cannot be read \([\d,]+ bytes unpack to 5"):
+        with pytest.raises(StateError, match=r"parquet: cannot be read \([\d,]+ bytes unpack to 8"):
             read(mine)
     constant(run / "backtest.parquet", "equity", rows=100, turnover=["x" * 10_000] * 100)
     assert usual_of(mine).turnover is None  # texts are not read
 
 
-def test_a_packed_shard_is_refused(tmp_path):
+def test_a_packed_shard_is_refused(tmp_path, small):
     shards = write_shards(BARS, tmp_path)
     (shard,) = shards
     file = tmp_path / shard.path
-    constant(file, "time", "open", "high", "low", "close", "volume", rows=1 << 23)
-    other = dataclasses.replace(shard, rows=1 << 23, sha256=machine.sha256_of(file))
+    constant(file, "time", "open", "high", "low", "close", "volume", rows=1 << 16)
+    other = dataclasses.replace(shard, rows=1 << 16, sha256=machine.sha256_of(file))
     with pytest.raises(StateError, match=r"000000.parquet: is not a shard .*bytes unpack to"):
         shards.read(other)
 
 
-def test_a_packed_part_of_stored_work_is_refused(tmp_path):
+def test_a_packed_part_of_stored_work_is_refused(tmp_path, small):
     def sweep():
         return nca.sweep(
             BARS, nca.rules.sma_cross, {"fast": [2, 3]}, resume=tmp_path / "s", trials=None
@@ -125,9 +131,9 @@ def test_a_packed_part_of_stored_work_is_refused(tmp_path):
     sweep()
     (part,) = (tmp_path / "s").glob("part-*.npz")
     good = part.read_bytes()
-    np.savez_compressed(part, equity=np.zeros(1 << 29, bool))
-    assert part.stat().st_size < 1 << 20
-    with pytest.raises(StateError, match=r"not a part of a sweep \([\d,]+ bytes unpack to 536,8"):
+    np.savez_compressed(part, equity=np.zeros(1 << 24, bool))
+    assert part.stat().st_size < 1 << 17
+    with pytest.raises(StateError, match=r"not a part of a sweep \([\d,]+ bytes unpack to 16,7"):
         sweep()
     # A member whose header says more than it holds.
     with zipfile.ZipFile(part, "w") as archive, archive.open("equity.npy", "w") as file:

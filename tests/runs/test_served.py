@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 from drawn import random_bars
 from tiny import AGENT, ENV
+from untrained import untrained_run
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.config.env import REWARDS
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.learner.learner import make_learner
-from nca_trader.runs.checkpoint import Checkpoints
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
-from nca_trader.runs.manifest import Run
-from nca_trader.runs.opening import open_run
 
 ACTIONS = ("direction", "orders", "weights")
 QUICK = (
@@ -89,27 +86,16 @@ def learnt_logits(env, params, weights, ordered, growth, first):
     return np.asarray(jax.vmap(policy.act, (None, 0, 0))(params, cells, seen)[0])
 
 
-def decisive(params):
-    """The parameters, spread out: they decide many things, as long training makes them."""
-    rng = np.random.default_rng(6)
-    return jax.tree.map(lambda p: p + rng.normal(size=p.shape).astype(p.dtype), params)
-
-
 @pytest.mark.parametrize(("reward", "actions"), CASES)
 @pytest.mark.few(1)
 def test_a_backtest_decides_as_the_learner_does(tmp_path, reward, actions):
     config = dataclasses.replace(ENV, reward=reward, actions=actions)
     env = TradingEnv(random_bars(np.random.default_rng(3), 200, 2), config)
-    learner = make_learner(env, make_policy(AGENT, env.spec), AGENT)
-    state, _ = learner.step(learner.init(jax.random.key(0)))
-    state = state._replace(params=decisive(state.params))
-    run = open_run(env, AGENT, tmp_path / "r", seed=0)
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        checkpoints.save(1, state)
+    run = untrained_run(tmp_path / "r", env.bars, config, AGENT)
     weights = compact(run, run.params(), Coding(bits=16), env.features, env.bars.present)
     write_exported(tmp_path / "agent.nca", run, weights)
     for served, params in (
-        (Run(run.path), state.params),
+        (run, run.params()),
         (read_run(tmp_path / "agent.nca"), weights.params(make_policy(AGENT, env.spec))),
     ):
         result = backtest(env.bars, served, start=str(env.bars.index[0]))

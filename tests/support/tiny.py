@@ -34,6 +34,12 @@ AGENT = AgentConfig(
 )
 ENV = EnvConfig(features=("return_1", "return_5"), costs=Costs(commission=5e-4, slippage=2e-4))
 STEPS_PER_UPDATE = 8 * 16
+# An agent as small, for commands: updates of 64 steps.
+SMALL = (
+    "learner.num_segments=8 learner.segment_length=8 learner.envs_per_segment=1 "
+    "learner.num_minibatches=1 policy.hidden=4 policy.channels=4 policy.dilations=[1] "
+    "policy.steps=1 policy.neighbours=none"
+).split()
 TRAINING_ROWS, NUM_BARS = 200, 260
 UNTIL = "2020-07-19"  # the date of row 200; the bars begin on 2020-01-01
 

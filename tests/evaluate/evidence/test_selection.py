@@ -22,6 +22,7 @@ from nca_trader.runs.folder import read_returns
 from nca_trader.runs.manifest import Run, Selection
 from nca_trader.strategies.baselines import baseline_rules
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
 FROM, TO = "2020-08-01", "2020-11-01"
 UPDATES, EVERY = 12, 2
 PER_UPDATE = 8 * 16 * 2

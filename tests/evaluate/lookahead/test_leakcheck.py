@@ -271,6 +271,7 @@ def test_every_rule_passes(rule):
     assert (report.reacted == 0) == constant and ("shows nothing" in report.verdict) == constant
 
 
+@pytest.mark.heavy
 def test_every_feature_passes():
     """All in one, so that they are compiled once; the columns are `FEATURES` in order."""
 
@@ -281,8 +282,8 @@ def test_every_feature_passes():
         both = {name: feature.update(state[name], bar) for name, feature in FEATURES.items()}
         return {k: v[0] for k, v in both.items()}, jnp.stack([v[1] for v in both.values()])
 
-    report = leakcheck(Feature(init, update, 0), BARS, cases=100)
-    assert report.ok and report.reacted > 50, str(report)
+    report = leakcheck(Feature(init, update, 0), BARS, cases=FEW)
+    assert report.ok and report.reacted > 40, str(report)
 
 
 def test_a_feature_is_checked_by_its_name():

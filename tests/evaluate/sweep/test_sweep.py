@@ -22,9 +22,10 @@ from nca_trader.strategies import rolling
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 SMA = {"fast": [3, 8, 20], "slow": [25, 60]}
+FEW = {"fast": [3, 8], "slow": [25]}
 
 
-def made(num_bars=700, assets=1, seed=0, missing=0.0, drift=0.0):
+def made(num_bars=400, assets=1, seed=0, missing=0.0, drift=0.0):
     """Random bars with overnight gaps, highs and lows."""
     rng = np.random.default_rng(seed)
     close = 100 * np.exp((drift + 0.01 * rng.standard_normal((num_bars, assets))).cumsum(0))
@@ -70,13 +71,13 @@ def wary(limit=0.1):
 
 
 CASES = {
-    "sma": (nca.rules.sma_cross, SMA, 1, {}),
-    "close": (nca.rules.sma_cross, SMA, 1, {"fill": "close"}),
+    "sma": (nca.rules.sma_cross, FEW, 1, {}),
+    "close": (nca.rules.sma_cross, FEW, 1, {"fill": "close"}),
     "assets": (nca.rules.momentum, {"lookback": [5, 30]}, 3, {"max_gross": 0.9}),
     "stop": (stopped, {"fast": [3, 9], "loss": [0.02, 0.05]}, 1, {}),
     "stop close": (stopped, {"fast": [3, 9], "loss": [0.02]}, 3, {"fill": "close"}),
     "account": (wary, {"limit": [0.01, 0.2]}, 3, {}),
-    "rebalance": (nca.rules.sma_cross, SMA, 1, {"order": "rebalance"}),
+    "rebalance": (nca.rules.sma_cross, FEW, 1, {"order": "rebalance"}),
 }
 
 

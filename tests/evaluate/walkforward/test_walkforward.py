@@ -15,7 +15,7 @@ import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.config.spans import Spans, Training
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
-from nca_trader.evaluate.walkforward import refit
+from nca_trader.evaluate.walkforward import refit, walk
 from nca_trader.evaluate.walkforward.folds import make_folds
 from nca_trader.evaluate.walkforward.outcome import switching
 
@@ -25,6 +25,13 @@ def bars_of(returns):
     close = 100.0 * np.cumprod(1.0 + returns)[:, None]
     before = np.concatenate([[[100.0]], close[:-1]])
     return drawn.bars_of(close, before, "2000-01-01", symbols=("X",))
+
+
+@pytest.fixture(autouse=True)
+def one_baseline(monkeypatch):
+    """Judges by the cheapest baseline; a test of all of them undoes it."""
+    rules = {"buy and hold": nca.rules.buy_and_hold()}
+    monkeypatch.setattr(walk, "baseline_rules", lambda *given: dict(rules))
 
 
 @pytest.fixture(scope="module")
@@ -147,12 +154,13 @@ def test_spans_and_training_may_be_given_as_objects(persistent):
         persistent, follow, spans=Spans(purge=2, **SPANS), grid=SIDES, training=Training(name="x")
     )
     named = walked(persistent, purge=2)
-    folds = [walk.folds.drop(columns="seconds") for walk in (given, named)]
+    folds = [x.folds.drop(columns="seconds") for x in (given, named)]
     assert folds[0].equals(folds[1]) and given.result.equity.equals(named.result.equity)
     assert (given.result.name, named.result.name) == ("x", "follow")
 
 
-def test_a_planted_signal_is_found_and_beats_every_constant_weight(persistent):
+def test_a_planted_signal_is_found_and_beats_every_constant_weight(persistent, monkeypatch):
+    monkeypatch.undo()
     done = walked(persistent, purge=2)
     assert list(done.folds["side"]) == [1] * 7 and "earned more than" in done.verdict
     assert done.interval.low > 0 and done.metrics["sharpe"] > 3
