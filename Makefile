@@ -1,12 +1,12 @@
-# The two commands of the README are `make demo` and `make test`. Both need Python 3.11 or 3.12, git
+# The two commands of the README are `make demo` and `make test`. Both need Python 3.11 to 3.13, git
 # and make, set up everything in .venv the first time, and work from any path: every path here is
 # relative, and programs run as `python -m`, because a script's first line cannot hold a space.
 # `make test PYTEST_ARGS="tests/envs -x"` and `make demo DEMO_ARGS="--out DIR"` pass options on.
 
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
-# The first of these that is a usable Python 3.11 or 3.12; `make PYTHON=/path/to/python demo` decides.
-PYTHON ?= python3.11 python3.12 python3 python
+# The first of these that is a usable Python 3.11 to 3.13; `make PYTHON=/path/to/python demo` decides.
+PYTHON ?= python3.11 python3.12 python3.13 python3 python
 PYTEST_ARGS ?=
 # A file stays in one process, so that what it compiled is found again, and the longest files begin,
 # see tests/conftest.py. A process that dies ends the
@@ -24,7 +24,7 @@ unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PYTHONSTARTUP PIP_USER PIP_TARGET PIP
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 # A .venv whose interpreter is gone (moved, upgraded) counts as not installed.
 DEAD := $(shell env -u PYTHONHOME -u PYTHONPATH .venv/bin/python -c pass 2>/dev/null || echo FORCE)
 
@@ -60,7 +60,7 @@ FORCE:
 	    if "$$python" -c "$(USABLE)" >/dev/null 2>&1; then found="$$python"; break; fi; \
 	  done; \
 	  if [ -z "$$found" ]; then \
-	    echo "no usable Python 3.11 or 3.12 among: $(PYTHON). Install one with its venv module (Debian, Ubuntu: apt install python3.11 python3.11-venv), or name it: make PYTHON=/path/to/python3.11 demo" >&2; \
+	    echo "no usable Python 3.11 to 3.13 among: $(PYTHON). Install one with its venv module (Debian, Ubuntu: apt install python3.11 python3.11-venv), or name it: make PYTHON=/path/to/python3.11 demo" >&2; \
 	    exit 1; \
 	  fi; \
 	  echo "setting up .venv with $$("$$found" --version)"; \

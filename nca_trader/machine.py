@@ -38,7 +38,7 @@ SAFE = {"PYTHONSAFEPATH": "1"}
 CHOSEN = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_ACCELERATOR_TYPE", "TPU_WORKER_HOSTNAMES")
 WAITING = 1000  # items that may wait for a slow worker
 # Versions that the tests run with: from, and before. pyproject.toml has the same.
-SUPPORTED = {"Python": ("3.11", "3.13"), "jax": ("0.10.2", "0.12")}
+SUPPORTED = {"Python": ("3.11", "3.14"), "jax": ("0.10.2", "0.13")}
 
 
 @functools.cache

@@ -239,7 +239,8 @@ def put(rows: Array, row: Array, x: Array) -> Array:
     if not _ONE_KERNEL.get():
         return rows.at[row, columns].set(x, mode="promise_in_bounds", unique_indices=True)
     # One kernel has no scatter of several numbers.
-    row, columns, x = row.ravel(), columns.ravel(), x.ravel().astype(rows.dtype)
+    row, columns, x = row.ravel(), columns.ravel(), x.ravel()
+    x = x.astype(jnp.promote_types(x.dtype, rows.dtype))  # wider numbers are refused below
 
     def write(i: Array, rows: Array) -> Array:
         return jax.lax.dynamic_update_slice(rows, x[i][None, None], (row[i], columns[i]))

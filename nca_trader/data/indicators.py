@@ -31,7 +31,7 @@ COLUMNS = (*PRICES, "volume", "half_spread")
 MOST = 8_192  # numbers of a window: jax copies 64 KiB at once, and larger arrays by a thread
 SETTLED = 1e-3  # deviations: a value that older bars change by less has forgotten them
 TRIED = 200  # rows of each asset at which that is looked at
-FEW = 128  # bars, beside twice all that a value depends on, that show what others do
+FEW = 128  # bars, and twice all that a value depends on: these show what others do
 
 
 def indicator(

@@ -14,6 +14,7 @@ from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.market import feature_set_of
 from nca_trader.envs.rewards import begin_account, remember
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.strategies.blend import Own, move_account, order_on_account, own_account
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bar, EnvSpec
@@ -36,7 +37,8 @@ def inputs_of(config: EnvConfig, spec: EnvSpec) -> Inputs:
     features, base = feature_set_of(config, spec.bar_seconds), base_of(spec)
 
     def init(num_assets: int) -> Any:
-        return features.init(num_assets), () if base is None else base.init(num_assets)
+        with float64_on_cpu():
+            return features.init(num_assets), () if base is None else base.init(num_assets)
 
     def update(state: Any, bar: Bar) -> tuple[Any, Array, Any]:
         inner, row = features.update(state[0], bar)

@@ -591,6 +591,7 @@ class Bytes(io.RawIOBase):
     def __init__(self, path: Path, request: Request):
         self._request, self._size = request, path.stat().st_size
         self._line, self._length, self.taken, self._total = 1, 0, 0, 0
+        self._files = contextlib.ExitStack()  # for `close`, also of a file that is refused below
         with contextlib.ExitStack() as stack:
             file: Any = stack.enter_context(open(path, "rb"))
             self._file = self._counted = file
