@@ -32,13 +32,14 @@ DEAD_ORACLES := $(shell .venv-oracles/bin/python -c pass 2>/dev/null || echo FOR
 DEAD_DOCS := $(shell .venv-docs/bin/python -c pass 2>/dev/null || echo FORCE)
 DEAD_PEERS := $(shell .venv-peers/bin/python -c pass 2>/dev/null || echo FORCE)
 
-.PHONY: help setup demo test check test-slow slow-due soak test-fresh test-oracles lint format docs site notebooks bench bench-peers lock wheel clean FORCE
+.PHONY: help setup demo test check test-slow test-newest slow-due soak test-fresh test-oracles lint format docs site notebooks bench bench-peers lock wheel clean FORCE
 help:
 	@echo "make demo       set up .venv, then train, backtest and paper-replay on real bars"
 	@echo "make test       set up .venv, then run the tests"
 	@echo "make check      lint, and the tests nearest to what changed against main: under 2 minutes"
 	@echo "make test-slow  the slow tests     make lint    ruff and pyright     make format  fix style"
 	@echo "make slow-due   which slow tests CI runs at this merge, and the longest wait of the others"
+	@echo "make test-newest  tests under Python 3.13 and the newest jax, in .venv-newest"
 	@echo "make soak       kill paper sessions: 200 times at random, and before and after each kind of event;"
 	@echo "                then trade 50,000 bars against an exchange that breaks"
 	@echo "make test-fresh property tests on newly drawn cases; SEED=N repeats them"
@@ -88,6 +89,22 @@ check: lint
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-slow: .venv/.installed
 	@$(PY) -m pytest -m slow --hypothesis-seed=$(SEED) $(PYTEST_ARGS)
+
+# The newest Python and jax that are supported; `NEWEST=python3.13` names the interpreter.
+NEWEST ?= $(shell for python in python3.13 $(HOME)/.pyenv/versions/3.13*/bin/python3.13; do \
+  "$$python" -c "import venv, ensurepip" 2>/dev/null && echo "$$python" && break; done)
+NEWEST_JAX ?= 0.12.0.1
+.venv-newest/.installed: requirements.lock pyproject.toml
+	@[ -n "$(NEWEST)" ] || { echo "no python3.13 was found; name one: make NEWEST=/path/to/python3.13 test-newest" >&2; exit 1; }
+	@echo "installing the locked packages and jax $(NEWEST_JAX) for $(NEWEST) into .venv-newest"
+	@$(NEWEST) -m venv --clear .venv-newest
+	@.venv-newest/bin/python -m pip install --quiet --no-compile --require-hashes --requirement requirements.lock
+	@.venv-newest/bin/python -m pip install --quiet --no-compile --upgrade "jax==$(NEWEST_JAX)"
+	@.venv-newest/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+test-newest: .venv-newest/.installed
+	@.venv-newest/bin/python -m pytest $(IN_PARALLEL) $(PYTEST_ARGS)
 
 # What CI runs of the slow tests at this merge; the longest wait of the others is printed.
 slow-due: .venv/.installed
@@ -205,4 +222,4 @@ wheel: .venv/.installed
 	@$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:
-	rm -rf .venv .venv-oracles .venv-docs .venv-peers build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest .venv-oracles .venv-docs .venv-peers build dist .pytest_cache .ruff_cache .hypothesis

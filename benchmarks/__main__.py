@@ -1,4 +1,4 @@
-"""Measures the environment, the policy, the learner, sweeps and the paper loop.
+"""Measures the environment, the policy, the learner, sweeps, the paper loop, and first answers.
 
 python -m benchmarks env
 python -m benchmarks all --json
@@ -23,10 +23,11 @@ from nca_trader.machine import cores
 from nca_trader.parallel.mesh import use_cores
 from nca_trader.progress import Progress, in_pipes, say
 
-BENCHMARKS = ("env", "policy", "ppo", "sweep", "stream")
+BENCHMARKS = ("env", "policy", "ppo", "sweep", "stream", "cold")
 # Each option belongs to one benchmark: giving it to another is a mistake, not a no-op.
 OPTIONS = (("agent", "policy", "small"), ("envs", "env", 4096))
 FIGURES = (
+    "first_answer_s cpu_s "
     "difference slower floor_ms over_floor temp_mb p50_us p99_us matmul_share cpu_us bytes_per_bar"
 ).split()
 
