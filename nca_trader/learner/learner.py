@@ -31,7 +31,7 @@ from nca_trader.learner.ppo import Hyper, hyper_of
 from nca_trader.learner.programs import LESS, Bounded, Held, memory_limit
 from nca_trader.learner.rollout import Segments
 from nca_trader.learner.sampled import begin_ring, ring_spec
-from nca_trader.learner.update import LearnerState, Metrics, Parts, make_parts, update
+from nca_trader.learner.update import Course, LearnerState, Metrics, Parts, make_parts, update
 from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import (
     BATCH,
@@ -89,7 +89,7 @@ def init_each(init: Callable[[Array], T], num_agents: int) -> Callable[[Array], 
     return init_all
 
 
-def step_each(step: Callable[[Any, Any], T], num_agents: int, mesh: Mesh) -> Callable[..., T]:
+def step_each(step: Callable[..., T], num_agents: int, mesh: Mesh) -> Callable[..., T]:
     """Map a learner's step over a leading axis of agents, which move together.
 
     A CPU gains nothing from a batch of small matrix products: it is twice as fast with one agent
@@ -97,8 +97,8 @@ def step_each(step: Callable[[Any, Any], T], num_agents: int, mesh: Mesh) -> Cal
     """
     batch_size = None if mesh.devices.flat[0].platform == "cpu" else num_agents
 
-    def step_all(state: Any, market: Any) -> T:
-        return jax.lax.map(lambda s: step(s, market), state, batch_size=batch_size)
+    def step_all(state: Any, *given: Any) -> T:
+        return jax.lax.map(lambda s: step(s, *given), state, batch_size=batch_size)
 
     return step_all
 
@@ -122,8 +122,9 @@ class Learner(NamedTuple):
       steps_per_update: environment steps of one call of `step`, of all seeds together.
       mesh: the devices it runs on.
       bounded: what `step` runs, with the memory that it needs and the bound on it.
-      program: jitted `(state, market) -> (state, metrics)`, as a part of another program.
+      program: jitted `(state, market) -> (state, metrics)` of a run of this length.
       market: the environment's own market, on the mesh.
+      course: how long the run is, the last argument of `bounded`.
     """
 
     init: Callable[[Array], LearnerState]
@@ -133,6 +134,7 @@ class Learner(NamedTuple):
     bounded: Bounded
     program: Any
     market: Market
+    course: Course
 
 
 def make_learner(
@@ -224,10 +226,17 @@ def build_learner(
         of_device = _num_bytes(slots) / batch_shards(mesh)
         ring = Held(shape.replay_slots, of_device / shape.replay_slots)
     larger = [n for n in range(shape.micro_batches + 1, items + 1) if items % n == 0]
-    program = make_program(parts, mesh, placed)
+    of_type = {int: np.int32, float: np.float32}
+    course = everywhere(jax.tree.map(lambda x: of_type[type(x)](x), parts.course), mesh)
     less = f"lower {'num_seeds, ' if seeds > 1 else ''}{LESS}"
     step = Bounded(
-        make_program(parts, mesh, placed, options), program, build, larger, limit, ring, less
+        make_program(parts, mesh, placed, options),
+        make_program(parts, mesh, placed),
+        build,
+        larger,
+        limit,
+        ring,
+        less,
     )
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
@@ -236,9 +245,10 @@ def build_learner(
         # search is useful and stays on.
         alone, nans, infs = (getattr(jax.config, name) for name in SEARCHES)
         with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
-            return step(state, market if given is None else given)
+            return step(state, market if given is None else given, course)
 
-    return Learner(init, advance, per_seed * seeds, mesh, step, program, market)
+    program = make_program(parts, mesh, placed, lengths=False)
+    return Learner(init, advance, per_seed * seeds, mesh, step, program, market, course)
 
 
 def _num_bytes(leaves: list[Any]) -> int:
@@ -272,21 +282,28 @@ def make_program(
     mesh: Mesh,
     placed: LearnerState,
     options: dict[str, Any] | None = None,
+    lengths: bool = True,
 ) -> Any:
-    """Return the jitted `(state, market) -> (state, metrics)` over the mesh."""
-    own = _spec(parts, FSDP)
+    """Return the jitted `(state, market, course) -> (state, metrics)` over the mesh.
 
-    def one_update(state: LearnerState, market: Market) -> tuple[LearnerState, Metrics]:
+    The course is an argument, so that a run of another length finds the program in the cache; not
+    without `lengths`, where it is that of the parts.
+    """
+    own, given = _spec(parts, FSDP), (P(), P()) if lengths else (P(),)
+
+    def one_update(
+        state: LearnerState, market: Market, course: Course | None = None
+    ) -> tuple[LearnerState, Metrics]:
         # Accounts and bar indexes of one shard are not valid on the next.
         if parts.env.shards is not None:
             turn = shard_updates(parts.env.shards, parts.config.learner)
             state = state._replace(segments=end_with_shard(turn, state.update, state.segments))
-        return update(parts, state, market)
+        return update(parts if course is None else parts.over(course), state, market)
 
     step = jax.shard_map(
         one_update,
         mesh=mesh,
-        in_specs=(own, P()),
+        in_specs=(own, *given),
         out_specs=(own, P()),
         axis_names=parts.layout.by_hand,
     )

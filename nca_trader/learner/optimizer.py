@@ -39,7 +39,7 @@ class AverageState(NamedTuple):
 
 
 def learning_rate(
-    config: OptimizerConfig, total: int, peak: float | Array | None = None
+    config: OptimizerConfig, total: int | Array, peak: float | Array | None = None
 ) -> optax.Schedule:
     """Learning rate by gradient step, from 0: linear warm-up, then the schedule.
 
@@ -72,8 +72,8 @@ def learning_rate(
     return rate
 
 
-def _at_least_one(steps: int) -> int:
-    return max(steps, 1)
+def _at_least_one(steps: Any) -> Any:
+    return jnp.maximum(steps, 1) if isinstance(steps, Array) else max(steps, 1)
 
 
 def _cosine(part: Array) -> Array:
@@ -208,7 +208,7 @@ def averaged(state: GuardState) -> Any:
 
 def make_optimizer(
     config: OptimizerConfig,
-    total: int,
+    total: int | Array,
     layout: Layout = EVERYWHERE,
     peak: float | Array | None = None,
 ) -> optax.GradientTransformation:

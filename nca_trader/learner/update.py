@@ -86,14 +86,29 @@ class LearnerState(NamedTuple):
     hyper: Hyper | None = None
 
 
+class Course(NamedTuple):
+    """How long a run is: its schedules end there.
+
+    Attributes:
+      steps: gradient steps of the whole run, see `gradient_steps`.
+      costs: updates until the costs of the curriculum are whole, at least 1.
+      volatility: updates until its volatility is, likewise.
+    """
+
+    steps: Any
+    costs: Any
+    volatility: Any
+
+
 class Parts(NamedTuple):
     """The static parts of an update.
 
     Attributes:
       env: the environment; its market is an argument of the update.
       layout: of the parameters on the mesh.
-      num_updates: of the whole run.
+      course: of the whole run; traced where one program serves runs of any length.
       config: the agent's settings.
+      optimizers: `(gradient steps of a run, peak=None) -> optimiser`, see `make_optimizer`.
       optimizer: with the config's learning rate.
       setup: with the config's hyper-parameters.
       algorithm: collects, normalises and computes the loss.
@@ -101,19 +116,22 @@ class Parts(NamedTuple):
 
     env: TradingEnv
     layout: Layout
-    num_updates: int
+    course: Course
     config: AgentConfig
+    optimizers: Callable[..., optax.GradientTransformation]
     optimizer: optax.GradientTransformation
     setup: AgentSetup
     algorithm: Algorithm
+
+    def over(self, course: Course) -> Parts:
+        """Return the parts of a run of another length."""
+        return self._replace(course=course, optimizer=self.optimizers(course.steps))
 
     def of(self, hyper: Hyper | None) -> tuple[AgentSetup, optax.GradientTransformation]:
         """Return the setup and the optimiser of an agent with hyper-parameters of its own."""
         if hyper is None:
             return self.setup, self.optimizer
-        total = gradient_steps(self.config.learner, self.num_updates)
-        rate = hyper.learning_rate
-        optimizer = make_optimizer(self.config.optimizer, total, self.layout, rate)
+        optimizer = self.optimizers(self.course.steps, hyper.learning_rate)
         return self.setup._replace(hyper=hyper), optimizer
 
 
@@ -125,12 +143,22 @@ def make_parts(
     Raises:
       ConfigError: the estimator of advantages does not apply to the environment.
     """
-    total = gradient_steps(config.learner, num_updates)
-    optimizer = make_optimizer(config.optimizer, total, layout)
+    curriculum = config.curriculum
+    course = Course(
+        gradient_steps(config.learner, num_updates),
+        whole_after(curriculum.costs_share, num_updates),
+        whole_after(curriculum.volatility_share, num_updates),
+    )
+    make = make_optimizer
+
+    def optimizers(steps: Any, peak: Any = None) -> optax.GradientTransformation:
+        return make(config.optimizer, steps, layout, peak)
+
+    optimizer = optimizers(course.steps)
     algorithm = ALGORITHMS[config.learner.advantages]
     algorithm.check(env)
     setup = setup_of(policy, config)
-    return Parts(env, layout, num_updates, config, optimizer, setup, algorithm)
+    return Parts(env, layout, course, config, optimizers, optimizer, setup, algorithm)
 
 
 def gradient_steps(config: LearnerConfig, num_updates: int) -> int:
@@ -159,10 +187,12 @@ def update(parts: Parts, state: LearnerState, market: Market) -> tuple[LearnerSt
     # Folded, not split and carried: a resumed run draws the same numbers from key and update.
     key = jax.random.fold_in(state.key, state.update)
     start_key, action_key, shuffle_key, replay_key = jax.random.split(key, 4)
-    course = (config.curriculum, state.update, parts.num_updates)
-    total = gradient_steps(config.learner, parts.num_updates)
-    rate_of = learning_rate(config.optimizer, total, setup.hyper.learning_rate)
-    scales = (cost_scale(*course), volatility_scale(*course))
+    course, curriculum = parts.course, config.curriculum
+    rate_of = learning_rate(config.optimizer, course.steps, setup.hyper.learning_rate)
+    scales = (
+        cost_scale(curriculum, state.update, course.costs),
+        volatility_scale(curriculum, state.update, course.volatility),
+    )
     loss = functools.partial(parts.algorithm.loss, setup)
     learn_from = functools.partial(
         learn, lambda params, items: loss(params, market, items), config.learner, optimizer
@@ -208,23 +238,30 @@ def update(parts: Parts, state: LearnerState, market: Market) -> tuple[LearnerSt
     return state._replace(update=state.update + 1), metrics
 
 
-def cost_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
-    """Return the `[]` float32 factor on costs in `update`; None without a curriculum."""
-    return _towards_one(config.costs_from, config.costs_share, update, num_updates)
+def whole_after(share: float, num_updates: int) -> float:
+    """Return the updates after which a curriculum over `share` of a run has ended."""
+    # At least one, so that a share of 0 does not divide by zero.
+    return max(share * num_updates, 1.0)
 
 
-def volatility_scale(config: CurriculumConfig, update: Array, num_updates: int) -> Array | None:
-    """Return the `[]` float32 factor on log-returns in `update`; None without a curriculum."""
-    return _towards_one(config.volatility_from, config.volatility_share, update, num_updates)
+def cost_scale(config: CurriculumConfig, update: Array, whole: Any) -> Array | None:
+    """Return the `[]` float32 factor on costs in `update`, 1 after `whole` updates.
+
+    None without a curriculum.
+    """
+    return _towards_one(config.costs_from, update, whole)
 
 
-def _towards_one(start: float, share: float, update: Array, num_updates: int) -> Array | None:
+def volatility_scale(config: CurriculumConfig, update: Array, whole: Any) -> Array | None:
+    """Return the `[]` float32 factor on log-returns in `update`, as `cost_scale`."""
+    return _towards_one(config.volatility_from, update, whole)
+
+
+def _towards_one(start: float, update: Array, whole: Any) -> Array | None:
     # None and not 1.0: without a curriculum the program has no such product.
     if start == 1.0:
         return None
-    # At least one update, so that a share of 0 does not divide by zero.
-    done = update / max(share * num_updates, 1.0)
-    return start + (1.0 - start) * jnp.minimum(done, 1.0)
+    return start + (1.0 - start) * jnp.minimum(update / whole, 1.0)
 
 
 def collect(

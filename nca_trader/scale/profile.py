@@ -102,7 +102,8 @@ def profile(env: TradingEnv, agent: AgentConfig, watched: Profiler) -> dict[str,
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     # The program that ran, compiled once more: a trace names operations and has no text of them.
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    compiled: Any = learner.bounded.program.lower(state, learner.market).compile()
+    given = (state, learner.market, learner.course)
+    compiled: Any = learner.bounded.program.lower(*given).compile()
     module, device = read_module(compiled.as_text()), learner.mesh.devices.flat[0]
     seconds = watched.timed or watched.traced
     update = statistics.median(seconds)

@@ -40,7 +40,7 @@ from nca_trader.learner.learner import draw_hyper, make_learner, shard_updates
 from nca_trader.learner.optimizer import make_optimizer
 from nca_trader.learner.stopping import Stopping
 from nca_trader.learner.train import Health, Intervals, planned_steps, train
-from nca_trader.learner.update import cost_scale, volatility_scale
+from nca_trader.learner.update import cost_scale, volatility_scale, whole_after
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -211,7 +211,9 @@ def moved(agent):
 
 def eased(agent):
     of = agent.curriculum
-    return [(cost_scale(of, u, 8), volatility_scale(of, u, 8)) for u in map(jnp.int32, range(8))]
+    costs, volatility = (whole_after(x, 8) for x in (of.costs_share, of.volatility_share))
+    updates = map(jnp.int32, range(8))
+    return [(cost_scale(of, u, costs), volatility_scale(of, u, volatility)) for u in updates]
 
 
 def drawn(agent):

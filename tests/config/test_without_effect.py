@@ -45,7 +45,7 @@ from nca_trader.errors import ConfigError
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.optimizer import learning_rate
 from nca_trader.learner.train import steps_done
-from nca_trader.learner.update import cost_scale, volatility_scale
+from nca_trader.learner.update import cost_scale, volatility_scale, whole_after
 from nca_trader.runs.manifest import Run
 from nca_trader.types import EnvSpec
 
@@ -180,7 +180,10 @@ def test_a_schedule_refuses_the_period_that_it_does_not_have(schedule):
 def test_a_curriculum_that_is_off_takes_no_share(name, of, start):
     config = CurriculumConfig(**{f"{name}_from": start})
     course = [
-        [of(c, jnp.int32(update), 8) for update in range(8)]
+        [
+            of(c, jnp.int32(update), whole_after(getattr(c, f"{name}_share"), 8))
+            for update in range(8)
+        ]
         for c in (config, unchecked(config, **{f"{name}_share": 0.9}))
     ]
     assert refused(config, f"{name}_share", 0.9) == (course[0] == course[1]) == (start == 1.0)

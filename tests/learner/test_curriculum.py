@@ -33,9 +33,15 @@ LEARNER = dataclasses.replace(
 def test_factors_go_in_a_straight_line_to_one_and_stay():
     config = CurriculumConfig(costs_from=0.2, volatility_from=4.0, volatility_share=0.25)
     updates = jnp.array([0, 1, 2, 4, 8, 15])
+    ways = (
+        (update.cost_scale, config.costs_share),
+        (update.volatility_scale, config.volatility_share),
+    )
     cost, moves = (
-        jax.vmap(lambda u, of=of: of(config, u, 16))(updates)
-        for of in (update.cost_scale, update.volatility_scale)
+        jax.vmap(lambda u, of=of, share=share: of(config, u, update.whole_after(share, 16)))(
+            updates
+        )
+        for of, share in ways
     )
     np.testing.assert_allclose(cost, [0.2, 0.3, 0.4, 0.6, 1.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(moves, [4.0, 3.25, 2.5, 1.0, 1.0, 1.0], rtol=1e-6)

@@ -76,7 +76,7 @@ def learnt(axes, deterministic=False, dtype="f8", config=CONFIG):
         optimizer = make_optimizer(OPTIMIZER, 8, layout)
         of = types.SimpleNamespace(learner=config)
         setup = AgentSetup(POLICY, config, None)
-        parts = Parts(None, layout, 1, of, optimizer, setup, None)
+        parts = Parts(None, layout, None, of, None, optimizer, setup, None)
         by_hand, placed = (learners._spec(parts, *names)[:2] for names in ((FSDP,), (FSDP, MODEL)))
 
         def once(params, state, items, key):
