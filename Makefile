@@ -99,7 +99,7 @@ NEWEST_JAX ?= 0.12.0.1
 	@echo "installing the locked packages and jax $(NEWEST_JAX) for $(NEWEST) into .venv-newest"
 	@$(NEWEST) -m venv --clear .venv-newest
 	@.venv-newest/bin/python -m pip install --quiet --no-compile --require-hashes --requirement requirements.lock
-	@.venv-newest/bin/python -m pip install --quiet --no-compile --upgrade "jax==$(NEWEST_JAX)"
+	@.venv-newest/bin/python -m pip install --quiet --no-compile --upgrade "jax==$(NEWEST_JAX)" "jaxlib==$(NEWEST_JAX)"
 	@.venv-newest/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -148,6 +148,7 @@ def timed(
     before, clock = resource.getrusage(resource.RUSAGE_CHILDREN), os.times().elapsed
     done = subprocess.run(line, cwd=folder or root, env=environment, capture_output=True, text=True)
     seconds, after = os.times().elapsed - clock, resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
+    # `prove` ends with 1 where so few steps miss the bar.
+    if done.returncode > ("prove" in line):
         raise StateError(f"{' '.join(line)[:200]} failed: {done.stderr[-500:]}")
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -79,7 +79,7 @@ def version(facts: Facts) -> Findings:
     if "jaxlib" in known:
         jaxlib = f"with jaxlib {given['jaxlib']}"
         if "jax" in known and known["jax"][:2] != known["jaxlib"][:2]:
-            remedy = "Install both of one version: pip install -U jax"
+            remedy = "Install both of one version: pip install -U jax jaxlib"
             yield ERROR, f"jax {given['jax']} {jaxlib}", remedy
         for name in plugins:
             if known[name] != known["jaxlib"]:
