@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +39,8 @@ from nca_trader.numerics import (
 from nca_trader.types import Tensor
 
 _LONGEST: contextvars.ContextVar[int | None] = contextvars.ContextVar("longest", default=None)
+# Periods that indicators were made with, see `longest_of`.
+_MET: contextvars.ContextVar[list[int] | None] = contextvars.ContextVar("met", default=None)
 
 
 class Rolling(NamedTuple):
@@ -108,6 +110,18 @@ def periods_up_to(longest: int) -> Iterator[None]:
         _LONGEST.reset(token)
 
 
+def longest_of(make: Iterable[Callable[[], Any]]) -> int:
+    """Return the longest period of the indicators that functions make, at least 1."""
+    token = _MET.set(met := [1])
+    try:
+        for one in make:
+            one()
+            met[:] = [max(met)]
+    finally:
+        _MET.reset(token)
+    return met[0]
+
+
 def is_traced(value: Any) -> bool:
     """Return whether `value` is known only when a program runs, as a parameter of a sweep is."""
     return isinstance(value, Tracer)
@@ -130,6 +144,8 @@ def longest(period: Any) -> int:
       30
     """
     if not is_traced(period):
+        if (met := _MET.get()) is not None:
+            met.append(int(period))
         return int(period)
     largest = _LONGEST.get()
     if largest is None:

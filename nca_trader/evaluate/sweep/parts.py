@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from nca_trader.runs.consent import codes_of
 from nca_trader.runs.folder import NUMBERS
 from nca_trader.runs.parts import WorkFolder
 from nca_trader.strategies.identity import identity
-from nca_trader.strategies.rolling import periods_up_to
+from nca_trader.strategies.rolling import longest_of, periods_up_to
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.strategies.targets import largest_weight, needs_account, strategy_faults
 from nca_trader.types import Bars
@@ -211,6 +212,8 @@ def _given(grid: GridRun, traced: list[str], rows: list[int], fixed: dict[str, A
     combinations = grid.combinations
     whole = [int(one[p]) for one in combinations for p in traced if isinstance(one[p], int)]
     # A stop of None has no exits, and another value has.
+    # A rule may add to its parameter: a period beyond its window would be another one.
+    longest = longest_of(functools.partial(grid.rule, **one) for one in combinations)
     sees = needs_account(grid.bars, grid.rule(**combinations[rows[0]]))
     return Given(
         grid.rule,
@@ -219,7 +222,7 @@ def _given(grid: GridRun, traced: list[str], rows: list[int], fixed: dict[str, A
         sees,
         grid.rules,
         grid.dtype,
-        max([*whole, 1]),
+        max([*whole, longest]),
     )
 
 

@@ -119,6 +119,17 @@ def test_a_wide_sweep_of_many_assets_equals_its_backtests():
         assert table["equity"].iloc[row] == pytest.approx(equity, rel=1e-6)
 
 
+def test_a_rule_that_looks_back_further_than_its_grid_says_is_its_backtest():
+    def wider(slow):
+        return nca.rules.sma_cross(2, 3 * slow + 1)
+
+    bars = made(200)
+    table = nca.sweep(bars, wider, {"slow": [5, 20]}, COSTS, trials=None)
+    for row, slow in enumerate((5, 20)):
+        equity = nca.backtest(bars, wider(slow), COSTS).equity.iloc[-1]
+        assert table["equity"].iloc[row] == pytest.approx(equity, rel=1e-6)
+
+
 @pytest.mark.heavy
 def test_tails_equal_those_of_the_backtests(monkeypatch):
     bars, costs = made(300, drift=3e-4), nca.Costs(commission=5e-4, interest_lend=0.05)
