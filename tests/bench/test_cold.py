@@ -21,7 +21,7 @@ def test_a_job_is_run_by_new_processes_in_new_folders(monkeypatch, warm):
         return real(line, folder, cache)
 
     monkeypatch.setattr(cold, "timed", timed)
-    seconds, cpu = cold.measured(JOB._replace(before=None), warm)
+    seconds, cpu = cold.measured(JOB, warm)
     assert 0.0 < cpu and 0.0 < seconds
     folders, caches = zip(*lines, strict=True)
     assert len(set(folders)) == 2 + warm and len(set(caches)) == (1 if warm else 2)
@@ -42,3 +42,9 @@ def test_every_job_is_a_command_of_today():
                 compile(does, job.name, "exec")
             else:
                 build_parser().parse_args(does)
+
+
+def test_the_bars_of_the_scripts_are_bars():
+    scope = {}
+    exec(cold.WALK, scope)
+    assert scope["walk"](50, 2, "h").close.shape == (50, 2)

@@ -5,6 +5,9 @@ list, and all of it is compiled here.
 """
 
 import itertools
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -115,3 +118,49 @@ def own(levels):
         return nca.Strategy(mean.init, act, "own")
 
     return rule
+
+
+AS_USERS = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+import nca_trader as nca
+from nca_trader.numerics import as_one_kernel
+
+sys.path.insert(0, "tests/support")
+from drawn import random_bars
+
+bars = random_bars(np.random.default_rng(0), 60, 12)
+table = nca.sweep(bars, nca.rules.momentum, {"lookback": range(1, 351)}, trials=None, workers=1)
+for row in (0, 20, 349):
+    equity = nca.backtest(bars, nca.rules.momentum(row + 1)).equity.iloc[-1]
+    np.testing.assert_allclose(table["equity"].iloc[row], equity, rtol=1e-6)
+for rule in (nca.rules.sma_cross(3, 9), nca.rules.mean_reversion(5)):
+    nca.backtest(bars, rule)
+
+
+@jax.jit
+@as_one_kernel
+def loop(x):
+    def step(carry, row):
+        kept, count = carry
+        at = count % 3, jnp.arange(2)
+        kept = kept.at[at].set(jnp.where(row > 0.0, row, kept[at]), unique_indices=True)
+        return (kept, count + 1), 2.0 * kept[at]
+
+    return jax.lax.scan(step, (jnp.zeros((3, 2)), jnp.array([0, 1])), x)
+
+
+found = loop(jnp.arange(8.0).reshape(4, 2))[0][0]
+np.testing.assert_array_equal(found, [[6.0, 5.0], [2.0, 7.0], [4.0, 3.0]])
+"""
+
+
+def test_what_one_kernel_cannot_hold_is_compiled_as_users_compile_it(root):
+    """A sweep of 4,200 numbers, and writes to several places: XLA refuses either in one kernel.
+
+    With the compiler's settings of the tests it refuses neither.
+    """
+    own = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, "-c", AS_USERS]
+    done = subprocess.run(command, cwd=root, env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]

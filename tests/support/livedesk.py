@@ -207,15 +207,15 @@ class Telling(Tape):
     def __init__(self, *args, tell, **more):
         super().__init__(*args, **more)
         self.tell = tell
-        self.told()
+        self.tell_close()
 
-    def told(self):
+    def tell_close(self):
         close = self.bars.close[self.place - 1].tolist()
         self.tell(self.now(), dict(zip(self.symbols, close, strict=True)))
 
     def __iter__(self):
         for item in super().__iter__():
-            self.told()
+            self.tell_close()
             yield item
 
 

@@ -72,6 +72,14 @@ class GridRun:
     tails: bool
     workers: int | str | None = None
 
+    @functools.cached_property
+    def longest(self) -> int:
+        """The longest period of the rule's indicators, and the largest whole number of the grid."""
+        values = [v for one in self.combinations for v in one.values() if isinstance(v, int)]
+        # A rule may add to its parameter: a period beyond its window would be another one.
+        made = longest_of(functools.partial(self.rule, **one) for one in self.combinations)
+        return max([*map(int, values), made])
+
     def parts(self, folder: str | os.PathLike[str] | None, width: int) -> WorkFolder:
         """Return the finished parts in a folder, of `width` combinations each.
 
@@ -157,7 +165,7 @@ def run_as_one_program(grid: GridRun, resume: str | os.PathLike[str] | None) -> 
         for number in missing:
             fixed = repr(parts[number][1])
             if fixed not in programs:
-                given = _given(grid, traced, *parts[number])
+                given = _given(grid, traced, width, *parts[number])
                 # Compiled in this thread: the others only run it.
                 with float64_on_cpu(), strategy_faults(bars, first):
                     values = _values(combinations, [0], traced, width)
@@ -208,13 +216,11 @@ def _parts(groups: list[Group], width: int) -> list[Group]:
     ]
 
 
-def _given(grid: GridRun, traced: list[str], rows: list[int], fixed: dict[str, Any]) -> Given:
-    combinations = grid.combinations
-    whole = [int(one[p]) for one in combinations for p in traced if isinstance(one[p], int)]
+def _given(
+    grid: GridRun, traced: list[str], width: int, rows: list[int], fixed: dict[str, Any]
+) -> Given:
     # A stop of None has no exits, and another value has.
-    # A rule may add to its parameter: a period beyond its window would be another one.
-    longest = longest_of(functools.partial(grid.rule, **one) for one in combinations)
-    sees = needs_account(grid.bars, grid.rule(**combinations[rows[0]]))
+    sees = needs_account(grid.bars, grid.rule(**grid.combinations[rows[0]]))
     return Given(
         grid.rule,
         tuple(traced),
@@ -222,7 +228,8 @@ def _given(grid: GridRun, traced: list[str], rows: list[int], fixed: dict[str, A
         sees,
         grid.rules,
         grid.dtype,
-        max([*whole, longest]),
+        grid.longest,
+        width,
     )
 
 
@@ -243,7 +250,7 @@ def tail_metrics(grid: GridRun, turnover: np.ndarray) -> dict[str, np.ndarray]:
         for rows, fixed in _parts(_groups(combinations, traced), width):
             with float64_on_cpu():
                 values = _values(combinations, rows, traced, width)
-                given = _given(grid, traced, rows, fixed)
+                given = _given(grid, traced, width, rows, fixed)
                 every = compile_program(program_of_returns, given, values, blocks)(values, blocks)
             plain, excess = np.asarray(every, np.float64)[..., : len(bars)]
             for place, k in enumerate(rows):

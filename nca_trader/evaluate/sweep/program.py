@@ -101,7 +101,8 @@ class Given(NamedTuple):
     rule: returns the strategy of a combination. traced: names of the parameters that are values of
     the program. fixed: names and values of the others. sees_account: the strategy sees its
     portfolio, or orders exits. rules: of the account. dtype: of the account, "float32" or
-    "float64". longest: the largest whole number among the values, see `rolling.longest`.
+    "float64". longest: the longest period of an indicator, see `rolling.longest`. width: the
+    combinations of a program.
     """
 
     rule: Callable[..., Strategy]
@@ -111,6 +112,7 @@ class Given(NamedTuple):
     rules: AccountConfig
     dtype: str
     longest: int
+    width: int
 
 
 _COMPILED: dict[Any, Any] = {}  # programs by what they were compiled for, the oldest first
@@ -131,10 +133,8 @@ def compile_program(
     return _COMPILED[key]
 
 
-def _scan_of(given: Given, strategy: Strategy, step: Callable, numbers: int) -> Callable:
+def _scan_of(given: Given, strategy: Strategy, step: Callable, num_assets: int) -> Callable:
     """Return the scan `(carry, block) -> carry` of one block, as few kernels as is safe.
-
-    `numbers` are the combinations of the program times their assets.
 
     XLA's compiler aborts the whole process on some programs of a single kernel, which cannot be
     caught. Rules that ship, and accounts without limits and holding charges, are tested as one
@@ -157,7 +157,8 @@ def _scan_of(given: Given, strategy: Strategy, step: Callable, numbers: int) -> 
     def by_orders(carry: Any, xs: tuple[Blocks, exits.Order]) -> Any:
         return jax.lax.scan(step, carry, xs)[0]
 
-    if not given.rules.plain or given.rules.costs.carries or numbers > LARGEST:
+    large = given.width * num_assets > LARGEST
+    if large or not given.rules.plain or given.rules.costs.carries:
         return whole
     if getattr(given.rule, "__module__", "") == rule_module.__name__:
         return as_one_kernel(whole)
@@ -183,10 +184,10 @@ def _begun(
 def program(given: Given) -> Any:
     """Return the jitted program `(values by name [M], blocks) -> SweepOutput`."""
 
-    def one(values: dict[str, Array], blocks: Blocks, width: int) -> SweepOutput:
+    def one(values: dict[str, Array], blocks: Blocks) -> SweepOutput:
         with rolling.periods_up_to(given.longest):
             strategy, carry, step = _begun(given, values, blocks)
-            inner = _scan_of(given, strategy, step, width * blocks.place.shape[-1])
+            inner = _scan_of(given, strategy, step, blocks.place.shape[-1])
 
             def outer(carry: Any, block: Blocks) -> tuple[Any, Array]:
                 before = carry[-1].total
@@ -199,12 +200,12 @@ def program(given: Given) -> Any:
             log_equity = high + account.log_equity_low
             return SweepOutput(log_equity, ended(sums, account.held), block_sums)
 
-    def every(values: dict[str, Array], blocks: Blocks) -> SweepOutput:
-        width = len(next(iter(values.values())))
-        each = functools.partial(one, width=width)
-        return jax.vmap(each, in_axes=(0, None), out_axes=SweepOutput(0, 0, 1))(values, blocks)
+    return jax.jit(_mapped(one, given.width, SweepOutput(0, 0, 1)))
 
-    return jax.jit(every)
+
+def _mapped(one: Callable, width: int, out_axes: Any) -> Callable:
+    # The width is stated: where no parameter is a number, no value has that axis.
+    return jax.vmap(one, in_axes=(0, None), out_axes=out_axes, axis_size=width)
 
 
 def program_of_returns(given: Given) -> Any:
@@ -226,7 +227,7 @@ def program_of_returns(given: Given) -> Any:
             whole = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), blocks)
             return jax.lax.scan(scan, carry, whole)[1].T
 
-    return jax.jit(jax.vmap(one, in_axes=(0, None), out_axes=1))
+    return jax.jit(_mapped(one, given.width, 1))
 
 
 def _step(

@@ -16,7 +16,6 @@ import nca_trader as nca
 from nca_trader.evaluate.combinations import combinations_of, member_of
 from nca_trader.evaluate.evidence.verdict import neighbours
 from nca_trader.evaluate.sweep import parts as module
-from nca_trader.evaluate.sweep import program as sweep_program
 from nca_trader.evaluate.sweep import sweep as sweep_module
 from nca_trader.strategies import rolling
 
@@ -38,7 +37,7 @@ def made(num_bars=400, assets=1, seed=0, missing=0.0, drift=0.0):
     for t in range(1, num_bars):  # a missing bar carries the last close
         for values in (open_, high, low, close):
             values[t] = np.where(present[t], values[t], close[t - 1])
-    more = {"symbols": tuple("ABCDEFGHIJKL"[:assets]), "high": high, "low": low, "present": present}
+    more = {"symbols": tuple("ABC"[:assets]), "high": high, "low": low, "present": present}
     return bars_of(close, open_, "2010-01-01", **more)
 
 
@@ -108,14 +107,14 @@ def test_a_sweep_equals_a_loop_of_backtests(name, precision):
     refuse_other_metrics(table, rule, bars, COSTS, precision, **options)
 
 
-def test_a_wide_sweep_of_many_assets_equals_its_backtests():
-    """XLA's single kernels hold no array of more than 4,096 numbers."""
-    bars = made(60, 12)
-    table = nca.sweep(bars, nca.rules.momentum, {"lookback": list(range(1, 351))}, COSTS)
-    assert sweep_program.LARGEST < 350 * 12
-    for row in (0, 200, 349):
-        lookback = int(table["lookback"].iloc[row])
-        equity = nca.backtest(bars, nca.rules.momentum(lookback), COSTS).equity.iloc[-1]
+def test_a_grid_without_numbers_is_its_backtests():
+    def named(kind):
+        return nca.rules.momentum({"quick": 5, "slow": 30}[kind])
+
+    bars = made(100)
+    table = nca.sweep(bars, named, {"kind": ["quick", "slow"]}, COSTS, trials=None, tails=True)
+    for row, kind in enumerate(("quick", "slow")):
+        equity = nca.backtest(bars, named(kind), COSTS).equity.iloc[-1]
         assert table["equity"].iloc[row] == pytest.approx(equity, rel=1e-6)
 
 
