@@ -126,7 +126,7 @@ PLANNED := tests/scale/test_compiled.py tests/scale/test_core.py tests/scale/tes
            tests/scale/test_layout.py
 
 # Each other slice is a minute more: `make test-oracles BRIEF=planned` plans them all, and
-# `PLAN_ARGS="--sample 12"` draws twelve of these tests.
+# `PLAN_ARGS="--due"` runs those of these tests whose turn it is.
 BRIEF := not (planned and (v6e or v5p or tpu7x))
 
 .venv-oracles/.installed: requirements-oracles.lock requirements-peers.lock $(DEAD_ORACLES) | .venv/.installed

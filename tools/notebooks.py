@@ -3,7 +3,7 @@
 python tools/notebooks.py                     # run all, and write what they show
 python tools/notebooks.py quickstart          # one
 python tools/notebooks.py --check --jobs 2    # run all, two at a time; write none
-python tools/notebooks.py --check --sample 3  # run three, drawn by the tree of files
+python tools/notebooks.py --check --due      # run those whose turn it is, see .ci/turn
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import concurrent.futures
 import importlib.util
 import os
 import pathlib
-import random
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -71,18 +69,18 @@ def clean(output: Any) -> Any:
     return output
 
 
-def chosen(names: list[str], sample: int | None = None) -> list[pathlib.Path]:
-    """Return the sources to run: those of the names, `sample` that are drawn, or all."""
+TURNS = 4  # merges until each notebook has run
+
+
+def chosen(names: list[str], due: bool = False) -> list[pathlib.Path]:
+    """Return the sources to run: those of the names, or all; `due`: whose turn it is."""
     paths = sorted(FOLDER.glob("*.py"))
     if unknown := set(names) - {path.stem for path in paths}:
         raise SystemExit(f"no notebook {', '.join(sorted(unknown))}; there are "
                          f"{', '.join(path.stem for path in paths)}.")  # fmt: skip
     paths = [path for path in paths if not names or path.stem in names]
-    if sample is None:
-        return paths
-    tree = ["git", "-C", str(ROOT), "rev-parse", "HEAD^{tree}"]
-    drawn = subprocess.run(tree, capture_output=True, text=True, check=True).stdout
-    return random.Random(drawn).sample(paths, min(sample, len(paths)))
+    turn = int((ROOT / ".ci/turn").read_text())
+    return paths[turn % TURNS :: TURNS] if due else paths
 
 
 def main(words: list[str] | None = None) -> int:
@@ -93,7 +91,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a notebook; all if none")
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="run N at a time")
-    parser.add_argument("--sample", type=int, metavar="N", help="run N, drawn by the tree of files")
+    parser.add_argument("--due", action="store_true", help="run those whose turn it is")
     args = parser.parse_args(words)
 
     def timed(path: pathlib.Path) -> None:
@@ -111,7 +109,7 @@ def main(words: list[str] | None = None) -> int:
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "JAX_PLATFORMS": "cpu"}
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(timed, chosen(args.names, args.sample)))
+        list(pool.map(timed, chosen(args.names, args.due)))
     return 0
 
 

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import Array
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -115,7 +114,7 @@ class Learner(NamedTuple):
     """A learner as two functions; `nca.make_learner` builds it.
 
     Attributes:
-      init: `(key) -> state`.
+      init: jitted `(key) -> state`.
       step: `(state, market=None) -> (state, metrics)`, one update; donates the state. The market
         is that of a shard, on the mesh, where the environment is of shards; None is the
         environment's own.
@@ -127,7 +126,7 @@ class Learner(NamedTuple):
       course: how long the run is, the last argument of `bounded`.
     """
 
-    init: Callable[[Array], LearnerState]
+    init: jax.stages.Wrapped
     step: Callable[..., tuple[LearnerState, Metrics]]
     steps_per_update: int
     mesh: Mesh
@@ -209,12 +208,7 @@ def build_learner(
         # The agents' axis comes first and is not split. P() stays: it is whole on every device.
         placed = jax.tree.map(lambda axes: P(None, *axes) if axes else axes, placed)
     placed = jax.tree.map(lambda axes: NamedSharding(mesh, axes), placed)
-    traced, called = (
-        jax.jit(start, out_shardings=placed, compiler_options=given) for given in (None, options)
-    )
-
-    def init(key: Array) -> LearnerState:
-        return (traced if isinstance(key, Tracer) else called)(key)
+    init = jax.jit(start, out_shardings=placed)
 
     def build(micro_batches: int) -> Any:
         learner = dataclasses.replace(shape, micro_batches=micro_batches)

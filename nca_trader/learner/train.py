@@ -50,7 +50,7 @@ from nca_trader.learner.programs import Compilations
 from nca_trader.learner.stopping import Scoring, Stopping
 from nca_trader.learner.update import LearnerState
 from nca_trader.parallel import hosts
-from nca_trader.parallel.mesh import replicate
+from nca_trader.parallel.mesh import compiler_options, replicate
 from nca_trader.progress import Progress, quiet
 from nca_trader.runs.checkpoint import Checkpoints, shapes_of, unflatten
 from nca_trader.runs.manifest import Run
@@ -375,7 +375,9 @@ def _resume(
     Rows of later updates are dropped: they will be written again.
     """
     # Also when resuming: a saved state gets the structure and shardings of a new one.
-    state = learner.init(jax.random.key(seed))
+    # It runs once, so it is compiled with the learner's options, which cost less to compile.
+    key, options = jax.random.key(seed), compiler_options(learner.mesh)
+    state = learner.init.lower(key).compile(compiler_options=options)(key)
     found = checkpoints.newest(like=shapes_of(state))
     if found is not None:
         state = unflatten(state, found[1])

@@ -202,8 +202,8 @@ def answer(question: Question, dumps: pathlib.Path) -> Needs:
         steps=learner.steps_per_update,
         seconds=0.0,
     )
-    args = (state, learner.market)
-    return _compiled(known, learner.program, args, mesh.size, dumps, question.memory_only)
+    args = (state, learner.market, learner.course)
+    return _compiled(known, learner.bounded.program, args, mesh.size, dumps, question.memory_only)
 
 
 def _compiled(

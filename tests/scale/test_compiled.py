@@ -24,6 +24,7 @@ from nca_trader.config import MeshConfig, PrecisionConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner.learner import make_learner
+from nca_trader.parallel import mesh
 from nca_trader.parallel.mesh import make_mesh
 from nca_trader.scale import compiled
 from nca_trader.scale.chips import slice_of
@@ -52,27 +53,16 @@ def made(mesh, agent=REPLAY, bars=BARS):
     return make_learner(env, make_policy(agent, env.spec), agent, mesh)
 
 
-def traced(learner):
-    """The program that a plan compiles, as a jaxpr."""
-    state = jax.eval_shape(learner.init, jax.random.key(0))
-    return jax.make_jaxpr(learner.program)(state, learner.market)
-
-
-@pytest.mark.heavy
-def test_step_runs_the_program_that_a_plan_compiles():
-    learner = made(make_mesh(4))
-    state = jax.eval_shape(learner.init, jax.random.key(0))
-    stepped = jax.make_jaxpr(learner.step)(state)
-    (call,) = stepped.eqns
-    (planned,) = traced(learner).eqns
-    assert call.params["jaxpr"] is planned.params["jaxpr"]  # traced once
-
-
-def program_of(jaxpr):
-    """The one program that is called there, in words; the devices it is for, apart."""
-    (call,) = jaxpr.eqns
-    kinds, text = r"device_kind=.*?, platform=\w+", str(call.params["jaxpr"])
+def in_words(program):
+    """A jaxpr in words; and the devices it is for, apart."""
+    kinds, text = r"device_kind=.*?, platform=\w+", str(program)
     return re.sub(kinds, "", text), re.findall(kinds, text)
+
+
+def trained(learner, state):
+    """The program that a step calls, as `train` calls it."""
+    (call,) = jax.make_jaxpr(learner.step)(state).eqns
+    return in_words(call.params["jaxpr"])
 
 
 def full(name):
@@ -80,6 +70,34 @@ def full(name):
     agent = load_agent(name)
     learner = dataclasses.replace(agent.learner, replay_slots=2)
     return dataclasses.replace(agent, learner=learner, optimizer=REPLAY.optimizer, precision=BF16)
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """What a plan hands to the compiler, in words. Nothing is compiled."""
+    seen = []
+
+    def instead(known, program, args, devices, folder, memory_only):
+        assert not memory_only
+        seen.append(in_words(program.trace(*args).jaxpr))
+        return known._replace(fits=True)
+
+    monkeypatch.setattr(compiled, "_compiled", instead)
+    return seen
+
+
+def test_a_plan_compiles_the_program_that_trains(monkeypatch, planned, tmp_path):
+    monkeypatch.setattr(compiled, "devices_of", lambda there: jax.devices()[:4])
+    monkeypatch.setattr(mesh, "arrange", lambda there, axes: np.reshape(there, axes))
+    agent = on_it(AGENT)
+    found = answer(Question(ENV, agent, BARS, HERE), tmp_path)
+    learner = made(make_mesh(4), agent)
+    state = learner.init(jax.random.key(0))
+    assert planned == [trained(learner, state)]
+    # What is counted before is what one device of the state holds.
+    for kind, tree in {"params": state.params, "optimiser": state.opt_state}.items():
+        on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+        assert found.kinds[kind] == on_one, kind
 
 
 @needs_compiler
@@ -92,25 +110,16 @@ def full(name):
     ],
 )
 def test_a_described_slice_gets_the_program_that_devices_get(
-    environment, monkeypatch, tmp_path, name, topology, axes
+    environment, planned, tmp_path, name, topology, axes
 ):
     agent = REPLAY if name == "tiny" else full(name)
     agent = dataclasses.replace(agent, mesh=MeshConfig(data=axes[0], fsdp=axes[1], model=axes[2]))
     bars = random_bars(np.random.default_rng(0), 500, 2)
     learner = made(make_mesh(*axes), agent, bars)
-    state = jax.eval_shape(learner.init, jax.random.key(0))
-    trained, here = program_of(jax.make_jaxpr(learner.step)(state))  # as `train` calls it
-    compiles = []
-
-    def instead(known, program, args, devices, folder, memory_only):
-        assert folder == tmp_path and not memory_only
-        compiles.append(jax.make_jaxpr(program)(*args))
-        return known._replace(fits=devices == 4 * axes[2])
-
-    monkeypatch.setattr(compiled, "_compiled", instead)
+    text, here = trained(learner, jax.eval_shape(learner.init, jax.random.key(0)))
     assert answer(Question(ENV, agent, bars, slice_of(topology)), tmp_path).fits
-    planned, there = program_of(*compiles)
-    assert planned == trained and len(planned) > 10_000
+    ((same, there),) = planned
+    assert same == text and len(text) > 10_000
     assert set(here) != set(there)
 
 

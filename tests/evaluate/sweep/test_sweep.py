@@ -343,7 +343,7 @@ def test_a_function_of_a_file_is_looped_over_processes(held, monkeypatch, caplog
     found = nca.sweep(made(60), rule, {"length": range(2, 6)}, COSTS, trials=None)
     pd.testing.assert_frame_equal(found, expected)
     assert here == {str(os.getpid())}
-    where = "in this process" if held else "in 2 processes"
+    where = "in this process" if held else "by 2 workers"
     assert f"4 combinations are backtested one by one {where}" in caplog.text
     assert (len(list(pids.iterdir())) > 1) == (not held)
 
