@@ -31,6 +31,7 @@ from nca_trader.optimum.optima.synthetic import solved
 # bars, in which that is forgotten, do not count.
 WARM, COUNTED = 256, 1024
 CELLS = 2**18  # bars times assets of an evaluation's path
+GROUP = 32  # pieces that are run at once
 
 
 class Earnings(NamedTuple):
@@ -100,8 +101,16 @@ def rows_of(count: int) -> np.ndarray:
     return COUNTED * np.arange(count)[:, None] + np.arange(WARM + COUNTED)
 
 
-def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Earnings:
+def reached_by(
+    env: TradingEnv, policy: Policy, params: Params, most: int | None = None
+) -> Earnings:
     """Evaluate the greedy agent in `env`, an environment of a task's bars.
+
+    Args:
+      env: the environment.
+      policy: of the agent.
+      params: of the agent.
+      most: pieces to evaluate on, from the first; None is all.
 
     Raises:
       ConfigError: no optimum is known for the environment's bars.
@@ -113,7 +122,7 @@ def reached_by(env: TradingEnv, policy: Policy, params: Params) -> Earnings:
             f"{env.bars.source or 'bars'}: no optimum is known; give an environment of a "
             "synthetic market that has one, e.g. ou_mid."
         )
-    rows = pieces(len(env), policy.first_decision)
+    rows = pieces(len(env), policy.first_decision)[:most]
     return earnings_of(task, rows, greedy_positions(env, policy, params, rows))
 
 
@@ -129,21 +138,29 @@ def greedy_positions(
       rows: `[P, L]` consecutive rows of bars, at whose closes the agent orders; each of the P
         accounts begins flat.
     """
-    cells = encode(policy, params, env.features, env.bars.present)
-    ordered = _scan_pieces(policy, params, env.market, jnp.asarray(cells), jnp.asarray(rows))
-    return np.asarray(ordered, np.float64)
+    groups = [rows[at : at + GROUP] for at in range(0, len(rows), GROUP)]
+    # One shape for all groups, so one compilation: shorter ones are filled up.
+    span, ordered = 1 + max(map(np.ptp, groups)), []
+    for group in groups:
+        start = min(group.min(), len(env) - span)
+        shown = (part[: start + span] for part in (env.features, env.bars.present))
+        cells = jnp.asarray(encode(policy, params, *shown, start))
+        filled = np.pad(group, ((0, GROUP - len(group)), (0, 0)), mode="edge")
+        found = _scan_pieces(policy, params, env.market, cells, start, jnp.asarray(filled))
+        ordered.append(np.asarray(found, np.float64)[: len(group)])
+    return np.concatenate(ordered)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _scan_pieces(
-    policy: Policy, params: Params, market: Market, cells: Array, rows: Array
+    policy: Policy, params: Params, market: Market, cells: Array, start: int, rows: Array
 ) -> Array:
-    """Run the environment's own transitions along all pieces at once; `cells` `[N, A, C]`."""
+    """Run the environment's own transitions along pieces; `cells` `[N, A, C]` from row `start`."""
     spec, distribution = policy.spec, policy.distribution
     dynamics = market.dynamics._replace(spec=spec)
 
     def one(episode: Episode, row: Array) -> tuple[Episode, Array]:
-        logits = decide(policy, params, cells[row], episode.account).logits
+        logits = decide(policy, params, cells[row - start], episode.account).logits
         action = distribution.order(spec, distribution.mode(logits))
         now, following = (market.legs_at(at) for at in (row, row + 1))
         after, _ = transition(dynamics, episode, action, now, following)

@@ -37,7 +37,7 @@ from nca_trader.learner.learner import make_learner
 from nca_trader.learner.pathwise import check_smooth
 from nca_trader.markets import SyntheticMarket, market_of
 from nca_trader.optimum.frozen import env_of, fields_of, frozen, show_features
-from nca_trader.optimum.measure import CELLS, evaluation_bars, reached_by
+from nca_trader.optimum.measure import CELLS, GROUP, evaluation_bars, reached_by
 from nca_trader.optimum.optima.synthetic import solved
 from nca_trader.optimum.outside.entry import entry_of
 from nca_trader.optimum.outside.outside import prove_entry
@@ -406,5 +406,7 @@ def train_and_evaluate(
         seconds += time.perf_counter() - began
         if update % every == 0 or update == updates:
             steps = update * learner.steps_per_update
-            curve.append(Point(seconds, steps, reached_by(fresh, policy, state.params)))
+            # The first and the last are compared with a bar, so they are of the whole path.
+            most = GROUP if update < updates else None
+            curve.append(Point(seconds, steps, reached_by(fresh, policy, state.params, most)))
     return curve

@@ -55,8 +55,9 @@ class Score:
     Attributes:
       market: name of the environment.
       seed: of the market's draws, and of the agent where it was trained here.
-      curve: from the untrained agent on; the last point counts. Of an agent from outside the only
-        point, whose seconds are NaN.
+      curve: from the untrained agent on; the last point counts. Between these two, points are of
+        the first `measure.GROUP` pieces of the path. Of an agent from outside the only point,
+        whose seconds are NaN.
       controls: curves by name, see `WITHOUT`; those of a market are trained once, with the first
         seed.
       entry: of the agent: kind, name, library, version and digest.

@@ -100,7 +100,10 @@ def test_training_stops_saved_goes_on_and_stops_at_once_when_told_twice(
     assert "Traceback" not in err
 
     said = command("backtest", f"--run={run}", f"--data={mine.data}")
-    assert said.code == 2 and "no checkpoint yet; give the command that began it" in said.err
+    assert (
+        said.code == 2
+        and "no checkpoint yet; by its record it was begun with this command" in said.err
+    )
 
     process = start(root, arguments)
     metrics = run / "metrics.jsonl"

@@ -95,14 +95,15 @@ def test_the_optimal_policy_earns_the_optimum(name, parameters):
     # float32 returns are off by a millionth; it is all that the sine's deterministic path has.
     rounding = 1e-6 * abs(market.optimum)
     mean, error = earned(market, states, returns, market.optimal_policy)
-    assert abs(mean - market.optimum) <= 3 * error + rounding
+    # 68 comparisons: by chance one of 370 is off by 3 errors, and one of 16,000 by 4.
+    assert abs(mean - market.optimum) <= 4 * error + rounding
     assert error <= 0.04 * abs(market.optimum) + 1e-6  # or the line above says nothing
     if name in ("kelly", "merton", "moving_volatility"):  # whose pay is not linear in the return
         return
     expected = np.zeros_like(returns)
     expected[:, 1:] = market.expected_return(states[:, :-1])
     mean, error = earned(market, states, expected, market.optimal_policy)
-    assert abs(mean - market.optimum) <= 3 * error + rounding
+    assert abs(mean - market.optimum) <= 4 * error + rounding
 
 
 @pytest.mark.parametrize(

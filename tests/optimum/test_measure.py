@@ -16,7 +16,7 @@ from nca_trader.config import PolicyConfig
 from nca_trader.envs import load_env
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.markets import task_of as drawn
-from nca_trader.optimum import measure as prove
+from nca_trader.optimum import measure
 
 KNOWN = {
     "ou": {},
@@ -38,29 +38,29 @@ def task_of(name):
 
 @functools.cache
 def rows():
-    return prove.pieces(BARS, 70)
+    return measure.pieces(BARS, 70)
 
 
 def test_pieces_count_every_bar_once():
-    counted = rows()[:, prove.WARM :].ravel()
+    counted = rows()[:, measure.WARM :].ravel()
     np.testing.assert_array_equal(
-        counted, np.arange(70 + prove.WARM, 70 + prove.WARM + len(counted))
+        counted, np.arange(70 + measure.WARM, 70 + measure.WARM + len(counted))
     )
-    assert counted[-1] < BARS - 1 <= counted[-1] + prove.COUNTED
+    assert counted[-1] < BARS - 1 <= counted[-1] + measure.COUNTED
 
 
 def test_too_few_bars_for_a_standard_error_are_refused():
-    least = 70 + 1 + prove.WARM + 8 * prove.COUNTED
-    assert len(prove.pieces(least, 70)) == 8
+    least = 70 + 1 + measure.WARM + 8 * measure.COUNTED
+    assert len(measure.pieces(least, 70)) == 8
     with pytest.raises(BarError, match=f"give {least} or more"):
-        prove.pieces(least - 1, 70)
+        measure.pieces(least - 1, 70)
 
 
 @pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.few(4)
 def test_the_optimal_policy_scores_one(name):
     task = task_of(name)
-    reached = prove.earnings_of(task, rows(), prove.optimal_positions(task, rows()))
+    reached = measure.earnings_of(task, rows(), measure.optimal_positions(task, rows()))
     # Against itself the fraction is 1 by construction; what it earned on this path is not.
     assert reached.fraction == 1.0 and not reached.looks_ahead
     assert abs(reached.earned - task.optimum) <= 3 * reached.earned_error + 1e-3 * task.optimum
@@ -70,7 +70,7 @@ def test_the_optimal_policy_scores_one(name):
 @pytest.mark.parametrize("name", KNOWN)
 def test_who_never_trades_scores_nothing(name):
     task = task_of(name)
-    reached = prove.earnings_of(task, rows(), np.zeros((*rows().shape, task.num_assets)))
+    reached = measure.earnings_of(task, rows(), np.zeros((*rows().shape, task.num_assets)))
     assert reached.earned == 0.0 == reached.turnover
     assert abs(reached.fraction) <= 3 * reached.error + 1e-3
 
@@ -80,15 +80,15 @@ def test_who_sees_the_next_return_is_caught(name):
     task = task_of(name)
     size = task.bounds[1]
     ahead = size * np.sign(task.returns[rows() + 1])
-    assert prove.earnings_of(task, rows(), ahead).looks_ahead
+    assert measure.earnings_of(task, rows(), ahead).looks_ahead
     # Not by what is expected of its positions, which is what the fraction is of.
-    assert not prove.earnings_of(task, rows(), ahead).fraction > 1.0
+    assert not measure.earnings_of(task, rows(), ahead).fraction > 1.0
 
 
 def test_a_coin_tossed_for_positions_loses_its_costs():
     task = task_of("martingale")
     tossed = np.random.default_rng(0).choice([-1.0, 1.0], (*rows().shape, 1))
-    reached = prove.earnings_of(task, rows(), tossed)
+    reached = measure.earnings_of(task, rows(), tossed)
     assert np.isnan(reached.fraction) and not reached.looks_ahead
     assert reached.turnover == pytest.approx(1.0, abs=0.02)
     assert reached.earned == pytest.approx(-0.001 * reached.turnover, rel=1e-9)
@@ -98,9 +98,9 @@ def test_the_fraction_is_that_of_a_long_run_without_the_comparison():
     """The sign rule on ou, from its definition: what it pays over the optimum, noise and all."""
     task = task_of("ou")
     held = -np.sign(task.states[rows()])
-    reached = prove.earnings_of(task, rows(), held)
+    reached = measure.earnings_of(task, rows(), held)
     plain = -np.sign(task.states)
-    alone = task.rewards(plain)[70 + prove.WARM :].mean() / task.optimum
+    alone = task.rewards(plain)[70 + measure.WARM :].mean() / task.optimum
     noise = task.returns.std() / len(plain) ** 0.5 / task.optimum
     assert alone == pytest.approx(reached.fraction, abs=3 * noise)
     assert reached.fraction < 0.9
@@ -126,7 +126,7 @@ def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
     policy = make_policy(TINY, env.spec)
     params = random_params(policy)
     all_rows = policy.first_decision + np.arange(40) + np.array([[0], [500]])
-    positions = prove.greedy_positions(env, policy, params, all_rows)
+    positions = measure.greedy_positions(env, policy, params, all_rows)
     assert len(np.unique(positions)) > 1
 
     flat = dataclasses.replace(env.config, random_start=False)
@@ -148,13 +148,26 @@ def test_positions_in_pieces_are_those_of_stepping_the_environment(name):
         np.testing.assert_allclose(ordered, positions[1, t], rtol=2e-5, atol=1e-6)
 
 
+def test_pieces_run_in_groups_are_run_alone(monkeypatch):
+    env = env_of("garleanu_pedersen")
+    policy = make_policy(TINY, env.spec)
+    params = random_params(policy)
+    # Of three groups the last is filled up, and ends with the path.
+    rows = len(env) - 30 + np.arange(20) - np.array([[90], [70], [50], [30], [0]])
+    monkeypatch.setattr(measure, "GROUP", 2)
+    grouped = measure.greedy_positions(env, policy, params, rows)
+    alone = [measure.greedy_positions(env, policy, params, row[None])[0] for row in rows]
+    np.testing.assert_allclose(grouped, alone, rtol=2e-5, atol=1e-6)
+    assert grouped.shape == (5, 20, 1) and len(np.unique(grouped)) > 10
+
+
 @pytest.mark.heavy
 def test_an_agent_is_judged_on_the_whole_path():
     env = env_of("ou_mid")
     policy = make_policy(TINY, env.spec)
     # One that sees nothing holds the same all along: it trades once a piece and earns nothing.
     blind = jax.tree.map(jnp.zeros_like, policy.init(jax.random.key(0)))
-    reached = prove.reached_by(env, policy, blind)
+    reached = measure.reached_by(env, policy, blind)
     assert reached.turnover < 0.01 and abs(reached.fraction) < 0.1
 
 
@@ -163,4 +176,4 @@ def test_bars_of_no_known_optimum_are_refused():
     env = TradingEnv(task)
     policy = make_policy(TINY, env.spec)
     with pytest.raises(ConfigError, match="no optimum is known"):
-        prove.reached_by(env, policy, {})
+        measure.reached_by(env, policy, {})
