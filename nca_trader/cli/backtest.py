@@ -65,7 +65,6 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.errors import ConfigError
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.combinations import subject_of
-    from nca_trader.evaluate.report.page import report
     from nca_trader.markets import seed_of, task_of
     from nca_trader.runs.exported import read_run
     from nca_trader.runs.trackers import track_results, tracker_of
@@ -103,6 +102,8 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     # `stress` runs the same backtest again, and its first rows are those of the result.
     stress = result.stress() if args.stress else None
     if out is not None and out.suffix == ".html":
+        from nca_trader.evaluate.report.page import report  # imports matplotlib
+
         # The page shows the command that makes it again, so every option is in it.
         # A task, the draw of a synthetic market, has its bars inside.
         bars = getattr(source, "bars", source)

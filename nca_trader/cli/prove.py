@@ -63,7 +63,6 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
       ConfigError: an unknown market, agent or kind of output.
     """
     from nca_trader.agents import load_agent
-    from nca_trader.optimum.board import write_board
     from nca_trader.optimum.outside.entry import entry_of
     from nca_trader.optimum.prove import NEEDS, prove
     from nca_trader.optimum.rows import add_rows, rows_of
@@ -93,6 +92,8 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         if args.out.endswith(".jsonl"):
             add_rows(args.out, rows_of(proofs, args.agent, controls=False))
         else:
+            from nca_trader.optimum.board import write_board  # imports matplotlib
+
             write_board(args.out, rows_of(proofs, args.agent))
         print(f"The curves: {args.out}")
     result = {"results": [proof.row() for proof in proofs]}

@@ -79,7 +79,6 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.config.spans import parse_grid
     from nca_trader.envs import load_env
     from nca_trader.evaluate.combinations import member_of
-    from nca_trader.evaluate.report.page import report
     from nca_trader.evaluate.walkforward.walk import walk_forward
     from nca_trader.markets import task_of
     from nca_trader.runs.consent import own_names
@@ -130,6 +129,8 @@ def run_walkforward(args: argparse.Namespace) -> dict[str, Any]:
         folds[column] = folds[column].dt.strftime("%Y-%m-%d")
     print(folds.to_string(float_format="{:.3f}".format))
     if args.out is not None and args.out.endswith(".html"):
+        from nca_trader.evaluate.report.page import report  # imports matplotlib
+
         bars = getattr(source, "bars", source)
         report(bars, walk.result, args.out, command=again(args), folds=folds)
     elif args.out is not None:

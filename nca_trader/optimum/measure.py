@@ -143,10 +143,11 @@ def greedy_positions(
     span, ordered = 1 + max(map(np.ptp, groups)), []
     for group in groups:
         start = min(group.min(), len(env) - span)
-        shown = (part[: start + span] for part in (env.features, env.bars.present))
-        cells = jnp.asarray(encode(policy, params, *shown, start))
+        seen = slice(start + span)
+        cells = encode(policy, params, env.features[seen], env.bars.present[seen], start)
         filled = np.pad(group, ((0, GROUP - len(group)), (0, 0)), mode="edge")
-        found = _scan_pieces(policy, params, env.market, cells, start, jnp.asarray(filled))
+        given = (jnp.asarray(cells), start, jnp.asarray(filled))
+        found = _scan_pieces(policy, params, env.market, *given)
         ordered.append(np.asarray(found, np.float64)[: len(group)])
     return np.concatenate(ordered)
 

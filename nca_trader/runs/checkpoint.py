@@ -35,7 +35,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from jax import Array
 
 from nca_trader.cloud import CloudPath, Place, together
@@ -163,6 +162,10 @@ class Checkpoints:
         Raises:
           StateError: the folder cannot be made or read.
         """
+        # Here, since a rule needs none of it, and it takes 0.15 s to import.
+        import orbax.checkpoint as ocp
+
+        self._orbax = ocp
         self.path, self._keep = path, keep
         self._list = path.parent / f"{path.name}.json"
         self._uploaded: Uploaded | None = None
@@ -255,9 +258,11 @@ class Checkpoints:
             self._manager.save(
                 update,
                 force=True,  # also below a number that is not ours
-                args=ocp.args.Composite(
-                    leaves=ocp.args.StandardSave(leaves),
-                    sums=ocp.args.JsonSave({"format": FORMAT, "sha256": sums, "config": config}),
+                args=self._orbax.args.Composite(
+                    leaves=self._orbax.args.StandardSave(leaves),
+                    sums=self._orbax.args.JsonSave(
+                        {"format": FORMAT, "sha256": sums, "config": config}
+                    ),
                 ),
             )
             self._manager.wait_until_finished()
@@ -367,14 +372,16 @@ class Checkpoints:
             found = _digests(files.parent)
             # A file that came later, such as a desktop's, is not damage.
             _compare({name: found[name] for name in found if name in expected}, expected)
-        sums = self._manager.restore(step, args=ocp.args.Composite(sums=ocp.args.JsonRestore()))
+        sums = self._manager.restore(
+            step, args=self._orbax.args.Composite(sums=self._orbax.args.JsonRestore())
+        )
         sums = sums["sums"]
         if sums["format"] != FORMAT:
             problem = f"checkpoint {step} has format {sums['format']}, this version reads {FORMAT}"
             if whole:  # so the number is not a flipped byte
                 raise RunError(f"{self.path}: {problem}; {REMEDY}")
             raise StateError(problem)
-        handler: Any = ocp.PyTreeCheckpointHandler()
+        handler: Any = self._orbax.PyTreeCheckpointHandler()
         folder = files.parent / "leaves"
         there = {k: v for k, v in handler.metadata(folder).items() if k.startswith(part)}
         if like is not None:
@@ -387,9 +394,9 @@ class Checkpoints:
         packed = sum(path.stat().st_size for path in folder.rglob("*"))
         if part:
             refuse_packed(size, packed)
-        how = ocp.args.PyTreeRestore(
+        how = self._orbax.args.PyTreeRestore(
             item=dict.fromkeys(there, 0),
-            restore_args=dict.fromkeys(there, ocp.RestoreArgs(restore_type=np.ndarray)),
+            restore_args=dict.fromkeys(there, self._orbax.RestoreArgs(restore_type=np.ndarray)),
             partial_restore=True,
         )
         leaves = {k: np.asarray(v) for k, v in handler.restore(folder, args=how).items()}
