@@ -3,7 +3,7 @@
 python tools/notebooks.py                     # run all, and write what they show
 python tools/notebooks.py quickstart          # one
 python tools/notebooks.py --check --jobs 2    # run all, two at a time; write none
-python tools/notebooks.py --check --due      # run those whose turn it is, see .ci/turn
+python tools/notebooks.py --check --due       # run those whose turn it is, see .ci/turn
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FOLDER = ROOT / "notebooks"
 LIMIT = 600.0  # seconds of one cell: against a hang, not a bound on speed
 # What a notebook imports beyond the package's own dependencies.
 NEEDS = {"sb3_ppo": "stable_baselines3", "devices": "libtpu"}
+TURNS = 4  # merges until each notebook has run
 
 
 def source(path: pathlib.Path) -> Any:
@@ -67,9 +68,6 @@ def clean(output: Any) -> Any:
             output.data.pop("text/plain", None)
     output.metadata = nbformat.from_dict({})
     return output
-
-
-TURNS = 4  # merges until each notebook has run
 
 
 def chosen(names: list[str], due: bool = False) -> list[pathlib.Path]:
