@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.base import env_on_base
-from nca_trader.agents.policy import Policy
+from nca_trader.agents.policy import Policy, build_policy
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.config.ranges import divides, expect, refuse
 from nca_trader.data.shards import Shards
@@ -42,6 +42,7 @@ from nca_trader.parallel.mesh import (
     mesh_over,
     replicate,
 )
+from nca_trader.runs.consent import own_names
 
 T = TypeVar("T")
 
@@ -223,6 +224,9 @@ def build_learner(
     of_type = {int: np.int32, float: np.float32}
     course = everywhere(jax.tree.map(lambda x: of_type[type(x)](x), parts.course), mesh)
     less = f"lower {'num_seeds, ' if seeds > 1 else ''}{LESS}"
+    # The length of a run is an argument of the program.
+    facts = (dataclasses.replace(config, learner=dataclasses.replace(shape, steps=1)), env.shards)
+    plain = type(env) is TradingEnv and policy is build_policy(config, env.spec, stored=True)
     step = Bounded(
         make_program(parts, mesh, placed, options),
         make_program(parts, mesh, placed),
@@ -231,6 +235,7 @@ def build_learner(
         limit,
         ring,
         less,
+        facts if plain and not own_names(env.config, config) else None,
     )
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
