@@ -122,7 +122,6 @@ class Learner(NamedTuple):
       steps_per_update: environment steps of one call of `step`, of all seeds together.
       mesh: the devices it runs on.
       bounded: what `step` runs, with the memory that it needs and the bound on it.
-      program: jitted `(state, market) -> (state, metrics)` of a run of this length.
       market: the environment's own market, on the mesh.
       course: how long the run is, the last argument of `bounded`.
     """
@@ -132,7 +131,6 @@ class Learner(NamedTuple):
     steps_per_update: int
     mesh: Mesh
     bounded: Bounded
-    program: Any
     market: Market
     course: Course
 
@@ -246,8 +244,7 @@ def build_learner(
         with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
             return step(state, market if given is None else given, course)
 
-    program = make_program(parts, mesh, placed, lengths=False)
-    return Learner(init, advance, per_seed * seeds, mesh, step, program, market, course)
+    return Learner(init, advance, per_seed * seeds, mesh, step, market, course)
 
 
 def _num_bytes(leaves: list[Any]) -> int:
@@ -281,28 +278,26 @@ def make_program(
     mesh: Mesh,
     placed: LearnerState,
     options: dict[str, Any] | None = None,
-    lengths: bool = True,
 ) -> Any:
     """Return the jitted `(state, market, course) -> (state, metrics)` over the mesh.
 
-    The course is an argument, so that a run of another length finds the program in the cache; not
-    without `lengths`, where it is that of the parts.
+    The course is an argument, so that a run of another length finds the program in the cache.
     """
-    own, given = _spec(parts, FSDP), (P(), P()) if lengths else (P(),)
 
     def one_update(
-        state: LearnerState, market: Market, course: Course | None = None
+        state: LearnerState, market: Market, course: Course
     ) -> tuple[LearnerState, Metrics]:
         # Accounts and bar indexes of one shard are not valid on the next.
         if parts.env.shards is not None:
             turn = shard_updates(parts.env.shards, parts.config.learner)
             state = state._replace(segments=end_with_shard(turn, state.update, state.segments))
-        return update(parts if course is None else parts.over(course), state, market)
+        return update(parts.over(course), state, market)
 
+    own = _spec(parts, FSDP)
     step = jax.shard_map(
         one_update,
         mesh=mesh,
-        in_specs=(own, *given),
+        in_specs=(own, P(), P()),
         out_specs=(own, P()),
         axis_names=parts.layout.by_hand,
     )
