@@ -218,9 +218,11 @@ def traced_once(program: Any, inner: Any, args: Any, facts: tuple[Any, ...]) -> 
     state, of_state = jax.tree.structure(args[0]), len(jax.tree.leaves(args[0]))
     placed = [leaf.sharding for leaf in leaves]
     shapes = [(jax.typeof(leaf), place) for leaf, place in zip(leaves, placed, strict=True)]
-    found = jax.config.values.items()
+    mesh, found = placed[0].mesh, jax.config.values.items()
+    device = mesh.devices.flat[0]
     settings = {k: getattr(jax.config, k, value) for k, value in found if "cache" not in k}
-    key = repr((_code(), facts, tree, shapes, settings, os.environ.get("XLA_FLAGS")))
+    there = (device.platform, device.device_kind, os.environ.get("XLA_FLAGS"))
+    key = repr((_code(), there, facts, tree, shapes, settings))
     file = pathlib.Path(os.environ[TRACED], hashlib.sha256(key.encode()).hexdigest())
 
     def flat(*leaves: Any) -> Any:
@@ -235,7 +237,6 @@ def traced_once(program: Any, inner: Any, args: Any, facts: tuple[Any, ...]) -> 
             return program
         _write(file, content)
     exported = export.deserialize(bytearray(content))
-    mesh = placed[0].mesh
 
     def call(*leaves: Any) -> Any:
         return exported.call(*leaves)
