@@ -272,7 +272,7 @@ def _read(file: pathlib.Path) -> bytes | None:
 
 
 def _write(file: pathlib.Path, content: bytes) -> None:
-    # Training does not depend on it: a full disk is no reason to end.
+    # Training goes on without it, e.g. where the disk is full.
     with contextlib.suppress(OSError, StateError):
         file.parent.mkdir(parents=True, exist_ok=True)
         machine.write_atomically(file, hashlib.sha256(content).digest() + content)
