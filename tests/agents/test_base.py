@@ -73,7 +73,6 @@ def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, seeds, 
         ("time_series_momentum(lookback=20)", {"short": False}),
         # It orders once, and as a base its target stands: with sizes that move, it trades.
         ("buy_and_hold", {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
-        ("buy_and_hold", {"order": "rebalance"}),
     ],
 )
 def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path, base, changes):
@@ -195,7 +194,7 @@ def test_a_live_session_begins_with_the_bars_that_its_base_remembers(bars, tmp_p
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        ("tuned_sma(every=50)", "train on a rule that does, e.g. half_and_half, or replay a file"),
+        ("mean_reversion", "train on a rule that does, e.g. half_and_half, or replay a file"),
         ("tests.agents.test_base:OWN", r"state how many as nca.Strategy\(..., memory=BARS\)"),
         ("tests.agents.test_base:SHORT", None),
     ],
@@ -216,7 +215,7 @@ def test_a_base_without_an_end_of_its_memory_is_refused_live(
     for strategy in (run.path, nca.blend({"one": (run, 1.0)})):
         with refused:
             nca.paper_trade(strategy, "ccxt:x:A", tmp_path / "live.db", reading={"every": "1d"})
-    if base != "tuned_sma(every=50)":
+    if base != "mean_reversion":
         return
     # A file holds all bars.
     nca.write_bars(bars, tmp_path / "bars.csv")
