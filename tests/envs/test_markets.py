@@ -100,7 +100,7 @@ SLOW = (
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in (*MARKETS, *OTHERS)],
 )
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_the_optimal_policy_earns_its_stated_value_in_the_environment(name):
     market, given = (MARKETS | OTHERS)[name]
     task = make(market, num_bars=BARS, seed=11, **given)
@@ -133,11 +133,11 @@ def positions(task, policy):
     ["ou_mid", "ar1", "kelly", "merton", "ring", "garleanu_pedersen", "hidden_level",
     "factor_panel", "moving_volatility", "lead_lag"],
 )  # fmt: skip
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_rewards_in_the_environment_are_those_of_the_market(name):
     """Step by step, to rounding: `Task.rewards` is the market's own account of it."""
     market, given = MARKETS[name]
-    task = make(market, num_bars=800, seed=2, **given)
+    task = make(market, num_bars=300, seed=2, **given)
     reward = rewards_of(task, task.optimal_policy)
     pay = task.rewards(positions(task, task.optimal_policy))
     if name == "merton":  # whose pay is wealth^(1 - gamma), and gamma 2

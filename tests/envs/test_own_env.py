@@ -177,7 +177,6 @@ def test_an_agent_of_an_own_market_without_states_trades_any_bars(tmp_path):
     assert run.spec.states == () and run.tradable == "any symbols"
     bars = random_bars(np.random.default_rng(3), 90, 3)
     assert nca.backtest(bars, run).equity.notna().all()
-    assert nca.backtest(bars, nca.blend({"it": (run, 1.0)})).equity.notna().all()
     assert nca.TradingEnv(bars, config).spec.features == ("return_1",)
     seen = dataclasses.replace(config, market=f"{config.market}(states=1)")
     other = untrained_run(tmp_path / "seen", None, seen, tiny.AGENT)

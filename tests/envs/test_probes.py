@@ -66,16 +66,14 @@ def test_random_actions_earn_what_the_closed_form_says(probe, runs):
 
 
 def test_no_action_matters_where_it_should_not(probe, request):
-    if probe.rule is not None:
+    if probe.name != "illiquid":
         pytest.skip("actions matter here")
     runs = request.getfixturevalue("runs")
     assert probe.mirror is None
     # By the weight that an episode starts with: all that is drawn of it.
-    weight = runs["weights"] if probe.name == "illiquid" else np.ones((100, 1))
     cycle = np.array(probe.rewards)[runs["rows"] % len(probe.rewards)]
-    np.testing.assert_allclose(runs["random"], weight * cycle, rtol=0, atol=1e-7)
-    if probe.name == "illiquid":
-        assert set(runs["weights"].ravel()) == {0.0, 1.0}
+    np.testing.assert_allclose(runs["random"], runs["weights"] * cycle, rtol=0, atol=1e-7)
+    assert set(runs["weights"].ravel()) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.5, 0.99])

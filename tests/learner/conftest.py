@@ -23,7 +23,7 @@ ENV = EnvConfig(
     ruin_floor=0.05,
 )
 AGENT = AgentConfig(
-    policy=PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2), head_hidden=8),
+    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=8),
     learner=LearnerConfig(
         num_segments=16,
         segment_length=8,

@@ -50,7 +50,7 @@ def test_factors_go_in_a_straight_line_to_one_and_stay():
         CurriculumConfig(volatility_from=0.0)
 
 
-@pytest.mark.parametrize("scale", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("scale", [0.25, 3.0])
 def test_moves_of_a_scaled_market_are_those_of_its_prices_to_that_power(scale):
     bars = random_bars(np.random.default_rng(0), 60, 2, missing=0.2)
     powers = {name: getattr(bars, name) ** scale for name in ("open", "high", "low", "close")}

@@ -44,6 +44,7 @@ def run(devices, **changes):
     return np.asarray(params), {name: float(x) for name, x in metrics.items()}
 
 
+@functools.cache
 def by_hand(steps):
     """Gradient steps on the minibatches that the key draws within each of eight shards."""
     params, losses = np.ones(3), []
@@ -60,7 +61,7 @@ def by_hand(steps):
     return params, losses
 
 
-@pytest.mark.parametrize(("devices", "micro_batches"), [(1, 1), (8, 1), (1, 4), (4, 2)])
+@pytest.mark.parametrize(("devices", "micro_batches"), [(8, 1), (4, 2)])
 def test_steps_are_those_by_hand_on_any_devices_in_any_pieces(devices, micro_batches):
     params, metrics = run(devices, micro_batches=micro_batches)
     expected, losses = by_hand(4)

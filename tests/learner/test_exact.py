@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from drawn import random_bars, random_params
 from scaled import scaled
-from tiny import AGENT, ENV
+from tiny import AGENT as TINY
+from tiny import ENV
 
 from nca_trader import ConfigError, Costs, TradingEnv, make_policy
 from nca_trader.agents.heads import account_features
@@ -21,6 +22,7 @@ from nca_trader.learner.ppo import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
+AGENT = dataclasses.replace(TINY, policy=dataclasses.replace(TINY.policy, steps=1, dilations=(2,)))
 SEGMENTS, LENGTH, COST, SCALE = 2, 4, 0.02, 30.0
 # What advantages are multiplied by: noise that adds up over so many steps, at gamma and at
 # gamma lambda, but over no more than a segment has.

@@ -30,12 +30,12 @@ def item(number):
     return {"a": jnp.full(3, number, jnp.float32), "b": jnp.asarray(number, jnp.int32)}
 
 
-@pytest.mark.parametrize("slots", [2, 3, 5])
+@pytest.mark.parametrize("slots", [2, 3])
 def test_the_ring_holds_the_newest_and_never_reads_what_is_written_next(slots):
     ring = sampled.init(item(0), slots)
     kept = collections.deque(maxlen=slots)
     draw = jax.jit(jax.vmap(sampled.sample, in_axes=(None, 0)))
-    keys = jax.random.split(jax.random.key(0), 200)
+    keys = jax.random.split(jax.random.key(0), 60)
     add = jax.jit(sampled.add)
     for number in range(1, 3 * slots + 2):  # three times around
         ring = add(ring, item(number))

@@ -33,6 +33,7 @@ from nca_trader import (
 from nca_trader.cli import main
 from nca_trader.config import CheckpointConfig, CurriculumConfig, PopulationConfig
 from nca_trader.errors import ConfigError, RunError
+from nca_trader.learner import train as training
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
 from nca_trader.learner.update import LearnerState
@@ -118,7 +119,17 @@ def assert_same(run, other):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, quick_compile):
-    return Place(tmp_path_factory.mktemp("experiment"))
+    """The experiment; runs of one agent in this process share a program, which is compiled once."""
+    build, made = training.build_learner, {}
+
+    def once(env, policy, agent):
+        if agent not in made:
+            made[agent] = build(env, policy, agent)
+        return made[agent]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "build_learner", once)
+        yield Place(tmp_path_factory.mktemp("experiment"))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +161,7 @@ def test_metrics_have_a_row_an_update(straight):
     assert steps_done(straight) == planned_steps(straight.agent_config) == UPDATES * PER_UPDATE
 
 
+@pytest.mark.heavy
 def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, root):
     command = [sys.executable, "-m", "nca_trader", *place.command("killed")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -171,7 +183,6 @@ def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, ro
     assert_same(killed, straight)
 
 
-@pytest.mark.heavy
 def test_stopped_on_request_it_is_saved_and_goes_on(place, straight):
     seen = []
     run = train(
@@ -193,7 +204,6 @@ def test_stopped_on_request_it_is_saved_and_goes_on(place, straight):
     assert_same(run, straight)
 
 
-@pytest.mark.heavy
 def test_a_damaged_checkpoint_costs_its_updates_and_no_more(place, straight):
     seen = []
     folder = place.folder / "damaged"
@@ -219,7 +229,7 @@ def test_a_run_that_is_done_is_left_alone(place, straight):
     assert seen == [] and contents() == before
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_may_be_asked_to_go_further(place):
     folder = place.folder / "further"
     train(place.env, place.agent, folder, seed=3, steps=2 * PER_UPDATE)

@@ -65,7 +65,7 @@ def test_a_step_takes_its_state_over_and_compiles_once(stage, devices, caplog):
 
 
 def test_an_iteration_calls_nothing_on_the_host(stage):
-    learner = stage.learner(1)
+    learner = stage.learner(8)
     state = jax.eval_shape(learner.init, jax.random.key(0))
     assert "callback" not in jax.jit(learner.step).lower(state).as_text()
 
