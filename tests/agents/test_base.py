@@ -167,20 +167,6 @@ def test_gymnasium_tilts_and_shows_the_base(bars):
     assert many.reset(seed=3)[0].shape == (2, len(seen))
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("advantages", ["gae", "pathwise"])
-@pytest.mark.few(1)
-def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages):
-    agent = agent_on()
-    learner = dataclasses.replace(agent.learner, advantages=advantages)
-    env = nca.TradingEnv(bars, WEIGHTS)
-    policy = make_policy(agent, env.spec)
-    assert not np.any(policy.init(jax.random.key(0))["head"]["logits"])
-    run = nca.train(env, dataclasses.replace(agent, learner=learner), tmp_path / "run")
-    assert np.any(run.params()["head"]["logits"]) and run.spec.base == BASE
-    assert np.isfinite(run.metrics()[-1]["loss"])
-
-
 def test_a_live_session_begins_with_the_bars_that_its_base_remembers(bars, tmp_path):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on("sma_cross(slow=1500)"))
     assert run.history == run_agent(run, WEIGHTS.account).history == 1500

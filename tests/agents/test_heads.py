@@ -133,15 +133,3 @@ def test_the_readouts_two_forms_have_one_gradient(monkeypatch):
     for a, b in zip(*gradients, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     assert sum(np.abs(leaf).max() > 0.1 for leaf in gradients[0]) >= 7  # the head's six, the cells
-
-
-@pytest.mark.heavy
-def test_an_untrained_policy_is_nearly_uniform_and_expects_nothing():
-    spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(-0.5, 0.0, 0.5), warmup=0)
-    policy = make_policy(AgentConfig(), spec)
-    rng = np.random.default_rng(3)
-    cells = rng.normal(size=(100, 2, 16)).astype(np.float32)
-    seen = rng.uniform(-1, 1, (100, 2, 3)).astype(np.float32)
-    logits, value = policy.act(jax.jit(policy.init)(jax.random.key(0)), cells, seen)
-    np.testing.assert_allclose(heads.entropy(logits), 2 * np.log(3), atol=0.02)
-    assert np.abs(value).max() < 0.3

@@ -231,9 +231,6 @@ def counts(trade):
     calls.append(1)
     return 1e-4 * len(calls)
 number = 3
-def loud(trade):
-    jax.debug.print("{}", trade.traded)
-    return 1e-4
 def beyond(spec, action, ordered): return 1.0 * action
 beyond_scheme = ActionScheme(beyond, choices=3)
 def scalar(spec, action, ordered): return 0.0
@@ -282,13 +279,6 @@ def test_a_cost_that_cannot_be_trusted_is_refused_in_one_line(own_code, name, me
     with pytest.raises(ConfigError, match=message) as refused:
         nca.backtest(quoted_bars(), nca.rules.momentum(5), Costs(own=(f"own_steps:{name}",)))
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_a_cost_may_print_while_it_is_written(own_code, capfd):
-    nca.backtest(quoted_bars(), nca.rules.momentum(5), Costs(own=("own_steps:loud",)))
-    jax.effects_barrier()
-    assert "[" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tiny import ENV
 from nca_trader import ConfigError, Costs, TradingEnv, make_policy
 from nca_trader.agents.heads import account_features
 from nca_trader.envs.trading import EnvState, Episode
-from nca_trader.learner import exact, rollout, sampled
+from nca_trader.learner import exact, rollout
 from nca_trader.learner.exact import enumerate_segments, read_states, reopened
 from nca_trader.learner.ppo import setup_of
 
@@ -102,12 +102,6 @@ def two():
     return part
 
 
-@pytest.fixture(scope="module")
-def one():
-    """One asset that can be short, flat or long."""
-    return parts(PNL, 1)
-
-
 def leads(env, p, a):
     """Where action a at position p leads."""
     last = len(env.spec.targets) - 1
@@ -158,60 +152,6 @@ def test_values_and_occupancies_equal_a_sum_over_all_sequences_of_actions(two):
             np.testing.assert_allclose(
                 two.batch.advantage[s, t, i, p], UNIT * (worth_of - mean), rtol=2e-3, atol=2e-4
             )
-
-
-@pytest.mark.slow
-def test_expected_loss_is_the_mean_of_sampled_ones(one):
-    """The environment's own accounts visit states and take actions as the recursion says."""
-    many = dataclasses.replace(LEARNER, envs_per_segment=4000)
-    part = parts(PNL, 1, many)
-    _, drawn = jax.jit(
-        lambda draw: rollout.roll_out(part.setup, part.params, part.env.market, part.segments, draw)
-    )(part.draw)
-    loss, (_, batch, metrics) = gathered(part, many)
-    rng = np.random.default_rng(5)
-    moved = jax.tree.map(lambda p: p + 0.15 * rng.normal(size=p.shape).astype("f4"), part.params)
-    expected = jax.jit(loss)(moved, batch)
-    assert 0.05 < expected.clip_fraction < 0.95
-    # The sampled loss, account by account, with the exact advantage of its state and action.
-    position = np.abs(np.asarray(drawn.seen)[..., 0, 1, None] - np.array([-1.0, 0.0, 1.0])).argmin(
-        -1
-    )
-    s, t, _ = np.indices(position.shape)
-    action = np.asarray(drawn.action)[..., 0]
-    advantage = np.asarray(batch.advantage)[s, t, 0, position, action]
-
-    @jax.jit
-    def each(rollout_, advantage):
-        def of_account(seen, action, log_prob, value, advantage):
-            alone = rollout_._replace(
-                seen=seen[:, :, None], action=action[:, :, None], log_prob=log_prob[:, :, None],
-                value=value[:, :, None],
-            )  # fmt: skip
-            items = (alone, advantage[:, :, None], None)
-            return sampled.loss(part.setup, moved, part.env.market, items)
-
-        fields = (rollout_.seen, rollout_.action, rollout_.log_prob, rollout_.value)
-        return jax.vmap(of_account, in_axes=2)(*fields, advantage)
-
-    losses = each(drawn, advantage)
-    for name, values in losses._asdict().items():
-        values = np.asarray(values, np.float64)
-        error = values.std() / np.sqrt(len(values))
-        assert abs(values.mean() - float(getattr(expected, name))) <= 4 * error, name
-    rewards = np.asarray(drawn.reward, np.float64).mean((0, 1))
-    error = rewards.std() / np.sqrt(len(rewards))
-    assert abs(rewards.mean() - float(metrics["reward"])) < 4 * error
-    # And an action's advantage is what accounts earned more from there on, on the mean.
-    to_go = np.zeros(many.envs_per_segment)
-    for back in reversed(range(LENGTH)):
-        to_go = UNIT * np.asarray(drawn.reward, np.float64)[0, back] + 0.9 * to_go
-        for p in range(3):
-            here = position[0, back] == p
-            took = [to_go[here & (action[0, back] == a)] for a in range(3)]
-            error = np.hypot(*(x.std() / np.sqrt(len(x)) for x in (took[2], took[0])))
-            exact_gap = batch.advantage[0, back, 0, p, 2] - batch.advantage[0, back, 0, p, 0]
-            assert abs(took[2].mean() - took[0].mean() - float(exact_gap)) < 4 * error + 1e-4
 
 
 @pytest.mark.parametrize(

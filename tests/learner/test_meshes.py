@@ -84,14 +84,9 @@ SHARPE = {
     "policy": {"base": "half_and_half(lookback=5)", "tilt_penalty": 1e-3},
     "learner": {"objective": "sharpe", "num_epochs": 1},
 }
-# As little as has every kind of parameter, for what runs by default.
-LITTLE = {
-    "policy": {"steps": 1, "dilations": (1,)},
-    "learner": {"num_epochs": 1, "segment_length": 2},
-}
 EXTRAS = {
-    "": {}, "little": LITTLE, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF16,
-    "sharpe": SHARPE, "capped": {},
+    "": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF16, "sharpe": SHARPE,
+    "capped": {},
 }  # fmt: skip
 
 
@@ -283,17 +278,14 @@ def without_quick_compile(quick_compile):
 @pytest.fixture(scope="module")
 def whole():
     """One update in float32 on (2, 2, 2): the state where it lies, and metrics."""
-    return stepped(learner_on((2, 2, 2), extra="little"), 1)
+    return stepped(learner_on((2, 2, 2)), 1)
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [(2, 2, 2), *(pytest.param(axes, marks=pytest.mark.slow) for axes in MESHES[:2])],
-)
+@pytest.mark.heavy
+@pytest.mark.parametrize("axes", [(2, 2, 2), *MESHES[:2]])
 def test_the_first_step_in_float32_is_that_of_one_device(whole, axes):
-    given = {"extra": "little"} if axes == (2, 2, 2) else {}
-    state, rows = whole if given else stepped(learner_on(axes), 1)
-    expected, expected_rows = stepped(learner_on(ONE, **given), 1)
+    state, rows = whole if axes == (2, 2, 2) else stepped(learner_on(axes), 1)
+    expected, expected_rows = stepped(learner_on(ONE), 1)
     state, expected = on_host(state), on_host(expected)
     assert furthest(state.opt_state.inner.gradients, expected.opt_state.inner.gradients) < 1e-6
     # Relative to the norm: Adam's first step of a weight is the sign of its gradient, whatever its
@@ -302,6 +294,7 @@ def test_the_first_step_in_float32_is_that_of_one_device(whole, axes):
     assert rows[0] == pytest.approx(expected_rows[0], rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.heavy
 def test_batch_parameters_and_moments_really_are_in_parts(whole):
     state, _ = whole
     for leaf in jax.tree.leaves(state.segments):

@@ -287,21 +287,6 @@ def test_at_an_order_of_nothing_the_derivative_is_between_those_of_buying_and_se
             assert right - 1e-6 <= got[0, 3, asset] <= left + 1e-6
 
 
-@pytest.mark.parametrize("reward", ["drawdown", "log_return"])
-@pytest.mark.slow
-def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
-    config = EnvConfig(
-        features=("return_1",), reward=reward, actions="weights", size=40.0, max_gross=None,
-        borrow=True, ruin_floor=0.5, costs=Costs(commission=0.001),
-    )  # fmt: skip
-    part = parts(config, missing=0.1)
-    solvent = parts(dataclasses.replace(config, ruin_floor=1e-9), missing=0.1)
-    assert float(part.figures["reward"]) != float(solvent.figures["reward"])  # some went bankrupt
-    leaves = jax.tree.leaves(jax.grad(part.loss)(part.params))
-    assert all(np.isfinite(leaf).all() for leaf in leaves)
-    assert any(np.abs(leaf).max() > 0 for leaf in leaves)
-
-
 @pytest.mark.slow
 def test_training_ends_in_one_line_where_an_account_goes_bankrupt(tmp_path):
     config = EnvConfig(

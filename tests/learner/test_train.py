@@ -11,9 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pytest
 import tiny
@@ -26,18 +24,14 @@ from nca_trader import (
     backtest,
     load_agent,
     load_env,
-    make_policy,
     train,
     write_bars,
 )
 from nca_trader.cli import main
-from nca_trader.config import CheckpointConfig, CurriculumConfig, PopulationConfig
+from nca_trader.config import CheckpointConfig, CurriculumConfig
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner import train as training
-from nca_trader.learner.learner import make_learner
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
-from nca_trader.learner.update import LearnerState
-from nca_trader.runs.checkpoint import flatten, unflatten
 
 BEST = 0.008  # log-return a bar of the best policy
 UPDATES, EVERY, PER_UPDATE = 100, 20, 16 * 8 * 2
@@ -263,45 +257,6 @@ def test_checkpoints_are_due_after_updates_or_seconds_whichever_comes_first(ever
             found.append(done)
             intervals.saved()
     assert found == due
-
-
-class Stateful(NamedTuple):
-    """A learner's state, all of it present, and what made it."""
-
-    learner: Any
-    state: Any
-
-
-@pytest.fixture(scope="module")
-def stateful(place):
-    """Every kind of state that training can carry; nothing is compiled but its first values."""
-    agent = dataclasses.replace(
-        place.agent,
-        num_seeds=2,
-        learner=dataclasses.replace(place.agent.learner, replay_slots=2),
-        optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9),
-        population=PopulationConfig(learning_rate=(1e-3, 1e-2)),
-        curriculum=CurriculumConfig(costs_from=0.0),
-    )
-    learner = make_learner(place.env, make_policy(agent, place.env.spec), agent)
-    return Stateful(learner, learner.init(jax.random.key(1)))
-
-
-@pytest.mark.heavy
-def test_a_checkpoint_holds_all_that_training_carries(stateful):
-    """With the config, an update is a function of this state and of the bars alone.
-
-    The data cursor and the curriculum are functions of `update`; see `Markets` and `curriculum`.
-    """
-    saved = flatten(stateful.state)
-    fields = {name.split(".")[1].split("[")[0] for name in saved}
-    assert fields == set(LearnerState._fields)
-    assert {"params", "opt_state", "key", "update", "segments", "replay", "hyper"} == fields
-    # Into a state of another seed, and back: nothing of the other is left.
-    other = stateful.learner.init(jax.random.key(2))
-    assert any((flatten(other)[name] != value).any() for name, value in saved.items())
-    back = flatten(unflatten(other, saved))
-    assert all(back[name].tobytes() == value.tobytes() for name, value in saved.items())
 
 
 @pytest.mark.slow

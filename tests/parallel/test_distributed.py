@@ -24,7 +24,6 @@ from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.cli import main
 from nca_trader.cli.train import add_train_options
-from nca_trader.config import PopulationConfig
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
@@ -172,33 +171,6 @@ def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost)
     pair[lost].communicate()
     with Checkpoints(run / "checkpoints") as checkpoints:
         assert checkpoints.newest()[0] >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(place, root):
-    population = PopulationConfig(learning_rate=(1e-4, 1e-2))
-    agent = dataclasses.replace(tiny_experiment.AGENT, num_seeds=3, population=population)
-    (place.folder / "population.toml").write_text(to_toml(agent))
-    more = [f"--agent={place.folder / 'population.toml'}", "--heartbeat=600"]
-    run = place.runs / "population"
-    pair = place.pair(root, run, *more)
-    wait_for(lambda: rows(run) >= 3, pair[0], 1500)
-    pair[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=1500) for process in pair]
-    assert [process.returncode for process in pair] == [130, 130], said
-    assert 3 <= rows(run) < UPDATES and "the same command resumes" in said[0][0]
-    pair = place.pair(root, run, *more)
-    said = [process.communicate(timeout=1500) for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
-
-    one = place.runs / "population_alone"
-    jax.config.update("jax_disable_most_optimizations", True)
-    assert main([*place.train_command(one, steps=STEPS), more[0], "--devices=8"]) == 0
-    jax.config.update("jax_disable_most_optimizations", False)
-    assert_close(Run(run), Run(one))
-    drawn = [Run(path).metrics()[0]["seeds"]["learning_rate"] for path in (run, one)]
-    assert drawn[0] == drawn[1] and len({*drawn[0]}) == 3
 
 
 # A process of two: joins, agrees, saves what lies on both and reads it again; writes what it saw.
