@@ -49,6 +49,7 @@ def test_the_true_sharpe_ratios_are_those_of_the_case():
         ("harmless", 8, 0.99, 32, 40),
     ],
 )
+@pytest.mark.few(1)
 def test_few_draws_have_the_rates_of_the_study(case, years, correlation, least, most):
     """Of 40 draws 5% are 2; 6 or more of harm have a probability of 1.4%."""
     passed = sum(harm.judged(k, years, correlation, case).passed for k in range(40))

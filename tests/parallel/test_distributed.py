@@ -231,6 +231,7 @@ with join_processes(Peers(f"127.0.0.1:{port}", 2, number)):
 """
 
 
+@pytest.mark.heavy
 def test_two_processes_agree_and_save_as_one(tmp_path, root):
     port, flag = free_port(), "--xla_force_host_platform_device_count=4"
     pair = [
