@@ -81,7 +81,7 @@ def bars(length=24, batch=2, seed=1):
 
 
 @pytest.mark.parametrize("neighbours", ["ring", "none", "nearest", "all"])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_the_rule_of_the_nca_makes_the_cells_of_the_nca(neighbours):
     given = {"neighbours": neighbours, "hidden": 6, "steps": 2, "dilations": (1, 2)}
     own, built_in = (policy_of(kind, **given) for kind in (Known, "nca"))

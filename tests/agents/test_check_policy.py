@@ -37,7 +37,7 @@ COUNT = itertools.count()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_every_kind_keeps_every_promise(kind):
     report = check_policy(make_policy(AgentConfig(policy=KINDS[kind]), SPEC))
     assert report.passed, str(report)

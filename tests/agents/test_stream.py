@@ -138,8 +138,10 @@ class Doubled(MLP):
         return 2.0 * super().__call__(x, present)
 
 
-def test_a_stream_of_the_class_above_is_not_used_with_cells_of_its_own():
-    config = PolicyConfig(kind=Doubled, window=3, hidden=4, channels=4)
+@pytest.mark.parametrize("kind", [Doubled, "gru"])
+def test_a_stream_of_the_class_above_is_not_used_with_cells_of_its_own(kind):
+    own = {"hidden": 4} if kind is Doubled else {}
+    config = PolicyConfig(kind=kind, window=3, channels=4, **own)
     policy = make_policy(AgentConfig(policy=config), spec_of(2))
     lattice, stream, window = three_ways(policy, *drawn(policy, 8))
     np.testing.assert_allclose(stream, lattice, rtol=1e-5, atol=1e-5)

@@ -8,15 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import random_bars
-from tiny import AGENT, ENV
+from tiny import AGENT, ENV, MLP
 
 from nca_trader.agents.policy import make_policy
-from nca_trader.config import CurriculumConfig, PolicyConfig
+from nca_trader.config import CurriculumConfig
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.programs import Compilations
 
-LITTLE = PolicyConfig(kind="mlp", hidden=4, window=2)
 SAID = "compiled again after its first update"
 
 
@@ -114,11 +113,11 @@ def test_a_run_of_another_length_finds_its_program_compiled():
         optimizer = dataclasses.replace(AGENT.optimizer, schedule="linear", warmup_updates=1)
         curriculum = CurriculumConfig(costs_from=0.5, costs_share=0.3)
         agent = dataclasses.replace(
-            AGENT, policy=LITTLE, learner=learner, optimizer=optimizer, curriculum=curriculum
+            AGENT, policy=MLP, learner=learner, optimizer=optimizer, curriculum=curriculum
         )
         made = make_learner(env, make_policy(agent, env.spec), agent)
         state = jax.eval_shape(made.init, jax.random.key(0))
-        texts.append(made.bounded.program.lower(state, made.market, made.course).as_text())
+        texts.append(str(made.bounded.program.trace(state, made.market, made.course).jaxpr))
         ends.append([float(x) for x in made.course])
     assert texts[0] == texts[1] and all(
         a < b for a, b in zip(ends[0][:2], ends[1][:2], strict=True)

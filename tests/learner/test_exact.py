@@ -11,7 +11,7 @@ import pytest
 from drawn import random_bars, random_params
 from scaled import scaled
 from tiny import AGENT as TINY
-from tiny import ENV
+from tiny import ENV, MLP
 
 from nca_trader import ConfigError, Costs, TradingEnv, make_policy
 from nca_trader.agents.heads import account_features
@@ -22,7 +22,7 @@ from nca_trader.learner.ppo import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-AGENT = dataclasses.replace(TINY, policy=dataclasses.replace(TINY.policy, steps=1, dilations=(2,)))
+AGENT = dataclasses.replace(TINY, policy=MLP)
 SEGMENTS, LENGTH, COST, SCALE = 2, 4, 0.02, 30.0
 # What advantages are multiplied by: noise that adds up over so many steps, at gamma and at
 # gamma lambda, but over no more than a segment has.
@@ -157,12 +157,13 @@ def test_values_and_occupancies_equal_a_sum_over_all_sequences_of_actions(two):
 @pytest.mark.parametrize(
     ("assets", "changes"),
     [
-        (1, {}),
-        pytest.param(2, {"max_gross": 0.6}, marks=pytest.mark.slow),
         # A move depends on the position, and the cap on a sum with signs.
         (2, {"max_net": 0.7, "actions": "orders"}),
+        (2, {"max_gross": 0.6}),
+        (1, {}),
     ],
 )
+@pytest.mark.few(1)
 def test_the_gradient_is_that_of_the_expected_return(assets, changes):
     """Of all sequences of joint actions, also where a cap ties the assets to each other."""
     part = parts(dataclasses.replace(PNL, **changes), assets)

@@ -72,8 +72,7 @@ def on_device(state, like):
 
 def on_two_devices(stage):
     """A learner of as little as has all that a batch can spoil."""
-    little = dataclasses.replace(stage.agent.policy, steps=1, dilations=(1,))
-    agent = dataclasses.replace(stage.agent, policy=little)
+    agent = dataclasses.replace(stage.agent, policy=tiny_experiment.MLP)
     policy = make_policy(agent, stage.env.spec)
     learner = learners.make_learner(stage.env, policy, agent, make_mesh(2))
     step_in(learner, learner.init(jax.random.key(1)))  # compiles

@@ -11,6 +11,7 @@ import pytest
 from drawn import random_bars, random_params
 from scaled import scaled
 from tiny import AGENT as TINY
+from tiny import MLP
 
 from nca_trader import ConfigError, Costs, EnvConfig, TradingEnv, make_policy, train
 from nca_trader.learner import pathwise, rollout
@@ -19,7 +20,7 @@ from nca_trader.learner.ppo import moments, setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-AGENT = dataclasses.replace(TINY, policy=dataclasses.replace(TINY.policy, steps=1, dilations=(2,)))
+AGENT = dataclasses.replace(TINY, policy=MLP)
 SEGMENTS, LENGTH, ENVS, SCALE = 2, 4, 2, 20.0
 COST, QUADRATIC, RISK, SIZE = 0.003, 0.02, 0.05, 2.0
 PNL = EnvConfig(
@@ -120,9 +121,9 @@ def head_of(part):
 AT = [
     ("logits", (2, 0)),
     ("account", (0, 3)),
-    ("account", (1, 5)),
+    ("account", (1, 1)),
     ("cell", (1, 2)),
-    ("bias", (4,)),
+    ("bias", (0,)),
 ]
 
 

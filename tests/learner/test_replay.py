@@ -202,6 +202,7 @@ def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_re
 
 def test_one_asset_takes_8_bytes_a_transition_and_44_an_account_of_a_segment(stage):
     changes = ["learner.replay_slots=2", "optimizer.ema_decay=0.99", "learner.segment_length=16"]
+    changes += ["policy.steps=1", "policy.dilations=[1]"]
     agent = load_agent("nano", changes)
     env = TradingEnv(stage.env.bars.select(stage.env.bars.symbols[0]), stage.env.config)
     # Of 16 steps of 4 accounts: 8 bytes each, the bar's index, and how each account began, twice.

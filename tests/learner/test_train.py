@@ -44,8 +44,8 @@ AGENT = f"""
 [policy]
 channels = 4
 hidden = 8
-steps = 2
-dilations = [1, 2]
+steps = 1
+dilations = [1]
 head_hidden = 8
 
 [learner]
@@ -198,6 +198,7 @@ def test_stopped_on_request_it_is_saved_and_goes_on(place, straight):
     assert_same(run, straight)
 
 
+@pytest.mark.heavy
 def test_a_damaged_checkpoint_costs_its_updates_and_no_more(place, straight):
     seen = []
     folder = place.folder / "damaged"
