@@ -44,33 +44,10 @@ def first_parameters(env, agent):
     return stack(each) if agent.num_seeds > 1 else each[0]
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("seeds", "changes"),
-    [
-        (1, {}),
-        (3, {"order": "rebalance"}),
-        (3, {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
-        (1, {"fill": "close", "dead_band": 0.05}),
-    ],
-)
-def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, seeds, changes):
-    agent, env = agent_on(seeds=seeds), dataclasses.replace(WEIGHTS, **changes)
-    params = first_parameters(nca.TradingEnv(bars, env), agent)
-    run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
-    own = nca.backtest(bars, run, look=False)
-    # The rule's own account, which shares no code with the tilt.
-    rule, start = nca.rules.half_and_half(lookback=20), str(own.equity.index[0])
-    alone = nca.backtest(bars, rule, account=own.rules, start=start)
-    assert own.num_fills > 10
-    assert own.orders.equals(alone.orders) and own.equity.equals(alone.equity)
-    assert run.base is not None and run.base.name == rule.name
-
-
 @pytest.mark.parametrize(
     ("base", "changes"),
     [
-        ("time_series_momentum(lookback=20)", {"short": False}),
+        ("time_series_momentum(lookback=20)", {"short": False, "dead_band": 0.05}),
         # It orders once, and as a base its target stands: with sizes that move, it trades.
         ("buy_and_hold", {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
     ],
@@ -84,6 +61,7 @@ def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path,
     given = {"account": own.rules, "start": str(own.equity.index[0])}
     alone = nca.backtest(bars, run.base, **given)
     assert own.num_fills > 0 and own.equity.equals(alone.equity)
+    assert own.orders.equals(alone.orders)
     assert (np.asarray(own.targets) >= 0.0).all() or env.short
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 
 import nca_trader as nca
@@ -22,17 +21,6 @@ def learner_of(row):
     """The learner of a row, its key of earlier versions under today's name."""
     given = dict(row["manifest"]["agent"]["learner"])
     return given | {"target_kl": given.pop("max_kl")} if "max_kl" in given else given
-
-
-def test_each_recipe_looked_once_at_each_test_span(rows):
-    found = rows("agents.jsonl")
-    keys = [(row["bars"], row["policy"], row["phase"]) for row in found]
-    assert len(keys) == len(set(keys)) == 40
-    first = learner_of(found[0])
-    for row in found:  # one learner and one environment for all, but for costs and policy
-        assert learner_of(row) == first
-        assert row["manifest"]["env"]["features"] == found[0]["manifest"]["env"]["features"]
-        assert row["manifest"]["env"]["random_costs"] == [5.0, 10.0]
 
 
 def test_the_recipe_of_the_presets_is_that_of_the_rows(rows):
@@ -70,13 +58,3 @@ def test_tilts_did_their_base_no_harm(rows):
     chosen = agent.policy.tilt_penalty, agent.optimizer.learning_rate, agent.learner.steps
     keys = ("tilt_penalty", "learning_rate", "steps")
     assert chosen in [tuple(row[key] for key in keys) for row in looked]
-
-
-def test_panels_whose_truth_is_known_are_within_their_bounds(rows):
-    found = rows("planted.jsonl")
-    passed = {p: [r["passed"] for r in found if r["part"] == p] for p in ("noise", "power")}
-    assert {part: len(each) for part, each in passed.items()} == {"noise": 100, "power": 100}
-    assert sum(passed["noise"]) <= 0.1 * len(passed["noise"])
-    assert sum(passed["power"]) >= 0.8 * len(passed["power"])
-    shares = [r["fraction"] for r in found if r["part"] == "optimum"]
-    assert len(shares) == 20 and np.mean(shares) >= 0.9

@@ -16,7 +16,6 @@ from drawn import random_bars
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from jax.extend.core import Primitive
 
 from nca_trader.config import EnvConfig
 from nca_trader.envs.gym import environment as adapter
@@ -345,37 +344,6 @@ def test_an_observation_ends_with_what_the_reward_remembers(reward, shown):
             assert observation[-1] == pytest.approx(np.log1p(below / deviation), abs=1e-4)
         deepest = max(deepest, below)
     assert deepest > 0.0 and (observation[-shown:] != 0.0).any()
-
-
-@pytest.mark.heavy
-def test_a_step_of_a_batch_is_one_compiled_call(env, monkeypatch):
-    ours = make_vec(4)
-    ours.reset(seed=0)
-    actions = sampled(ours, 12)
-    for given in actions[:2]:
-        ours.step(given)
-    calls, eager, compiled = [], [], []
-    inner, bind = ours._batch._step, Primitive.bind
-    ours._batch._step = lambda *given: calls.append(1) or inner(*given)
-
-    def bound(self, *given, **parameters):
-        eager.append(self)
-        return bind(self, *given, **parameters)
-
-    def listen(name, *_, **__):
-        compiled.append(name)
-
-    monkeypatch.setattr(Primitive, "bind", bound)
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        for given in actions[2:]:  # episodes of 6 bars: some end and begin among them
-            ours.step(given)
-        assert len(calls) == 10 and not eager and not compiled
-        ours._batch._step = lambda *given: jnp.sin(1.25) and inner(*given)
-        ours.step(actions[0])  # what this test counts does count
-        assert eager
-    finally:
-        jax.monitoring.clear_event_listeners()
 
 
 @pytest.mark.heavy

@@ -181,16 +181,6 @@ def test_paper_pays_what_the_backtest_pays_with_own_costs_and_actions(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_sweep_pays_own_costs_as_a_backtest_does():
-    bars, costs = quoted_bars(90), Costs(commission=1e-3, own=(of_weight,))
-    table = nca.sweep(bars, nca.rules.sma_cross, {"fast": [3, 5], "slow": [10]}, costs=costs)
-    for _, row in table.iterrows():
-        one = nca.backtest(bars, nca.rules.sma_cross(int(row["fast"]), 10), costs)
-        assert row["total_return"] == pytest.approx(one.metrics["total_return"], rel=1e-6)
-    assert f"{__name__}:of_weight" in str(table.attrs)
-
-
-@pytest.mark.heavy
 def test_estimators_refuse_the_own_costs_that_they_cannot_follow():
     bars = quoted_bars()
 

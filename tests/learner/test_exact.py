@@ -14,8 +14,6 @@ from tiny import AGENT as TINY
 from tiny import ENV, MLP
 
 from nca_trader import ConfigError, Costs, TradingEnv, make_policy
-from nca_trader.agents.heads import account_features
-from nca_trader.envs.trading import EnvState, Episode
 from nca_trader.learner import exact, rollout
 from nca_trader.learner.exact import enumerate_segments, read_states, reopened
 from nca_trader.learner.ppo import setup_of
@@ -214,34 +212,6 @@ def test_the_gradient_is_that_of_the_expected_return(assets, changes):
         expected = unit * np.asarray(expected, np.float64)
         atol = 2e-4 * np.abs(expected).max()
         np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=atol, err_msg=name)
-
-
-@pytest.mark.heavy
-def test_rebalancing_without_costs_is_finite_too():
-    config = dataclasses.replace(
-        ENV, order="rebalance", costs=Costs(), episode_bars=None, reward="log_return"
-    )
-    part = parts(config, 1)
-    seen, reward = jax.jit(
-        lambda: enumerate_segments(
-            part.env.market, rollout.Span(part.segments.index, None), LENGTH, part.draw
-        )
-    )()
-    step = jax.jit(part.env.step)
-    rng = np.random.default_rng(2)
-    for s in range(SEGMENTS):
-        account = jax.tree.map(lambda a, s=s: a[s, 0], part.segments.episode.account)
-        p = int(np.argmin(abs(np.array(part.env.spec.targets) - float(account.ordered[0]))))
-        row = part.segments.index[s]
-        for t in range(LENGTH):
-            np.testing.assert_allclose(
-                seen[s, t, 0, p], account_features(part.env.spec, account), rtol=1e-5, atol=1e-6
-            )
-            a = int(rng.integers(3))
-            state = EnvState(jax.random.key(0), row + t, None, Episode(account), jnp.asarray(10**6))
-            _, timestep = step(state, jnp.array([a]))
-            np.testing.assert_allclose(reward[s, t, 0, p, a], timestep.reward, rtol=1e-4, atol=1e-6)
-            account, p = timestep.observation.account, a
 
 
 def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):

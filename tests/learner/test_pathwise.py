@@ -269,25 +269,6 @@ def test_through_the_account_it_is_the_finite_difference_in_float64(name, monkey
             assert got[place] == pytest.approx(want, rel=1e-5, abs=1e-8), place
 
 
-@pytest.mark.heavy
-def test_at_an_order_of_nothing_the_derivative_is_between_those_of_buying_and_selling(monkeypatch):
-    """A kink: costs rise on either side."""
-    with jax.enable_x64(True):
-        at = np.random.default_rng(0).normal(scale=0.4, size=(SEGMENTS, LENGTH, 2))
-        at[:, 3] = at[:, 2]
-        config = dataclasses.replace(PNL, quadratic_cost=0.0, order="rebalance")
-        total, at = earned(config, at, monkeypatch)
-        got, h = np.asarray(jax.grad(total)(at)), 1e-6
-        for asset in (0, 1):
-            here, up, down = (
-                float(total(at.at[0, 3:, asset].add(x).at[0, 4:, asset].set(at[0, 4:, asset])))
-                for x in (0.0, h, -h)
-            )
-            right, left = (up - here) / h, (here - down) / h
-            assert left - right > 1e-4, "no kink"
-            assert right - 1e-6 <= got[0, 3, asset] <= left + 1e-6
-
-
 @pytest.mark.slow
 def test_training_ends_in_one_line_where_an_account_goes_bankrupt(tmp_path):
     config = EnvConfig(

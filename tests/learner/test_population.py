@@ -6,14 +6,10 @@ import math
 import jax
 import numpy as np
 import pytest
-import tiny as tiny_experiment
-from untrained import leaves
 
 from nca_trader import AgentConfig, ConfigError, make_learner, make_mesh
 from nca_trader.config import PopulationConfig
 from nca_trader.learner import learner as population
-from nca_trader.learner.train import train
-from nca_trader.runs import trials
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -83,28 +79,3 @@ def test_a_population_is_refused_where_it_makes_no_sense():
     for ends in ((0.2, 0.1), (0.1,), (0.1, 1.0), (0.0, 0.5)):
         with pytest.raises(ConfigError, match="clip_epsilon"):
             PopulationConfig(clip_epsilon=ends)
-
-
-@pytest.mark.slow
-def test_a_population_resumes_to_the_same_end_and_every_member_is_a_trial(tiny, tmp_path):
-    agent = dataclasses.replace(
-        tiny_experiment.AGENT,
-        num_seeds=3,
-        population=PopulationConfig(learning_rate=(1e-3, 1e-1)),
-    )
-
-    def trained(name, updates):
-        steps = updates * tiny_experiment.STEPS_PER_UPDATE
-        return train(tiny.env, agent, tmp_path / name, steps=steps)
-
-    run = trained("straight", 5)
-    rows = run.metrics()
-    rates = {tuple(row["seeds"]["learning_rate"]) for row in rows}
-    assert len(rates) == 1 and len({*rates.pop()}) == 3  # drawn once, each its own
-    assert all(row["steps_per_s"] > 0 for row in rows)
-    assert rows[-1]["steps"] == 5 * 3 * tiny_experiment.STEPS_PER_UPDATE
-    assert trials.count(run.root, "train") == 3
-    trained("resumed", 3)
-    again = leaves(trained("resumed", 5))[1]
-    for name, leaf in leaves(run)[1].items():
-        np.testing.assert_array_equal(again[name], leaf, err_msg=name)

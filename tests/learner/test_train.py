@@ -28,7 +28,7 @@ from nca_trader import (
     write_bars,
 )
 from nca_trader.cli import main
-from nca_trader.config import CheckpointConfig, CurriculumConfig
+from nca_trader.config import CheckpointConfig, CurriculumConfig, PopulationConfig
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner import train as training
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
@@ -261,10 +261,12 @@ def test_checkpoints_are_due_after_updates_or_seconds_whichever_comes_first(ever
 
 
 @pytest.mark.slow
-def test_replay_average_and_curriculum_go_on_from_a_checkpoint_as_if_never_stopped(place):
+def test_replay_average_curriculum_and_population_go_on_as_if_never_stopped(place):
     agent = dataclasses.replace(
         place.agent,
-        learner=dataclasses.replace(place.agent.learner, replay_slots=2, steps=6 * PER_UPDATE),
+        num_seeds=2,
+        population=PopulationConfig(learning_rate=(1e-3, 1e-1)),
+        learner=dataclasses.replace(place.agent.learner, replay_slots=2, steps=12 * PER_UPDATE),
         optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9, schedule="cosine"),
         curriculum=CurriculumConfig(costs_from=0.0, volatility_from=2.0),
     )
@@ -275,6 +277,8 @@ def test_replay_average_and_curriculum_go_on_from_a_checkpoint_as_if_never_stopp
     runs.append(train(place.env, agent, place.folder / "half_replay"))
     assert len(seen) == 3
     assert_same(*runs)
+    rates = {tuple(row["seeds"]["learning_rate"]) for row in runs[0].metrics()}
+    assert len(rates) == 1 and len({*rates.pop()}) == 2  # drawn once, each its own
 
 
 @pytest.mark.slow

@@ -73,6 +73,14 @@ def test_metrics_are_those_of_the_contract(stage):
     assert [int(state.update) for state in states] == [1, 2, 3]
 
 
+def test_segments_begin_where_their_own_keys_say_whatever_the_device(stage):
+    states, _ = run(stage)
+    key = jax.random.fold_in(jax.random.wrap_key_data(states[0].key), 0)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.split(key, 4)[0], np.arange(16))
+    begun, _ = stage.begin(stage.empty_segments(), keys)
+    np.testing.assert_array_equal(states[0].segments.index, begun.index + 8)
+
+
 def test_every_update_moves_every_parameter(stage):
     states, _ = run(stage)
     for before, after in itertools.pairwise(states):
