@@ -115,21 +115,3 @@ def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
             np.testing.assert_allclose(logits[t, e, a], hidden @ p["logits"], rtol=1e-4, atol=1e-5)
             values.append(hidden @ p["value"] + p["value_bias"])
         np.testing.assert_allclose(value[t, e], np.mean(values), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.heavy
-def test_the_readouts_two_forms_have_one_gradient(monkeypatch):
-    policy, params, cells, seen = readout((0.0, 0.5, 1.0))
-    weights = np.random.default_rng(3).normal(size=(7, 5, 2, 3)).astype(np.float32)
-
-    def lose(params, cells):
-        logits, value = policy.act(params, cells, seen)
-        return (logits * weights).sum() + (value**2).sum()
-
-    gradients = []
-    for platform in ("cpu", "tpu"):
-        lowered_for(platform, monkeypatch)
-        gradients.append(jax.tree.leaves(jax.grad(lose, (0, 1))(params, cells)))
-    for a, b in zip(*gradients, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert sum(np.abs(leaf).max() > 0.1 for leaf in gradients[0]) >= 7  # the head's six, the cells

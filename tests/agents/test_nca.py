@@ -248,26 +248,6 @@ def test_fire_masks_updates_by_seed_row_asset_and_step():
     np.testing.assert_array_equal(compiled(always.encode)(params, x, present, fire), quiet)
 
 
-@functools.cache
-def loss_and_gradient(policy):
-    def lose(params, x, present, fire):
-        return (policy.encode(params, x, present, fire)[:, 4:] ** 2).mean()
-
-    return jax.jit(jax.value_and_grad(lose))
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("remat", ["step", "every:2", "dots"])
-def test_remat_changes_neither_value_nor_gradient(remat):
-    plain, again = policy_of(**FIRES), policy_of(**FIRES, remat=remat)
-    params, (x, present) = random_params(plain), random_input(10)
-    fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
-    expected = loss_and_gradient(plain)(params, x, present, fire)
-    got = loss_and_gradient(again)(params, x, present, fire)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_what_each_remat_keeps_of_a_cell_until_its_gradient_is_due():
     length, batch, features = 20, 2, len(SPEC.features)
     c, h, k = SMALL.channels, SMALL.hidden, 6

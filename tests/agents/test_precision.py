@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import random_params
@@ -67,14 +66,3 @@ def test_lattice_and_stream_agree_in_bfloat16_and_give_float32(kind):
         state, newest = stream(params, state, x[row], present[row])
     assert newest.dtype == np.float32
     np.testing.assert_allclose(newest, cells[-1], atol=0.03)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", KINDS[:2])
-def test_cells_are_kept_in_bfloat16_where_compute_says_so(kind):
-    """Op by op: compiled whole, XLA may drop a rounding."""
-    for precision, kept in ((BF16, False), (COMPUTE, True)):
-        policy = policy_of(kind, precision)
-        params, (x, present) = random_params(policy), bars(6)
-        cells = policy.encode(params, x[None], present[None])
-        assert bool((cells == cells.astype(jnp.bfloat16).astype(jnp.float32)).all()) == kept

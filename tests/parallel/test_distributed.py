@@ -282,29 +282,7 @@ def on_halves(first, second, mesh):
     return jax.make_array_from_single_device_arrays(np.shape(first), replicate(mesh), copies)
 
 
-# Joins with what the environment says of the cluster, and writes what it saw.
-MEMBER = """
-import json, pathlib, sys
-from nca_trader.parallel.processes import Peers, join_processes
-
-with join_processes(Peers(initialization_timeout=100)):
-    import jax
-    from nca_trader.parallel import hosts
-    told = [hosts.own(), jax.process_count(), hosts.all_gather(hosts.own()).tolist()]
-    pathlib.Path(sys.argv[1]).write_text(json.dumps(told))
-"""
 CLUSTERS = ("SLURM_", "KUBERNETES_", "TPU_", "OMPI_", "JAX_COORDINATOR", "JOB_", "CLOUD_TPU_")
-
-
-def member(root, target, **cluster):
-    """A process in an environment with nothing but `cluster` to say of others."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(CLUSTERS)}
-    return subprocess.Popen(
-        [sys.executable, "-c", MEMBER, str(target)],
-        env=plain | QUICK | {"PYTHONPATH": str(root)} | cluster,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def come(address, number, seconds=20.0, after=0.0, total=4):
@@ -400,29 +378,15 @@ def test_the_place_of_a_process_is_what_jax_finds(monkeypatch):
     assert find_place(Peers()) == ("one:4321", 2, 1)
 
 
-@pytest.mark.heavy
-def test_processes_that_slurm_starts_find_each_other_without_an_option(tmp_path, root):
-    """As `srun` does: the job's nodes and number, of which JAX makes the coordinator's port."""
-    job = {
-        "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1",
-    }  # fmt: skip
-    pair = [
-        member(root, tmp_path / str(n), **job, SLURM_PROCID=str(n), SLURM_LOCALID=str(n))
-        for n in (0, 1)
-    ]
-    said = [process.communicate(timeout=500)[1] for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
-    for n in (0, 1):
-        assert json.loads((tmp_path / str(n)).read_text()) == [n, 2, [0, 1]]
-
-
-def test_where_no_cluster_is_known_the_options_are_asked_for(tmp_path, root):
-    process = member(root, tmp_path / "never")
-    said = process.communicate(timeout=500)[1]
-    assert process.returncode != 0 and not (tmp_path / "never").exists()
-    assert "distributed: JAX does not know this cluster" in said
-    assert "give coordinator, processes and process." in said
+def test_where_no_cluster_is_known_the_options_are_asked_for(root):
+    """In an environment that says nothing of others."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(CLUSTERS)}
+    program = "from nca_trader.parallel.processes import *\nwith join_processes(Peers()): pass"
+    command, given = [sys.executable, "-c", program], plain | QUICK | {"PYTHONPATH": str(root)}
+    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=500)
+    assert done.returncode != 0
+    assert "distributed: JAX does not know this cluster" in done.stderr
+    assert "give coordinator, processes and process." in done.stderr
 
 
 @pytest.mark.slow
