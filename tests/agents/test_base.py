@@ -106,7 +106,6 @@ def test_backtest_stream_and_file_of_a_tilted_agent_agree(bars, tmp_path):
     assert nca.backtest(other, run, look=False).num_fills > 10
 
 
-@pytest.mark.heavy
 def test_a_step_orders_the_base_and_prices_the_tilt(bars):
     plain = nca.TradingEnv(bars, dataclasses.replace(WEIGHTS, order="rebalance"))
     env = nca.with_base(plain, BASE, tilt_limit=0.5, tilt_penalty=0.01)

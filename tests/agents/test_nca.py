@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_params
+from drawn import SPEC, random_input, random_params
 from flax import nnx
 
 from nca_trader.agents import nca
@@ -17,15 +17,7 @@ from nca_trader.agents.policy import make_policy, with_steps
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
-from nca_trader.types import EnvSpec
 
-SPEC = EnvSpec(
-    symbols=("A", "B", "C"),
-    features=("rsi", "macd"),
-    targets=(-0.3, 0.0, 0.3),
-    warmup=0,
-    nearest=((2, 1), (2, 0), (0, 1)),
-)
 SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
 
 
@@ -41,12 +33,6 @@ def compiled(function):
 
 def encode(policy, params, x, present):
     return compiled(policy.encode)(params, x, present)
-
-
-def random_input(length, batch=2, seed=1, assets=3):
-    rng = np.random.default_rng(seed)
-    x = 3.0 * rng.normal(size=(batch, length, assets, 2))
-    return x.astype(np.float32), rng.random((batch, length, assets)) > 0.2
 
 
 def others_of(config, asset, assets):

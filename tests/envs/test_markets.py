@@ -15,8 +15,8 @@ from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 
 MARKETS = {
-    "ou_log": ("ou", dict(cost=0.001)),
     "ou_mid": ("ou", {}),
+    "ou_log": ("ou", dict(cost=0.001)),
     "ou_expensive": ("ou", dict(cost=0.005)),
     "ar1": ("ar1", {}),
     "ar1_weak": ("ar1", dict(phi=0.1, cost=0.0005)),
@@ -46,8 +46,8 @@ OTHERS = {
     "short memory": ("lagged_ar", dict(lag=2, phi=-0.4)),
     "two of a panel": ("factor_panel", dict(assets=2, gross=1.2, cost=0.001, own_stay=0.6)),
     "log utility": ("moving_volatility", dict(gamma=1.0, low=0.3, high=0.1, mu=0.02)),
-    "late followers": ("lead_lag", dict(assets=5, delay=6, graph=9, beta=-0.5)),
     "quick level": ("hidden_level", dict(phi=0.9, spread=0.008, cost=0.002)),
+    "late followers": ("lead_lag", dict(assets=5, delay=6, graph=9, beta=-0.5)),
 }
 BARS = 20_000
 
@@ -84,22 +84,7 @@ def standard_error(x):
     return blocks.std(ddof=1) / 10
 
 
-SLOW = (
-    "ou_log",
-    "ou_expensive",
-    "ar1_weak",
-    "ring_hop3",
-    "kelly tails",
-    "restless drift",
-    "quick level",
-    "log utility",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in (*MARKETS, *OTHERS)],
-)
+@pytest.mark.parametrize("name", [*MARKETS, *OTHERS])
 @pytest.mark.few(2)
 def test_the_optimal_policy_earns_its_stated_value_in_the_environment(name):
     market, given = (MARKETS | OTHERS)[name]

@@ -104,6 +104,7 @@ def test_the_learners_own_program_is_the_one_that_is_watched(tiny):
         assert found.again() == 1
 
 
+@pytest.mark.heavy
 def test_a_run_of_another_length_finds_its_program_compiled():
     """Schedules and curricula end elsewhere, by numbers that the program is given."""
     env = TradingEnv(random_bars(np.random.default_rng(0), 90, 1), ENV)

@@ -9,16 +9,12 @@ import pytest
 from nca_trader import make_learner, make_policy
 
 
-@pytest.fixture(scope="module")
-def firing(stage):
-    """One minibatch of everything, so that the policy learnt from is the one that acted."""
+@pytest.mark.slow
+def test_learning_sees_the_mask_that_collecting_saw(stage):
+    # One minibatch of everything, so that the policy learnt from is the one that acted.
     policy = dataclasses.replace(stage.agent.policy, fire_rate=0.5)
     learn = dataclasses.replace(stage.agent.learner, num_epochs=1, num_minibatches=1)
-    return dataclasses.replace(stage.agent, policy=policy, learner=learn)
-
-
-@pytest.mark.slow
-def test_learning_sees_the_mask_that_collecting_saw(stage, firing):
+    firing = dataclasses.replace(stage.agent, policy=policy, learner=learn)
     policy = make_policy(firing, stage.env.spec)
     learner = make_learner(stage.env, policy, firing)
     state = learner.init(jax.random.key(0))

@@ -9,18 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from drawn import random_bars
 from recording import distance, recording_optimizer
 
-from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
+from nca_trader import Costs, EnvConfig, TradingEnv, make_mesh
 from nca_trader.agents import policy as agents_policy
 from nca_trader.agents.base import spec_on_base
 from nca_trader.agents.policy import _make_policy
 from nca_trader.config import (
-    LearnerConfig,
     MeshConfig,
     OptimizerConfig,
-    PolicyConfig,
     PopulationConfig,
 )
 from nca_trader.config.ranges import switch
@@ -31,14 +30,10 @@ from nca_trader.scale.hlo import read_module, runs
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-AGENT = AgentConfig(
-    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=4),
-    learner=LearnerConfig(
-        num_segments=8,
-        segment_length=4,
-        envs_per_segment=2,
-        num_epochs=2,
-        num_minibatches=1,
+AGENT = dataclasses.replace(
+    tiny.AGENT,
+    learner=dataclasses.replace(
+        tiny.AGENT.learner, segment_length=4, envs_per_segment=2, num_epochs=2
     ),
     # A clip that bites, and rates that go by what a layer sums over.
     optimizer=OptimizerConfig(

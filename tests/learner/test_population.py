@@ -37,20 +37,14 @@ def test_agents_draw_their_hyper_parameters_evenly_in_the_log_of_their_range():
     assert population.draw_hyper(AgentConfig(), keys[0]) is None
 
 
-@pytest.fixture(scope="module")
-def varied(stage):
-    """Two agents with hyper-parameters of their own, after two updates, and their metrics."""
+@pytest.mark.slow
+def test_a_member_is_the_agent_trained_alone_with_its_hyper_parameters(stage):
     agent = dataclasses.replace(stage.agent, num_seeds=2, population=RANGES)
     learner = make_learner(stage.env, stage.policy, agent, make_mesh(1))
     state = learner.init(jax.random.key(5))
     for _ in range(2):
         state, metrics = learner.step(state)
-    return state, jax.device_get(metrics)
-
-
-@pytest.mark.slow
-def test_a_member_is_the_agent_trained_alone_with_its_hyper_parameters(stage, varied):
-    state, metrics = varied
+    metrics = jax.device_get(metrics)
     own = {name: float(value[1]) for name, value in state.hyper._asdict().items()}
     rate = own.pop("learning_rate")
     assert 1e-3 <= rate <= 1e-1 and abs(rate - 1e-2) > 1e-4

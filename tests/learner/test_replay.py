@@ -150,16 +150,6 @@ def test_an_old_rollout_at_the_costs_of_its_day_is_what_was_collected_ruin_and_a
     assert (np.asarray(rollout.discount) == 0.0).sum() > 5
 
 
-@pytest.fixture(scope="module")
-def with_replay(stage):
-    agent = dataclasses.replace(
-        stage.agent,
-        learner=dataclasses.replace(stage.agent.learner, replay_slots=2),
-        optimizer=dataclasses.replace(stage.agent.optimizer, ema_decay=0.9),
-    )
-    return make_learner(stage.env, stage.policy, agent, make_mesh(8))
-
-
 @pytest.mark.parametrize("schedule", ["cosine", pytest.param("linear", marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_the_rate_of_a_replayed_run_reaches_zero_with_its_last_gradient_step(stage, schedule):
@@ -191,8 +181,14 @@ def test_the_rate_of_a_replayed_run_reaches_zero_with_its_last_gradient_step(sta
     assert all(moved)
 
 
-def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage, with_replay):
-    state = jax.eval_shape(with_replay.init, jax.random.key(0))
+def test_ten_million_transitions_of_one_asset_fit_into_a_gigabyte(stage):
+    agent = dataclasses.replace(
+        stage.agent,
+        learner=dataclasses.replace(stage.agent.learner, replay_slots=2),
+        optimizer=dataclasses.replace(stage.agent.optimizer, ema_decay=0.9),
+    )
+    learner = make_learner(stage.env, stage.policy, agent, make_mesh(8))
+    state = jax.eval_shape(learner.init, jax.random.key(0))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), state.replay.data)
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
     assert sampled.transitions_per_gb(one) == 10**9 * 16 * 8 * 2 // held

@@ -22,13 +22,19 @@ from nca_trader import (
     Run,
     TradingEnv,
     backtest,
-    load_agent,
-    load_env,
     train,
     write_bars,
 )
 from nca_trader.cli import main
-from nca_trader.config import CheckpointConfig, CurriculumConfig, PopulationConfig
+from nca_trader.config import (
+    CheckpointConfig,
+    CurriculumConfig,
+    EnvConfig,
+    LearnerConfig,
+    OptimizerConfig,
+    PopulationConfig,
+)
+from nca_trader.config.toml import to_toml
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner import train as training
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
@@ -36,35 +42,22 @@ from nca_trader.learner.train import Intervals, planned_steps, steps_done
 BEST = 0.008  # log-return a bar of the best policy
 UPDATES, EVERY, PER_UPDATE = 100, 20, 16 * 8 * 2
 
-ENV = """
-features = ["return_1"]
-random_start = false
-"""
-AGENT = f"""
-[policy]
-channels = 4
-hidden = 8
-steps = 1
-dilations = [1]
-head_hidden = 8
-
-[learner]
-steps = {UPDATES * PER_UPDATE}
-num_segments = 16
-segment_length = 8
-envs_per_segment = 2
-num_epochs = 2
-num_minibatches = 2
-discount = 0.9
-
-[optimizer]
-learning_rate = 1e-2
-warmup_updates = 2
-
-[checkpoint]
-every = {EVERY}
-every_seconds = 0.0
-"""
+ENV = EnvConfig(features=("return_1",), random_start=False)
+AGENT = dataclasses.replace(
+    tiny.AGENT,
+    policy=dataclasses.replace(tiny.AGENT.policy, steps=1, dilations=(1,)),
+    learner=LearnerConfig(
+        steps=UPDATES * PER_UPDATE,
+        num_segments=16,
+        segment_length=8,
+        envs_per_segment=2,
+        num_epochs=2,
+        num_minibatches=2,
+        discount=0.9,
+    ),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_updates=2),
+    checkpoint=CheckpointConfig(every=EVERY, every_seconds=0.0),
+)
 
 
 def persistent_bars(seed, length=800):
@@ -80,22 +73,15 @@ class Place:
 
     def __init__(self, folder):
         self.folder = folder
-        (folder / "env.toml").write_text(ENV)
-        (folder / "agent.toml").write_text(AGENT)
+        (folder / "env.toml").write_text(to_toml(ENV))
+        (folder / "agent.toml").write_text(to_toml(AGENT))
+        self.env, self.agent = TradingEnv(persistent_bars(0), ENV), AGENT
         write_bars(persistent_bars(0), folder / "bars.parquet")
 
     def command(self, run, *more):
         options = {"env": "env.toml", "agent": "agent.toml", "data": "bars.parquet", "run": run}
         named = [[f"--{name}", str(self.folder / file)] for name, file in options.items()]
         return ["train", *sum(named, []), "--symbol", "WALK", "--seed", "3", *more]  # noqa: RUF017
-
-    @property
-    def env(self):
-        return TradingEnv(persistent_bars(0), load_env(self.folder / "env.toml"))
-
-    @property
-    def agent(self):
-        return load_agent(self.folder / "agent.toml")
 
 
 def rows(run):

@@ -50,6 +50,7 @@ def test_a_step_takes_its_state_over_and_compiles_once(stage, caplog):
         assert "XLA compilation" in caplog.text
 
 
+@pytest.mark.heavy
 def test_an_iteration_calls_nothing_on_the_host(stage):
     learner = stage.learner(8)
     state = jax.eval_shape(learner.init, jax.random.key(0))
