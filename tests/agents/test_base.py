@@ -52,6 +52,7 @@ def first_parameters(env, agent):
         ("buy_and_hold", {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
     ],
 )
+@pytest.mark.few(1)
 def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path, base, changes):
     """What a gate compares with, and what trades in the agent's place."""
     agent, env = agent_on(base), dataclasses.replace(WEIGHTS, **changes)

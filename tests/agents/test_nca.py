@@ -198,6 +198,7 @@ def test_nearest_neighbours_follow_the_ranking_and_need_one():
         policy_of(spec, neighbours="nearest", num_neighbours=1, steps=1) for spec in (one, other)
     ]
     params, (x, present) = random_params(policies[0]), random_input(9)
+    assert params["nca"]["taps"].shape == ((3 + 1) * 4, 6)
     a, b = (encode(policy, params, x, present) for policy in policies)
     assert np.abs(a - b).max() > 1e-3
     # Whoever sees none takes the policy that was made for another ranking.
@@ -234,6 +235,7 @@ def test_fire_masks_updates_by_seed_row_asset_and_step():
     np.testing.assert_array_equal(compiled(always.encode)(params, x, present, fire), quiet)
 
 
+@pytest.mark.heavy
 def test_what_each_remat_keeps_of_a_cell_until_its_gradient_is_due():
     length, batch, features = 20, 2, len(SPEC.features)
     c, h, k = SMALL.channels, SMALL.hidden, 6
@@ -353,6 +355,7 @@ def test_parts_of_a_batch_fit_the_chip_and_are_no_thinner_than_a_tile(cells, wid
         assert 4 * width * np.prod(cells) / parts <= nca.CHUNK_BYTES and cells[0] / parts >= 8
 
 
+@pytest.mark.heavy
 def test_a_cpu_runs_no_convolution_and_a_tpu_does():
     policy = policy_of()
     params, (x, present) = random_params(policy), random_input(12)
@@ -362,6 +365,7 @@ def test_a_cpu_runs_no_convolution_and_a_tpu_does():
     assert {p for p in text if "stablehlo.convolution" in text[p]} == {"tpu"}
 
 
+@pytest.mark.heavy
 def test_on_a_cpu_a_gradient_that_several_read_is_computed_once():
     """Else the sum over steps of what `e` adds computes the gradients of all steps anew."""
     config = PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2))

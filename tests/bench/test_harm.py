@@ -39,7 +39,7 @@ def test_a_market_has_fat_tails_clustered_volatility_and_the_correlation_asked_f
         ("harmless", 8, 0.99, 32, 40),
     ],
 )
-@pytest.mark.few(1)
+@pytest.mark.heavy
 def test_few_draws_have_the_rates_of_the_study(case, years, correlation, least, most):
     """Of 40 draws 5% are 2; 6 or more of harm have a probability of 1.4%."""
     passed = sum(harm.judged(k, years, correlation, case).passed for k in range(40))

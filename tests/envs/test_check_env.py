@@ -135,7 +135,7 @@ def test_what_is_sound_is_not_reported():
         (sees_the_future, {"a window is what was seen"}),
     ],
 )
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 def test_what_is_planted_is_found(planted, found, monkeypatch):
     name = next(iter(inspect.signature(planted).parameters))
     monkeypatch.setattr(trading, name, functools.partial(planted, getattr(trading, name)))

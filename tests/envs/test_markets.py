@@ -133,6 +133,7 @@ def test_rewards_in_the_environment_are_those_of_the_market(name):
 
 
 @pytest.mark.parametrize("name", MARKETS)
+@pytest.mark.few(6)
 def test_a_preset_is_its_market(name):
     market, given = MARKETS[name]
     expected = market_of(market, **given).config
@@ -184,7 +185,7 @@ def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, devi
         ("hidden_level", dict(phi=0.8, spread=0.02), 0.0, 0.005),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_moments_that_are_solved_for_are_those_of_many_draws(name, given, level, error):
     market = market_of(name, **given)
     keys = jax.random.split(jax.random.key(3), 400)

@@ -158,6 +158,7 @@ def noise(num_bars, seed, states=0):
     return draw(market, num_bars, seed)
 
 
+@pytest.mark.heavy
 def test_an_agent_of_an_own_market_without_states_trades_any_bars(tmp_path):
     config = nca.EnvConfig(market=noise, market_bars=100, features=("return_1",))
     run = untrained_run(tmp_path / "run", None, config, tiny.AGENT)

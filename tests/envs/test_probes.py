@@ -65,6 +65,7 @@ def test_random_actions_earn_what_the_closed_form_says(probe, runs):
     assert error < 1e-3
 
 
+@pytest.mark.heavy
 def test_no_action_matters_where_it_should_not(probe, request):
     if probe.name != "illiquid":
         pytest.skip("actions matter here")

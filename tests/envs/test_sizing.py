@@ -269,6 +269,7 @@ def test_weights_that_are_given_once_wait_for_a_size_as_a_strategy_does(bars):
         np.testing.assert_array_equal(found.equity, held.equity)
 
 
+@pytest.mark.heavy
 def test_a_sweep_waits_for_a_size_as_a_backtest_does(bars):
     late = late_bars(bars)
     rules = {"sizing": "volatility", "volatility_span": SPAN, "borrow": True}

@@ -91,6 +91,7 @@ def program():
 
 
 @pytest.mark.parametrize("values_of_cuts", [True, False])
+@pytest.mark.few(1)
 def test_a_cut_off_is_no_end(values_of_cuts):
     """Reward 1 for ever, cut off after 10 steps: worth 1 / (1 - gamma) if, and only if, told so."""
     stays = np.broadcast_to(np.eye(STATES)[:, None], (STATES, ACTIONS, STATES))
