@@ -45,23 +45,26 @@ def first_parameters(env, agent):
 
 
 @pytest.mark.parametrize(
-    ("base", "changes"),
+    ("base", "seeds", "changes"),
     [
-        ("time_series_momentum(lookback=20)", {"short": False, "dead_band": 0.05}),
+        ("time_series_momentum(lookback=20)", 1, {"short": False, "dead_band": 0.05}),
+        (BASE, 3, {"order": "rebalance"}),
+        (BASE, 3, {"fill": "close", "dead_band": 0.05}),
         # It orders once, and as a base its target stands: with sizes that move, it trades.
-        ("buy_and_hold", {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
+        ("buy_and_hold", 1, {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
     ],
 )
 @pytest.mark.few(1)
-def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path, base, changes):
-    """What a gate compares with, and what trades in the agent's place."""
-    agent, env = agent_on(base), dataclasses.replace(WEIGHTS, **changes)
+def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, base, seeds, changes):
+    """The rule of the run, which a gate compares with, and which trades in the agent's place."""
+    agent, env = agent_on(base, seeds), dataclasses.replace(WEIGHTS, **changes)
     params = first_parameters(nca.TradingEnv(bars, env), agent)
     run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
     own = nca.backtest(bars, run, look=False)
     given = {"account": own.rules, "start": str(own.equity.index[0])}
     alone = nca.backtest(bars, run.base, **given)
     assert own.num_fills > 0 and own.equity.equals(alone.equity)
+    assert run.base.name == strategy_named(base).name
     assert own.orders.equals(alone.orders)
     assert (np.asarray(own.targets) >= 0.0).all() or env.short
 
@@ -264,3 +267,17 @@ def test_a_base_may_be_in_a_file(bars, tmp_path, monkeypatch):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent)
     assert run.base.name == "mine"
     np.testing.assert_array_equal(base_of(run.spec).column(bars), 0.25)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("advantages", ["gae", "pathwise"])
+@pytest.mark.few(1)
+def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages):
+    agent = agent_on()
+    learner = dataclasses.replace(agent.learner, advantages=advantages)
+    env = nca.TradingEnv(bars, WEIGHTS)
+    policy = make_policy(agent, env.spec)
+    assert not np.any(policy.init(jax.random.key(0))["head"]["logits"])
+    run = nca.train(env, dataclasses.replace(agent, learner=learner), tmp_path / "run")
+    assert np.any(run.params()["head"]["logits"]) and run.spec.base == BASE
+    assert np.isfinite(run.metrics()[-1]["loss"])

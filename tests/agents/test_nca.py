@@ -410,3 +410,23 @@ def test_another_number_of_steps_goes_on_with_the_cycle_and_takes_the_same_param
         with_steps(agent, 0)
     with pytest.raises(ConfigError, match="'mlp' makes no steps"):
         with_steps(AgentConfig(policy=PolicyConfig(kind="mlp")), 3)
+
+
+@functools.cache
+def loss_and_gradient(policy):
+    def lose(params, x, present, fire):
+        return (policy.encode(params, x, present, fire)[:, 4:] ** 2).mean()
+
+    return jax.jit(jax.value_and_grad(lose))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("remat", ["step", "every:2", "dots"])
+def test_remat_changes_neither_value_nor_gradient(remat):
+    plain, again = policy_of(**FIRES), policy_of(**FIRES, remat=remat)
+    params, (x, present) = random_params(plain), random_input(10)
+    fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
+    expected = loss_and_gradient(plain)(params, x, present, fire)
+    got = loss_and_gradient(again)(params, x, present, fire)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import random_params
@@ -66,3 +67,34 @@ def test_lattice_and_stream_agree_in_bfloat16_and_give_float32(kind):
         state, newest = stream(params, state, x[row], present[row])
     assert newest.dtype == np.float32
     np.testing.assert_allclose(newest, cells[-1], atol=0.03)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_cells_are_kept_in_bfloat16_where_compute_says_so(kind):
+    """Op by op: compiled whole, XLA may drop a rounding."""
+    for precision, kept in ((BF16, False), (COMPUTE, True)):
+        policy = policy_of(kind, precision)
+        params, (x, present) = random_params(policy), bars(6)
+        cells = policy.encode(params, x[None], present[None])
+        assert bool((cells == cells.astype(jnp.bfloat16).astype(jnp.float32)).all()) == kept
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_sum_over_thousands_of_cells_keep_their_digits(kind):
+    """In bfloat16 such a sum is 75 % off after 4,096 terms, 11 % after 512."""
+    policies = [policy_of(kind, precision) for precision in (F32, COMPUTE)]
+    params, (x, present) = random_params(policies[0]), bars(2000)
+
+    def gradient(policy):
+        def loss(params):
+            return policy.encode(params, x[None], present[None]).sum()
+
+        return jax.jit(jax.grad(loss))(params)[kind]
+
+    exact, rounded = map(gradient, policies)
+    for name, leaf in rounded.items():
+        assert leaf.dtype == jnp.float32, name
+        error = np.linalg.norm(leaf - exact[name]) / np.linalg.norm(exact[name])
+        assert error < 0.03, (name, error)

@@ -1,5 +1,7 @@
 """The study of the gate's second question: its markets, its rates in small, and its results."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -44,3 +46,23 @@ def test_few_draws_have_the_rates_of_the_study(case, years, correlation, least, 
     """Of 40 draws 5% are 2; 6 or more of harm have a probability of 1.4%."""
     passed = sum(harm.judged(k, years, correlation, case).passed for k in range(40))
     assert least <= passed <= most
+
+
+def test_the_rates_of_the_results_are_within_their_bounds(root):
+    lines = (root / "benchmarks" / "results" / "harm.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    cells = {(row["case"], row["years"], row["correlation"]) for row in rows}
+    assert len(cells) == len(rows)
+    assert cells == {(c, y, r) for c in harm.CASES for y in harm.YEARS for r in harm.CORRELATIONS}
+    for row in rows:
+        share, (low, high) = (
+            row["passed"] / row["draws"],
+            harm.interval(row["passed"], row["draws"]),
+        )
+        if row["case"].startswith("harm 0.3"):
+            assert share <= 0.05 and high <= 0.1
+        elif row["case"] == "harm 0.15":
+            assert low <= 0.05 and high <= 0.13
+        # The normal law says which spans pass what is harmless; fat tails hardly change it.
+        elif row["years"] >= 2:
+            assert share == pytest.approx(row["expected"], abs=0.08)

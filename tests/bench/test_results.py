@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 
 import nca_trader as nca
@@ -58,3 +59,13 @@ def test_tilts_did_their_base_no_harm(rows):
     chosen = agent.policy.tilt_penalty, agent.optimizer.learning_rate, agent.learner.steps
     keys = ("tilt_penalty", "learning_rate", "steps")
     assert chosen in [tuple(row[key] for key in keys) for row in looked]
+
+
+def test_panels_whose_truth_is_known_are_within_their_bounds(rows):
+    found = rows("planted.jsonl")
+    passed = {p: [r["passed"] for r in found if r["part"] == p] for p in ("noise", "power")}
+    assert {part: len(each) for part, each in passed.items()} == {"noise": 100, "power": 100}
+    assert sum(passed["noise"]) <= 0.1 * len(passed["noise"])
+    assert sum(passed["power"]) >= 0.8 * len(passed["power"])
+    shares = [r["fraction"] for r in found if r["part"] == "optimum"]
+    assert len(shares) == 20 and np.mean(shares) >= 0.9

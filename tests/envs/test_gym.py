@@ -16,6 +16,7 @@ from drawn import random_bars
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
+from jax.extend.core import Primitive
 
 from nca_trader.config import EnvConfig
 from nca_trader.envs.gym import environment as adapter
@@ -407,3 +408,34 @@ def test_words_come_back_bit_for_bit():
     for name, value in tree.items():
         assert back[name].dtype == value.dtype
         assert np.asarray(back[name]).tobytes() == np.asarray(value).tobytes(), name
+
+
+@pytest.mark.heavy
+def test_a_step_of_a_batch_is_one_compiled_call(env, monkeypatch):
+    ours = make_vec(4)
+    ours.reset(seed=0)
+    actions = sampled(ours, 12)
+    for given in actions[:2]:
+        ours.step(given)
+    calls, eager, compiled = [], [], []
+    inner, bind = ours._batch._step, Primitive.bind
+    ours._batch._step = lambda *given: calls.append(1) or inner(*given)
+
+    def bound(self, *given, **parameters):
+        eager.append(self)
+        return bind(self, *given, **parameters)
+
+    def listen(name, *_, **__):
+        compiled.append(name)
+
+    monkeypatch.setattr(Primitive, "bind", bound)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for given in actions[2:]:  # episodes of 6 bars: some end and begin among them
+            ours.step(given)
+        assert len(calls) == 10 and not eager and not compiled
+        ours._batch._step = lambda *given: jnp.sin(1.25) and inner(*given)
+        ours.step(actions[0])  # what this test counts does count
+        assert eager
+    finally:
+        jax.monitoring.clear_event_listeners()

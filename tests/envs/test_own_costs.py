@@ -333,3 +333,13 @@ def test_a_file_with_the_name_of_another_module_is_refused(own_code):
     named = Costs(own=("statistics.py:fee",))
     assert nca.backtest(quoted_bars(), nca.rules.momentum(5), named).equity.iloc[-1] > 0.0
     assert pd.isna(named.own_scale)
+
+
+@pytest.mark.heavy
+def test_a_sweep_pays_own_costs_as_a_backtest_does():
+    bars, costs = quoted_bars(90), Costs(commission=1e-3, own=(of_weight,))
+    table = nca.sweep(bars, nca.rules.sma_cross, {"fast": [3, 5], "slow": [10]}, costs=costs)
+    for _, row in table.iterrows():
+        one = nca.backtest(bars, nca.rules.sma_cross(int(row["fast"]), 10), costs)
+        assert row["total_return"] == pytest.approx(one.metrics["total_return"], rel=1e-6)
+    assert f"{__name__}:of_weight" in str(table.attrs)

@@ -10,8 +10,8 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from nca_trader.config import LearnerConfig
-from nca_trader.learner.ppo import Loss
+from nca_trader.config import AgentConfig, LearnerConfig
+from nca_trader.learner.ppo import Loss, Old, hyper_of, ppo_loss
 from nca_trader.learner.update import gradient_of, learn
 from nca_trader.parallel.mesh import DATA, make_mesh
 
@@ -94,3 +94,32 @@ def test_a_gradient_in_pieces_is_that_of_the_whole(pieces):
     want = (ITEMS * (ITEMS @ params)[:, None]).mean(0)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.heavy
+def test_the_loss_has_the_slope_of_its_differences_in_float64():
+    rng = np.random.default_rng(1)
+    config = LearnerConfig(clip_epsilon=0.1, entropy_coef=0.05)
+    hyper = hyper_of(AgentConfig(learner=config))
+    with jax.enable_x64(True):
+        logits, value = rng.normal(size=(40, 3)), rng.normal(size=40)
+        action = rng.integers(0, 3, 40)
+        shift = 0.3 * rng.normal(size=40)
+        log_prob = np.asarray(jax.nn.log_softmax(logits))[np.arange(40), action]
+        old = Old(log_prob + shift, *(jnp.asarray(rng.normal(size=40)) for _ in range(3)))
+
+        def total(params):
+            log_probs = jax.nn.log_softmax(params["logits"])
+            chosen = log_probs[np.arange(40), action]
+            entropy = -(jnp.exp(log_probs) * log_probs).sum(-1)
+            return ppo_loss(config, hyper, old, chosen, entropy, params["value"]).loss
+
+        params = {"logits": jnp.asarray(logits), "value": jnp.asarray(value)}
+        gradient, total = jax.grad(total)(params), jax.jit(total)
+        for name in params:
+            for at in list(np.ndindex(params[name].shape))[::7]:
+                ahead, behind = (
+                    total(params | {name: params[name].at[at].add(h)}) for h in (1e-6, -1e-6)
+                )
+                slope = (ahead - behind) / 2e-6
+                np.testing.assert_allclose(gradient[name][at], slope, rtol=1e-6, atol=1e-9)

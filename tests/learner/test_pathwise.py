@@ -305,3 +305,37 @@ def test_what_jumps_is_refused(change, says):
     with pytest.raises(ConfigError, match=says) as error:
         check_smooth(env)
     assert "take 'gae'" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("reward", ["drawdown", "log_return"])
+@pytest.mark.slow
+def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
+    config = EnvConfig(
+        features=("return_1",), reward=reward, actions="weights", size=40.0, max_gross=None,
+        borrow=True, ruin_floor=0.5, costs=Costs(commission=0.001),
+    )  # fmt: skip
+    part = parts(config, missing=0.1)
+    solvent = parts(dataclasses.replace(config, ruin_floor=1e-9), missing=0.1)
+    assert float(part.figures["reward"]) != float(solvent.figures["reward"])  # some went bankrupt
+    leaves = jax.tree.leaves(jax.grad(part.loss)(part.params))
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    assert any(np.abs(leaf).max() > 0 for leaf in leaves)
+
+
+@pytest.mark.heavy
+def test_at_an_order_of_nothing_the_derivative_is_between_those_of_buying_and_selling(monkeypatch):
+    """A kink: costs rise on either side."""
+    with jax.enable_x64(True):
+        at = np.random.default_rng(0).normal(scale=0.4, size=(SEGMENTS, LENGTH, 2))
+        at[:, 3] = at[:, 2]
+        config = dataclasses.replace(PNL, quadratic_cost=0.0, order="rebalance")
+        total, at = earned(config, at, monkeypatch)
+        got, h = np.asarray(jax.grad(total)(at)), 1e-6
+        for asset in (0, 1):
+            here, up, down = (
+                float(total(at.at[0, 3:, asset].add(x).at[0, 4:, asset].set(at[0, 4:, asset])))
+                for x in (0.0, h, -h)
+            )
+            right, left = (up - here) / h, (here - down) / h
+            assert left - right > 1e-4, "no kink"
+            assert right - 1e-6 <= got[0, 3, asset] <= left + 1e-6

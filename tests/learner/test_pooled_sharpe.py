@@ -77,3 +77,23 @@ def fractions(folder, seeds, steps, **policy):
 def test_two_seeds_learn_most_of_it(tmp_path):
     reached, untrained = fractions(tmp_path, 2, 250_000)
     assert reached.min() > 0.88 and np.abs(untrained).max() < 0.3
+
+
+def test_the_optimum_is_that_of_its_formula():
+    task = draw(MARKET, 100_000, 5)
+    signal, returns = np.asarray(task.states), np.asarray(task.returns)
+    u = np.einsum("ti,ij,tj->t", signal, np.linalg.inv(COVARIANCE), signal)
+    q = (u / (1.0 + u)).mean()
+    # E[w r] and E[(w r)^2] are both q.
+    assert ratio(best(signal), returns) == pytest.approx(np.sqrt(q / (1.0 - q)), rel=0.02)
+    # Weights that leave out the correlation, or the size of the signal, earn clearly less.
+    optimum = ratio(best(signal), returns)
+    assert ratio(signal, returns) < 0.8 * optimum
+    assert ratio(signal @ np.linalg.inv(COVARIANCE), returns) < 0.9 * optimum
+
+
+@pytest.mark.slow
+def test_ten_of_ten_seeds_reach_95_percent_of_the_optimum(tmp_path):
+    reached, untrained = fractions(tmp_path, 10, 1_500_000)
+    assert reached.min() >= 0.95, reached
+    assert np.abs(untrained).max() < 0.5

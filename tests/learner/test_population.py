@@ -73,3 +73,36 @@ def test_a_population_is_refused_where_it_makes_no_sense():
     for ends in ((0.2, 0.1), (0.1,), (0.1, 1.0), (0.0, 0.5)):
         with pytest.raises(ConfigError, match="clip_epsilon"):
             PopulationConfig(clip_epsilon=ends)
+
+
+@pytest.fixture(scope="module")
+def members(stage):
+    """State and metrics of three updates of two agents, split over eight devices."""
+    agent = dataclasses.replace(stage.agent, num_seeds=2)
+    learner = make_learner(stage.env, stage.policy, agent, make_mesh(8))
+    state = learner.init(jax.random.key(5))
+    for _ in range(3):
+        state, metrics = learner.step(state)
+    shards = state.segments.index.addressable_shards
+    assert [shard.data.shape for shard in shards] == [(2, 2)] * 8
+    assert metrics["loss"][0] != metrics["loss"][1]
+    return state, jax.device_get(metrics)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("member", [0, 1])
+def test_a_member_is_the_run_of_its_own_key(stage, members, member):
+    learner = stage.learner(8)
+    state = learner.init(jax.random.fold_in(jax.random.key(5), member))
+    for _ in range(3):
+        state, metrics = learner.step(state)
+    for name in ("params", "segments"):
+        got = jax.tree.map(lambda leaf: np.asarray(leaf)[member], getattr(members[0], name))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            got,
+            jax.device_get(getattr(state, name)),
+        )
+    assert {k: float(v[member]) for k, v in members[1].items()} == pytest.approx(
+        {k: float(v) for k, v in metrics.items()}, rel=1e-3, abs=1e-5
+    )

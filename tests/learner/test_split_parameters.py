@@ -1,5 +1,6 @@
 """Parameters split over a mesh learn as whole ones do; what is left out of a mean is noticed."""
 
+import dataclasses
 import types
 
 import jax
@@ -52,19 +53,19 @@ def lose(params, items):
     return Loss(loss, loss, zero, zero, zero, zero)
 
 
-def learnt(axes):
+def learnt(axes, deterministic=False, dtype="f8", config=CONFIG):
     """Parameters, optimiser's state and metrics after an update."""
-    with jax.enable_x64(True):
+    with jax.enable_x64(dtype == "f8"):
         mesh = make_mesh(*axes)
-        layout = make_layout(POLICY, mesh)
+        layout = make_layout(POLICY, mesh, deterministic)
         optimizer = make_optimizer(OPTIMIZER, 8, layout)
-        of = types.SimpleNamespace(learner=CONFIG)
-        setup = AgentSetup(POLICY, CONFIG, None)
+        of = types.SimpleNamespace(learner=config)
+        setup = AgentSetup(POLICY, config, None)
         parts = Parts(None, layout, None, of, None, optimizer, setup, None)
         by_hand, placed = (learners._spec(parts, *names)[:2] for names in ((FSDP,), (FSDP, MODEL)))
 
         def once(params, state, items, key):
-            args = (CONFIG, optimizer, params, state, items, key, layout)
+            args = (config, optimizer, params, state, items, key, layout)
             params, state, metrics = learn(lose, *args)
             return (params, state), metrics
 
@@ -75,7 +76,7 @@ def learnt(axes):
         placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), placed)
         begin = jax.jit(lambda: (init(None), optimizer.init(init(None))), out_shardings=placed)
         step = jax.jit(mapped, out_shardings=(placed, None))
-        state, metrics = step(*begin(), ITEMS, jax.random.key(0))
+        state, metrics = step(*begin(), ITEMS.astype(dtype), jax.random.key(0))
         return jax.device_get((*state, metrics))
 
 
@@ -95,6 +96,17 @@ def test_split_parameters_learn_as_whole_ones_do(axes):
     assert want[2]["grad_norm"] > 0.1  # the clip bites
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), want[0], init(None))
     assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("num_minibatches", [2, 1])  # of one, a micro-batch is a logical shard
+def test_a_deterministic_mesh_ends_in_the_same_bits(num_minibatches, without_quick_compile):
+    config = dataclasses.replace(CONFIG, num_minibatches=num_minibatches)
+    want, *others = (learnt((n, 1, 1), True, "f4", config) for n in (1, 2, 4, 8))
+    for got in others:
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    # And it is the same run as without, to rounding.
+    assert apart(want[0], learnt(ONE, config=config)[0]) < 1e-4
 
 
 def test_a_layout_says_which_axis_is_split():

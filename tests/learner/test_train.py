@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -22,6 +23,7 @@ from nca_trader import (
     Run,
     TradingEnv,
     backtest,
+    make_policy,
     train,
     write_bars,
 )
@@ -37,7 +39,11 @@ from nca_trader.config import (
 from nca_trader.config.toml import to_toml
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.learner import train as training
+from nca_trader.learner.learner import make_learner
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
+from nca_trader.learner.update import LearnerState
+from nca_trader.runs import trials
+from nca_trader.runs.checkpoint import flatten, unflatten
 
 BEST = 0.008  # log-return a bar of the best policy
 UPDATES, EVERY, PER_UPDATE = 100, 20, 16 * 8 * 2
@@ -256,7 +262,9 @@ def test_replay_average_curriculum_and_population_go_on_as_if_never_stopped(plac
         optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9, schedule="cosine"),
         curriculum=CurriculumConfig(costs_from=0.0, volatility_from=2.0),
     )
+    before = trials.count(place.folder, "train")
     runs = [train(place.env, agent, place.folder / "whole_replay")]
+    assert trials.count(place.folder, "train") == before + 2  # every member is a trial
     seen = []
     halfway = {"report": seen.append, "stop": lambda: len(seen) == 3}
     train(place.env, agent, place.folder / "half_replay", **halfway)
@@ -287,3 +295,30 @@ def test_no_steps_at_all_are_refused_and_nothing_is_written(place, steps):
     with pytest.raises(ConfigError, match="steps"):
         train(place.env, place.agent, place.folder / "none", steps=steps)
     assert not (place.folder / "none").exists()
+
+
+@pytest.mark.heavy
+def test_a_checkpoint_holds_all_that_training_carries(place):
+    """With the config, an update is a function of this state and of the bars alone.
+
+    The data cursor and the curriculum are functions of `update`; see `Markets` and `curriculum`.
+    """
+    agent = dataclasses.replace(
+        place.agent,
+        num_seeds=2,
+        learner=dataclasses.replace(place.agent.learner, replay_slots=2),
+        optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9),
+        population=PopulationConfig(learning_rate=(1e-3, 1e-2)),
+        curriculum=CurriculumConfig(costs_from=0.0),
+    )
+    learner = make_learner(place.env, make_policy(agent, place.env.spec), agent)
+
+    saved = flatten(learner.init(jax.random.key(1)))
+    fields = {name.split(".")[1].split("[")[0] for name in saved}
+    assert fields == set(LearnerState._fields)
+    assert {"params", "opt_state", "key", "update", "segments", "replay", "hyper"} == fields
+    # Into a state of another seed, and back: nothing of the other is left.
+    other = learner.init(jax.random.key(2))
+    assert any((flatten(other)[name] != value).any() for name, value in saved.items())
+    back = flatten(unflatten(other, saved))
+    assert all(back[name].tobytes() == value.tobytes() for name, value in saved.items())

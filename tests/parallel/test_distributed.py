@@ -24,6 +24,7 @@ from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.cli import main
 from nca_trader.cli.train import add_train_options
+from nca_trader.config import PopulationConfig
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
 from nca_trader.data.shards import write_shards
@@ -378,15 +379,12 @@ def test_the_place_of_a_process_is_what_jax_finds(monkeypatch):
     assert find_place(Peers()) == ("one:4321", 2, 1)
 
 
-def test_where_no_cluster_is_known_the_options_are_asked_for(root):
-    """In an environment that says nothing of others."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(CLUSTERS)}
-    program = "from nca_trader.parallel.processes import *\nwith join_processes(Peers()): pass"
-    command, given = [sys.executable, "-c", program], plain | QUICK | {"PYTHONPATH": str(root)}
-    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=500)
-    assert done.returncode != 0
-    assert "distributed: JAX does not know this cluster" in done.stderr
-    assert "give coordinator, processes and process." in done.stderr
+def test_where_no_cluster_is_known_the_options_are_asked_for(tmp_path, root):
+    process = member(root, tmp_path / "never")
+    said = process.communicate(timeout=500)[1]
+    assert process.returncode != 0 and not (tmp_path / "never").exists()
+    assert "distributed: JAX does not know this cluster" in said
+    assert "give coordinator, processes and process." in said
 
 
 @pytest.mark.slow
@@ -477,3 +475,71 @@ def test_an_option_that_was_renamed_is_read_with_one_warning():
     assert options(old) == options(new) == Peers("a:1", initialization_timeout=7)
     assert options(parser.parse_args(given)).initialization_timeout == 300
     assert "--patience" not in parser.format_help()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(place, root):
+    population = PopulationConfig(learning_rate=(1e-4, 1e-2))
+    agent = dataclasses.replace(tiny_experiment.AGENT, num_seeds=3, population=population)
+    (place.folder / "population.toml").write_text(to_toml(agent))
+    more = [f"--agent={place.folder / 'population.toml'}", "--heartbeat=600"]
+    run = place.runs / "population"
+    pair = place.pair(root, run, *more)
+    wait_for(lambda: rows(run) >= 3, pair[0], 1500)
+    pair[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=1500) for process in pair]
+    assert [process.returncode for process in pair] == [130, 130], said
+    assert 3 <= rows(run) < UPDATES and "the same command resumes" in said[0][0]
+    pair = place.pair(root, run, *more)
+    said = [process.communicate(timeout=1500) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+
+    one = place.runs / "population_alone"
+    jax.config.update("jax_disable_most_optimizations", True)
+    assert main([*place.train_command(one, steps=STEPS), more[0], "--devices=8"]) == 0
+    jax.config.update("jax_disable_most_optimizations", False)
+    assert_close(Run(run), Run(one))
+    drawn = [Run(path).metrics()[0]["seeds"]["learning_rate"] for path in (run, one)]
+    assert drawn[0] == drawn[1] and len({*drawn[0]}) == 3
+
+
+# Joins with what the environment says of the cluster, and writes what it saw.
+MEMBER = """
+import json, pathlib, sys
+from nca_trader.parallel.processes import Peers, join_processes
+
+with join_processes(Peers(initialization_timeout=100)):
+    import jax
+    from nca_trader.parallel import hosts
+    told = [hosts.own(), jax.process_count(), hosts.all_gather(hosts.own()).tolist()]
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(told))
+"""
+
+
+def member(root, target, **cluster):
+    """A process in an environment with nothing but `cluster` to say of others."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(CLUSTERS)}
+    return subprocess.Popen(
+        [sys.executable, "-c", MEMBER, str(target)],
+        env=plain | QUICK | {"PYTHONPATH": str(root)} | cluster,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.heavy
+def test_processes_that_slurm_starts_find_each_other_without_an_option(tmp_path, root):
+    """As `srun` does: the job's nodes and number, of which JAX makes the coordinator's port."""
+    job = {
+        "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1",
+    }  # fmt: skip
+    pair = [
+        member(root, tmp_path / str(n), **job, SLURM_PROCID=str(n), SLURM_LOCALID=str(n))
+        for n in (0, 1)
+    ]
+    said = [process.communicate(timeout=500)[1] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    for n in (0, 1):
+        assert json.loads((tmp_path / str(n)).read_text()) == [n, 2, [0, 1]]
