@@ -297,7 +297,7 @@ def one():
     return parts(PNL, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_expected_loss_is_the_mean_of_sampled_ones(one):
     """The environment's own accounts visit states and take actions as the recursion says."""
     many = dataclasses.replace(LEARNER, envs_per_segment=4000)

@@ -312,7 +312,7 @@ def test_of_a_data_parallel_update_gradients_and_statistics_cross_devices_and_no
     assert sorted(crossing) == [("all-reduce", 1, 1), ("all-reduce", 2, 1)]
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("axes", "whole", "leaf"), [((8, 1, 1), 2.0**-12, 2.0**-8), ((2, 2, 2), 2.0**-8, 2.0**-6)]
 )

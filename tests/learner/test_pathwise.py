@@ -308,7 +308,7 @@ def test_what_jumps_is_refused(change, says):
 
 
 @pytest.mark.parametrize("reward", ["drawdown", "log_return"])
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_gradients_are_finite_where_accounts_go_bankrupt(reward):
     config = EnvConfig(
         features=("return_1",), reward=reward, actions="weights", size=40.0, max_gross=None,
