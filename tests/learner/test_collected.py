@@ -1,7 +1,4 @@
-"""What a mesh collects is what one device collects: keys, statistics, and on request every bit.
-
-Each program is as much of an update as the test is about; whole ones are in test_meshes.py.
-"""
+"""Advantages are normalised by the statistics of all devices; whole updates: test_meshes.py."""
 
 import jax
 import numpy as np
