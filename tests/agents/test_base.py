@@ -44,47 +44,28 @@ def first_parameters(env, agent):
     return stack(each) if agent.num_seeds > 1 else each[0]
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("seeds", "changes"),
+    ("base", "seeds", "changes"),
     [
-        (1, {}),
-        (3, {"order": "rebalance"}),
-        (3, {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
-        (1, {"fill": "close", "dead_band": 0.05}),
-    ],
-)
-def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, seeds, changes):
-    agent, env = agent_on(seeds=seeds), dataclasses.replace(WEIGHTS, **changes)
-    params = first_parameters(nca.TradingEnv(bars, env), agent)
-    run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
-    own = nca.backtest(bars, run, look=False)
-    # The rule's own account, which shares no code with the tilt.
-    rule, start = nca.rules.half_and_half(lookback=20), str(own.equity.index[0])
-    alone = nca.backtest(bars, rule, account=own.rules, start=start)
-    assert own.num_fills > 10
-    assert own.orders.equals(alone.orders) and own.equity.equals(alone.equity)
-    assert run.base is not None and run.base.name == rule.name
-
-
-@pytest.mark.parametrize(
-    ("base", "changes"),
-    [
-        ("time_series_momentum(lookback=20)", {"short": False}),
+        ("time_series_momentum(lookback=20)", 1, {"short": False, "dead_band": 0.05}),
+        (BASE, 3, {"order": "rebalance"}),
+        (BASE, 3, {"fill": "close", "dead_band": 0.05}),
         # It orders once, and as a base its target stands: with sizes that move, it trades.
-        ("buy_and_hold", {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
-        ("buy_and_hold", {"order": "rebalance"}),
+        ("buy_and_hold", 1, {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
     ],
 )
-def test_the_base_of_a_run_is_the_rule_as_the_agent_stands_on_it(bars, tmp_path, base, changes):
-    """What a gate compares with, and what trades in the agent's place."""
-    agent, env = agent_on(base), dataclasses.replace(WEIGHTS, **changes)
+@pytest.mark.few(1)
+def test_an_agent_that_has_not_learnt_trades_as_its_base(bars, tmp_path, base, seeds, changes):
+    """The rule of the run, which a gate compares with, and which trades in the agent's place."""
+    agent, env = agent_on(base, seeds), dataclasses.replace(WEIGHTS, **changes)
     params = first_parameters(nca.TradingEnv(bars, env), agent)
     run = untrained_run(tmp_path / "run", bars[:200], env, agent, params)
     own = nca.backtest(bars, run, look=False)
     given = {"account": own.rules, "start": str(own.equity.index[0])}
     alone = nca.backtest(bars, run.base, **given)
     assert own.num_fills > 0 and own.equity.equals(alone.equity)
+    assert run.base.name == strategy_named(base).name
+    assert own.orders.equals(alone.orders)
     assert (np.asarray(own.targets) >= 0.0).all() or env.short
 
 
@@ -129,7 +110,6 @@ def test_backtest_stream_and_file_of_a_tilted_agent_agree(bars, tmp_path):
     assert nca.backtest(other, run, look=False).num_fills > 10
 
 
-@pytest.mark.heavy
 def test_a_step_orders_the_base_and_prices_the_tilt(bars):
     plain = nca.TradingEnv(bars, dataclasses.replace(WEIGHTS, order="rebalance"))
     env = nca.with_base(plain, BASE, tilt_limit=0.5, tilt_penalty=0.01)
@@ -168,20 +148,6 @@ def test_gymnasium_tilts_and_shows_the_base(bars):
     assert many.reset(seed=3)[0].shape == (2, len(seen))
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("advantages", ["gae", "pathwise"])
-@pytest.mark.few(1)
-def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages):
-    agent = agent_on()
-    learner = dataclasses.replace(agent.learner, advantages=advantages)
-    env = nca.TradingEnv(bars, WEIGHTS)
-    policy = make_policy(agent, env.spec)
-    assert not np.any(policy.init(jax.random.key(0))["head"]["logits"])
-    run = nca.train(env, dataclasses.replace(agent, learner=learner), tmp_path / "run")
-    assert np.any(run.params()["head"]["logits"]) and run.spec.base == BASE
-    assert np.isfinite(run.metrics()[-1]["loss"])
-
-
 def test_a_live_session_begins_with_the_bars_that_its_base_remembers(bars, tmp_path):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent_on("sma_cross(slow=1500)"))
     assert run.history == run_agent(run, WEIGHTS.account).history == 1500
@@ -195,7 +161,7 @@ def test_a_live_session_begins_with_the_bars_that_its_base_remembers(bars, tmp_p
 @pytest.mark.parametrize(
     ("base", "said"),
     [
-        ("tuned_sma(every=50)", "train on a rule that does, e.g. half_and_half, or replay a file"),
+        ("mean_reversion", "train on a rule that does, e.g. half_and_half, or replay a file"),
         ("tests.agents.test_base:OWN", r"state how many as nca.Strategy\(..., memory=BARS\)"),
         ("tests.agents.test_base:SHORT", None),
     ],
@@ -216,12 +182,12 @@ def test_a_base_without_an_end_of_its_memory_is_refused_live(
     for strategy in (run.path, nca.blend({"one": (run, 1.0)})):
         with refused:
             nca.paper_trade(strategy, "ccxt:x:A", tmp_path / "live.db", reading={"every": "1d"})
-    if base != "tuned_sma(every=50)":
+    if base != "mean_reversion":
         return
     # A file holds all bars.
-    nca.write_bars(bars, tmp_path / "bars.csv")
+    nca.write_bars(bars[:120], tmp_path / "bars.csv")
     found = nca.paper_trade(run.path, f"replay:{tmp_path}/bars.csv", tmp_path / "paper.db")
-    assert found["decisions"] > 100
+    assert found["decisions"] > 50
 
 
 def test_rules_are_named_as_they_are():
@@ -301,3 +267,17 @@ def test_a_base_may_be_in_a_file(bars, tmp_path, monkeypatch):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent)
     assert run.base.name == "mine"
     np.testing.assert_array_equal(base_of(run.spec).column(bars), 0.25)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("advantages", ["gae", "pathwise"])
+@pytest.mark.few(1)
+def test_learning_moves_the_tilt_from_exactly_nothing(bars, tmp_path, advantages):
+    agent = agent_on()
+    learner = dataclasses.replace(agent.learner, advantages=advantages)
+    env = nca.TradingEnv(bars, WEIGHTS)
+    policy = make_policy(agent, env.spec)
+    assert not np.any(policy.init(jax.random.key(0))["head"]["logits"])
+    run = nca.train(env, dataclasses.replace(agent, learner=learner), tmp_path / "run")
+    assert np.any(run.params()["head"]["logits"]) and run.spec.base == BASE
+    assert np.isfinite(run.metrics()[-1]["loss"])

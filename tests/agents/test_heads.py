@@ -115,33 +115,3 @@ def test_readout_by_hand_and_accounts_share_a_cell(platform, monkeypatch):
             np.testing.assert_allclose(logits[t, e, a], hidden @ p["logits"], rtol=1e-4, atol=1e-5)
             values.append(hidden @ p["value"] + p["value_bias"])
         np.testing.assert_allclose(value[t, e], np.mean(values), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.heavy
-def test_the_readouts_two_forms_have_one_gradient(monkeypatch):
-    policy, params, cells, seen = readout((0.0, 0.5, 1.0))
-    weights = np.random.default_rng(3).normal(size=(7, 5, 2, 3)).astype(np.float32)
-
-    def lose(params, cells):
-        logits, value = policy.act(params, cells, seen)
-        return (logits * weights).sum() + (value**2).sum()
-
-    gradients = []
-    for platform in ("cpu", "tpu"):
-        lowered_for(platform, monkeypatch)
-        gradients.append(jax.tree.leaves(jax.grad(lose, (0, 1))(params, cells)))
-    for a, b in zip(*gradients, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert sum(np.abs(leaf).max() > 0.1 for leaf in gradients[0]) >= 7  # the head's six, the cells
-
-
-@pytest.mark.heavy
-def test_an_untrained_policy_is_nearly_uniform_and_expects_nothing():
-    spec = EnvSpec(symbols=("A", "B"), features=("rsi",), targets=(-0.5, 0.0, 0.5), warmup=0)
-    policy = make_policy(AgentConfig(), spec)
-    rng = np.random.default_rng(3)
-    cells = rng.normal(size=(100, 2, 16)).astype(np.float32)
-    seen = rng.uniform(-1, 1, (100, 2, 3)).astype(np.float32)
-    logits, value = policy.act(jax.jit(policy.init)(jax.random.key(0)), cells, seen)
-    np.testing.assert_allclose(heads.entropy(logits), 2 * np.log(3), atol=0.02)
-    assert np.abs(value).max() < 0.3

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_params
+from drawn import SPEC, random_input, random_params
 from flax import nnx
 
 from nca_trader.agents import nca
@@ -17,17 +17,8 @@ from nca_trader.agents.policy import make_policy, with_steps
 from nca_trader.config import AgentConfig, PolicyConfig, PrecisionConfig
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import hash_uniform
-from nca_trader.types import EnvSpec
 
-SPEC = EnvSpec(
-    symbols=("A", "B", "C"),
-    features=("rsi", "macd"),
-    targets=(-0.3, 0.0, 0.3),
-    warmup=0,
-    nearest=((2, 1), (2, 0), (0, 1)),
-)
 SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
-NEIGHBOURS = ("none", "ring", "nearest", "all")
 
 
 def policy_of(spec=SPEC, matmul="float32", **changes):
@@ -42,12 +33,6 @@ def compiled(function):
 
 def encode(policy, params, x, present):
     return compiled(policy.encode)(params, x, present)
-
-
-def random_input(length, batch=2, seed=1, assets=3):
-    rng = np.random.default_rng(seed)
-    x = 3.0 * rng.normal(size=(batch, length, assets, 2))
-    return x.astype(np.float32), rng.random((batch, length, assets)) > 0.2
 
 
 def others_of(config, asset, assets):
@@ -97,13 +82,15 @@ def cell_by_cell(params, config, x, present, fires=lambda t, a, k: 1.0):
     return np.array([[state[t, a] for a in range(assets)] for t in range(length)])
 
 
-@pytest.mark.parametrize("neighbours", NEIGHBOURS)
-@pytest.mark.parametrize(("steps", "dilations"), [(5, (1, 2)), (3, (2, 1, 30))])
+@pytest.mark.parametrize(
+    ("neighbours", "steps", "dilations"),
+    # Three steps repeat a cycle of two; a dilation of 15 reaches before the first of 10 bars.
+    [("none", 3, (1, 2)), ("ring", 2, (2, 15)), ("nearest", 3, (1, 2)), ("all", 2, (2, 15))],
+)
 def test_lattice_equals_a_loop_over_cells(neighbours, steps, dilations):
-    # Five steps repeat a cycle of two; a dilation of 30 reaches before the first of 20 bars.
     config = dataclasses.replace(SMALL, neighbours=neighbours, steps=steps, dilations=dilations)
     policy = policy_of(neighbours=neighbours, steps=steps, dilations=dilations)
-    params, (x, present) = random_params(policy), random_input(20)
+    params, (x, present) = random_params(policy), random_input(10)
     cells = encode(policy, params, x, present)
     assert cells.dtype == jnp.float32
     for row in range(2):
@@ -111,7 +98,7 @@ def test_lattice_equals_a_loop_over_cells(neighbours, steps, dilations):
         np.testing.assert_allclose(cells[row], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("steps", "dilations"), [(1, (1,)), (3, (1, 2)), (4, (3, 1, 2))])
+@pytest.mark.parametrize(("steps", "dilations"), [(1, (1,)), (4, (3, 1, 2))])
 def test_receptive_field_is_exact(steps, dilations):
     policy = policy_of(steps=steps, dilations=dilations)
     field = 1 + 2 * sum(dilations[k % len(dilations)] for k in range(steps))
@@ -130,11 +117,11 @@ def test_receptive_field_is_exact(steps, dilations):
     np.testing.assert_array_equal(last_cell(oldest - 1), last_cell())
 
 
-@pytest.mark.parametrize("leak", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("leak", [0.25, 1.0])
 def test_states_stay_within_their_bound_whatever_the_weights(leak):
-    policy = policy_of(steps=40, dilations=(1,), leak=leak, neighbours="ring")
+    policy = policy_of(steps=10, dilations=(1,), leak=leak, neighbours="ring")
     params, (x, present) = random_params(policy, scale=1000.0), random_input(6)
-    states = np.abs(policy.encode(params, x, present))
+    states = np.abs(encode(policy, params, x, present))
     mask = present[..., None].astype(np.float32)
     e = np.concatenate([np.clip(x, -5, 5) * mask, mask], -1) @ np.asarray(params["nca"]["embed"])
     assert (states <= np.maximum(np.abs(e), 1.0 / leak) * (1 + 1e-5)).all()
@@ -162,7 +149,7 @@ def test_an_untrained_rule_hears_of_assets_as_many_places_away_as_it_has_steps()
 
 
 def test_bfloat16_touches_operands_only():
-    policies = [policy_of(matmul=name) for name in ("float32", "bfloat16")]
+    policies = [policy_of(matmul=name, steps=1) for name in ("float32", "bfloat16")]
     params, (x, present) = random_params(policies[0]), random_input(12)
     exact, rounded = (encode(policy, params, x, present) for policy in policies)
     assert rounded.dtype == jnp.float32
@@ -174,14 +161,14 @@ def test_bfloat16_touches_operands_only():
 
 def test_sums_of_bfloat16_products_are_float32():
     # A rule that hands on its input leaves one product of matrices, rounded nowhere but before.
-    policy = policy_of(matmul="bfloat16")
+    policy = policy_of(matmul="bfloat16", steps=1)
     params, (x, present) = random_params(policy), random_input(12)
     still = {name: 0.0 * params["nca"][name] for name in ("update", "update_bias")}
     params = params | {"nca": params["nca"] | still}
     mask = present[..., None].astype(np.float32)
     seen = np.concatenate([np.clip(x, -5, 5) * mask, mask], -1)
     a, b = (np.asarray(jnp.asarray(y, jnp.bfloat16), "f8") for y in (seen, params["nca"]["embed"]))
-    expected = 0.9**SMALL.steps * (a @ b)
+    expected = 0.9 * (a @ b)
     # Op by op: compiled whole, XLA may drop a rounding to bfloat16 that should not be there.
     got = policy.encode(params, x, present)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
@@ -191,12 +178,11 @@ def spec_of(assets):
     return dataclasses.replace(SPEC, symbols=tuple("ABCDE"[:assets]), nearest=())
 
 
-@pytest.mark.parametrize("assets", [1, 2, 4])
-@pytest.mark.parametrize("neighbours", ["ring", "all"])
+@pytest.mark.parametrize(("assets", "neighbours"), [(1, "ring"), (2, "ring"), (1, "all")])
 def test_few_assets_have_no_more_slots_than_others(assets, neighbours):
     # In a ring of two the one before is the one after; one asset is no neighbour of itself.
-    spec, config = spec_of(assets), dataclasses.replace(SMALL, neighbours=neighbours)
-    policy = policy_of(spec, neighbours=neighbours)
+    spec, config = spec_of(assets), dataclasses.replace(SMALL, neighbours=neighbours, steps=1)
+    policy = policy_of(spec, neighbours=neighbours, steps=1)
     params, (x, present) = random_params(policy), random_input(9, 1, assets=assets)
     slots = min(assets - 1, 2 if neighbours == "ring" else 1)
     assert params["nca"]["taps"].shape == ((3 + slots) * 4, 6)
@@ -208,8 +194,11 @@ def test_few_assets_have_no_more_slots_than_others(assets, neighbours):
 
 def test_nearest_neighbours_follow_the_ranking_and_need_one():
     one, other = (dataclasses.replace(SPEC, nearest=n) for n in (SPEC.nearest, ((1, 2),) * 3))
-    policies = [policy_of(spec, neighbours="nearest", num_neighbours=1) for spec in (one, other)]
+    policies = [
+        policy_of(spec, neighbours="nearest", num_neighbours=1, steps=1) for spec in (one, other)
+    ]
     params, (x, present) = random_params(policies[0]), random_input(9)
+    assert params["nca"]["taps"].shape == ((3 + 1) * 4, 6)
     a, b = (encode(policy, params, x, present) for policy in policies)
     assert np.abs(a - b).max() > 1e-3
     # Whoever sees none takes the policy that was made for another ranking.
@@ -246,26 +235,7 @@ def test_fire_masks_updates_by_seed_row_asset_and_step():
     np.testing.assert_array_equal(compiled(always.encode)(params, x, present, fire), quiet)
 
 
-@functools.cache
-def loss_and_gradient(policy):
-    def lose(params, x, present, fire):
-        return (policy.encode(params, x, present, fire)[:, 4:] ** 2).mean()
-
-    return jax.jit(jax.value_and_grad(lose))
-
-
 @pytest.mark.heavy
-@pytest.mark.parametrize("remat", ["step", "every:2", "dots"])
-def test_remat_changes_neither_value_nor_gradient(remat):
-    plain, again = policy_of(**FIRES), policy_of(**FIRES, remat=remat)
-    params, (x, present) = random_params(plain), random_input(10)
-    fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
-    expected = loss_and_gradient(plain)(params, x, present, fire)
-    got = loss_and_gradient(again)(params, x, present, fire)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
 def test_what_each_remat_keeps_of_a_cell_until_its_gradient_is_due():
     length, batch, features = 20, 2, len(SPEC.features)
     c, h, k = SMALL.channels, SMALL.hidden, 6
@@ -302,7 +272,7 @@ def module_of(policy_changes, params):
 
 @pytest.mark.parametrize("neighbours", ["nearest", "all"])
 def test_the_form_for_a_tpu_equals_the_form_for_a_cpu(neighbours):
-    changes = {"neighbours": neighbours, "fire_rate": 0.6, "dilations": (2, 1)}
+    changes = {"neighbours": neighbours, "fire_rate": 0.6, "dilations": (2, 1), "steps": 2}
     policy = policy_of(**changes)
     params, (x, present) = random_params(policy), random_input(12)
     fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
@@ -322,12 +292,12 @@ def test_the_form_for_a_tpu_equals_the_form_for_a_cpu(neighbours):
 
 @pytest.mark.parametrize("form", [ROWS, CHANNELS_LAST], ids=["for a cpu", "for a tpu"])
 def test_cells_behind_a_halo_are_those_of_the_whole_lattice(form):
-    changes = {"neighbours": "nearest", "fire_rate": 0.6, "dilations": (2, 1), "steps": 4}
+    changes = {"neighbours": "nearest", "fire_rate": 0.6, "dilations": (4, 2), "steps": 2}
     policy = policy_of(**changes)
     params, (x, present) = random_params(policy), random_input(20)
     fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
     module = module_of(changes, params)
-    halos = (0, 3, policy.receptive_field - 1, policy.receptive_field + 2, 19)  # 12 bars are seen
+    halos = (0, 3, policy.receptive_field + 2)  # 12 bars are seen
 
     @jax.jit
     def run(x):
@@ -348,7 +318,7 @@ def test_no_state_is_computed_that_no_decision_sees():
 
 
 def test_a_batch_encoded_in_parts_is_the_batch(monkeypatch):
-    changes = {"neighbours": "all", "fire_rate": 0.6, "dilations": (2, 1)}
+    changes = {"neighbours": "all", "fire_rate": 0.6, "steps": 1}
     policy = policy_of(**changes)
     params, (x, present) = random_params(policy), random_input(12, 32)
     fire = Fire(jnp.arange(32, dtype=jnp.uint32), jnp.arange(32, dtype=jnp.int32))
@@ -385,6 +355,7 @@ def test_parts_of_a_batch_fit_the_chip_and_are_no_thinner_than_a_tile(cells, wid
         assert 4 * width * np.prod(cells) / parts <= nca.CHUNK_BYTES and cells[0] / parts >= 8
 
 
+@pytest.mark.heavy
 def test_a_cpu_runs_no_convolution_and_a_tpu_does():
     policy = policy_of()
     params, (x, present) = random_params(policy), random_input(12)
@@ -394,9 +365,10 @@ def test_a_cpu_runs_no_convolution_and_a_tpu_does():
     assert {p for p in text if "stablehlo.convolution" in text[p]} == {"tpu"}
 
 
+@pytest.mark.heavy
 def test_on_a_cpu_a_gradient_that_several_read_is_computed_once():
     """Else the sum over steps of what `e` adds computes the gradients of all steps anew."""
-    config = PolicyConfig(channels=4, hidden=8, steps=4, dilations=(1, 2))
+    config = PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2))
     policy = make_policy(AgentConfig(policy=config), SPEC)
     params = jax.eval_shape(policy.init, jax.random.key(0))
     x = jax.ShapeDtypeStruct((2, 24, 3, 2), jnp.float32)
@@ -438,3 +410,23 @@ def test_another_number_of_steps_goes_on_with_the_cycle_and_takes_the_same_param
         with_steps(agent, 0)
     with pytest.raises(ConfigError, match="'mlp' makes no steps"):
         with_steps(AgentConfig(policy=PolicyConfig(kind="mlp")), 3)
+
+
+@functools.cache
+def loss_and_gradient(policy):
+    def lose(params, x, present, fire):
+        return (policy.encode(params, x, present, fire)[:, 4:] ** 2).mean()
+
+    return jax.jit(jax.value_and_grad(lose))
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("remat", ["step", "every:2", "dots"])
+def test_remat_changes_neither_value_nor_gradient(remat):
+    plain, again = policy_of(**FIRES), policy_of(**FIRES, remat=remat)
+    params, (x, present) = random_params(plain), random_input(10)
+    fire = Fire(jnp.array([1, 2], jnp.uint32), jnp.array([0, 9], jnp.int32))
+    expected = loss_and_gradient(plain)(params, x, present, fire)
+    got = loss_and_gradient(again)(params, x, present, fire)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

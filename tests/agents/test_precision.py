@@ -80,7 +80,7 @@ def test_cells_are_kept_in_bfloat16_where_compute_says_so(kind):
         assert bool((cells == cells.astype(jnp.bfloat16).astype(jnp.float32)).all()) == kept
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_that_sum_over_thousands_of_cells_keep_their_digits(kind):
     """In bfloat16 such a sum is 75 % off after 4,096 terms, 11 % after 512."""

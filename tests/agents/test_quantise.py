@@ -20,9 +20,9 @@ SPEC = EnvSpec(symbols=("A", "B"), features=("x", "y"), targets=(-1.0, 0.0, 1.0)
 
 def policy_of(kind):
     given = {
-        "nca": {"hidden": 4, "neighbours": "ring", "steps": 2, "dilations": (1, 2)},
+        "nca": {"hidden": 4, "neighbours": "ring", "steps": 1, "dilations": (2,)},
         "mlp": {"hidden": 4, "window": 3},
-        "gru": {"window": 3},
+        "gru": {"window": 2},
     }
     config = PolicyConfig(kind=kind, channels=3, head_hidden=4, **given[kind])
     policy = make_policy(AgentConfig(policy=config), SPEC)

@@ -7,15 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import random_params
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nca_trader.agents.encoder import MLP
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.types import EnvSpec
 
-SMALL = PolicyConfig(channels=4, hidden=6, steps=3, dilations=(1, 2), head_hidden=5)
+SMALL = PolicyConfig(channels=4, hidden=6, steps=2, dilations=(1, 2), head_hidden=5)
 
 
 def spec_of(assets):
@@ -54,13 +52,18 @@ def three_ways(policy, params, x, present):
     return jax.jit(run)(params, x, present)
 
 
-@settings(max_examples=6)
-@given(
-    dilations=st.lists(st.integers(1, 7), min_size=1, max_size=3).map(tuple),
-    steps=st.integers(1, 4),
-    assets=st.integers(1, 4),
-    neighbours=st.sampled_from(("none", "ring", "nearest", "all")),
+@pytest.mark.parametrize(
+    ("dilations", "steps", "assets", "neighbours"),
+    [
+        ((1, 3), 3, 3, "nearest"),
+        ((2,), 1, 4, "ring"),
+        ((3, 1), 2, 2, "all"),
+        ((7, 4, 2), 4, 1, "none"),
+        ((5, 1, 6), 4, 4, "all"),
+        ((1, 2), 4, 4, "nearest"),
+    ],
 )
+@pytest.mark.few(2)
 def test_lattice_window_and_stream_are_equal(dilations, steps, assets, neighbours):
     config = dataclasses.replace(
         SMALL, dilations=dilations, steps=steps, neighbours=neighbours, num_neighbours=2
@@ -135,8 +138,10 @@ class Doubled(MLP):
         return 2.0 * super().__call__(x, present)
 
 
-def test_a_stream_of_the_class_above_is_not_used_with_cells_of_its_own():
-    config = PolicyConfig(kind=Doubled, window=3, hidden=4, channels=4)
+@pytest.mark.parametrize("kind", [Doubled, "gru"])
+def test_a_stream_of_the_class_above_is_not_used_with_cells_of_its_own(kind):
+    own = {"hidden": 4} if kind is Doubled else {}
+    config = PolicyConfig(kind=kind, window=3, channels=4, **own)
     policy = make_policy(AgentConfig(policy=config), spec_of(2))
     lattice, stream, window = three_ways(policy, *drawn(policy, 8))
     np.testing.assert_allclose(stream, lattice, rtol=1e-5, atol=1e-5)

@@ -41,7 +41,7 @@ def test_a_known_shift_is_found_through_noise_and_drift(shift, verdict):
 
 @pytest.mark.parametrize("confidence", [0.95, 0.8])
 def test_no_shift_is_taken_for_one_no_more_often_than_stated(confidence):
-    tries = 400
+    tries = 200
     found = [
         judge(*sample(np.random.default_rng(1000 + seed), 1.0), confidence) for seed in range(tries)
     ]

@@ -1,8 +1,6 @@
 """`python -m benchmarks env`: what its accounts can be split into."""
 
 import argparse
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -34,14 +32,3 @@ def test_every_row_says_what_each_side_materialises(monkeypatch, peers):
     rows = list(bench_env.rows(argparse.Namespace(envs=8, peers=peers)))
     assert len(rows) == (7 if peers else 4)
     assert all(row["ours"] for row in rows) and all(row.get("theirs") for row in rows if peers)
-
-
-@pytest.mark.heavy
-@pytest.mark.few(1)
-@pytest.mark.parametrize("module", ["nca_trader.envs.gym", "benchmarks.env"])
-def test_a_fresh_process_finds_the_name_in_gymnasium(module, root):
-    program = f"import nca_trader, {module}, gymnasium; gymnasium.spec('nca_trader/Trading-v0')"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr

@@ -1,7 +1,6 @@
 """The study of the gate's second question: its markets, its rates in small, and its results."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -32,13 +31,6 @@ def test_a_market_has_fat_tails_clustered_volatility_and_the_correlation_asked_f
     assert market.traded[1].mean() > 1.5 * market.traded[0].mean()
 
 
-@pytest.mark.heavy
-def test_the_true_sharpe_ratios_are_those_of_the_case():
-    found = harm.judged(8, 200, 0.96, "harm 0.3 at doubled costs alone")
-    error = math.sqrt(2.0 * 0.04 / 200)
-    assert found.differences == pytest.approx((0.0, -0.3), abs=3.0 * error)
-
-
 @pytest.mark.parametrize(
     ("case", "years", "correlation", "least", "most"),
     [
@@ -49,6 +41,7 @@ def test_the_true_sharpe_ratios_are_those_of_the_case():
         ("harmless", 8, 0.99, 32, 40),
     ],
 )
+@pytest.mark.heavy
 def test_few_draws_have_the_rates_of_the_study(case, years, correlation, least, most):
     """Of 40 draws 5% are 2; 6 or more of harm have a probability of 1.4%."""
     passed = sum(harm.judged(k, years, correlation, case).passed for k in range(40))

@@ -24,17 +24,6 @@ def learner_of(row):
     return given | {"target_kl": given.pop("max_kl")} if "max_kl" in given else given
 
 
-def test_each_recipe_looked_once_at_each_test_span(rows):
-    found = rows("agents.jsonl")
-    keys = [(row["bars"], row["policy"], row["phase"]) for row in found]
-    assert len(keys) == len(set(keys)) == 40
-    first = learner_of(found[0])
-    for row in found:  # one learner and one environment for all, but for costs and policy
-        assert learner_of(row) == first
-        assert row["manifest"]["env"]["features"] == found[0]["manifest"]["env"]["features"]
-        assert row["manifest"]["env"]["random_costs"] == [5.0, 10.0]
-
-
 def test_the_recipe_of_the_presets_is_that_of_the_rows(rows):
     def plain(config):
         return json.loads(json.dumps(dataclasses.asdict(config)))
@@ -80,3 +69,14 @@ def test_panels_whose_truth_is_known_are_within_their_bounds(rows):
     assert sum(passed["power"]) >= 0.8 * len(passed["power"])
     shares = [r["fraction"] for r in found if r["part"] == "optimum"]
     assert len(shares) == 20 and np.mean(shares) >= 0.9
+
+
+def test_each_recipe_looked_once_at_each_test_span(rows):
+    found = rows("agents.jsonl")
+    keys = [(row["bars"], row["policy"], row["phase"]) for row in found]
+    assert len(keys) == len(set(keys)) == 40
+    first = learner_of(found[0])
+    for row in found:  # one learner and one environment for all, but for costs and policy
+        assert learner_of(row) == first
+        assert row["manifest"]["env"]["features"] == found[0]["manifest"]["env"]["features"]
+        assert row["manifest"]["env"]["random_costs"] == [5.0, 10.0]

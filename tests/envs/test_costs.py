@@ -130,8 +130,7 @@ def test_orders_below_the_least_notional_are_counted_and_said():
     assert backtest(bars, targets, order="on_change", capital=100.0).cut.small == 0
 
 
-@pytest.mark.parametrize("fill", ["next_open", "close"])
-@pytest.mark.parametrize("order", ["on_change", "rebalance"])
+@pytest.mark.parametrize(("fill", "order"), [("next_open", "on_change"), ("close", "rebalance")])
 @pytest.mark.parametrize(
     ("costs", "targets", "small"),
     [
@@ -159,6 +158,7 @@ def test_orders_of_less_than_a_lot_are_counted_until_one_is_held(
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("order", ["on_change", "rebalance"])
 @pytest.mark.parametrize("limits", [{}, {"min_notional": 120.0, "max_participation": 0.3}])
+@pytest.mark.few(2)
 def test_orders_that_round_to_nothing_are_those_of_a_ledger(fill, order, limits):
     costs = {"commission": 2e-3, "fixed_fee": 0.1, "slippage": 1e-3}
     rules = {"capital": 1000.0, "lot": 0.5, "tick": 0.05, "fill": fill, "order": order} | limits

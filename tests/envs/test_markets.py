@@ -15,8 +15,8 @@ from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
 
 MARKETS = {
-    "ou_log": ("ou", dict(cost=0.001)),
     "ou_mid": ("ou", {}),
+    "ou_log": ("ou", dict(cost=0.001)),
     "ou_expensive": ("ou", dict(cost=0.005)),
     "ar1": ("ar1", {}),
     "ar1_weak": ("ar1", dict(phi=0.1, cost=0.0005)),
@@ -46,8 +46,8 @@ OTHERS = {
     "short memory": ("lagged_ar", dict(lag=2, phi=-0.4)),
     "two of a panel": ("factor_panel", dict(assets=2, gross=1.2, cost=0.001, own_stay=0.6)),
     "log utility": ("moving_volatility", dict(gamma=1.0, low=0.3, high=0.1, mu=0.02)),
-    "late followers": ("lead_lag", dict(assets=5, delay=6, graph=9, beta=-0.5)),
     "quick level": ("hidden_level", dict(phi=0.9, spread=0.008, cost=0.002)),
+    "late followers": ("lead_lag", dict(assets=5, delay=6, graph=9, beta=-0.5)),
 }
 BARS = 20_000
 
@@ -84,23 +84,8 @@ def standard_error(x):
     return blocks.std(ddof=1) / 10
 
 
-SLOW = (
-    "ou_log",
-    "ou_expensive",
-    "ar1_weak",
-    "ring_hop3",
-    "kelly tails",
-    "restless drift",
-    "quick level",
-    "log utility",
-)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in (*MARKETS, *OTHERS)],
-)
-@pytest.mark.few(4)
+@pytest.mark.parametrize("name", [*MARKETS, *OTHERS])
+@pytest.mark.few(2)
 def test_the_optimal_policy_earns_its_stated_value_in_the_environment(name):
     market, given = (MARKETS | OTHERS)[name]
     task = make(market, num_bars=BARS, seed=11, **given)
@@ -133,11 +118,11 @@ def positions(task, policy):
     ["ou_mid", "ar1", "kelly", "merton", "ring", "garleanu_pedersen", "hidden_level",
     "factor_panel", "moving_volatility", "lead_lag"],
 )  # fmt: skip
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_rewards_in_the_environment_are_those_of_the_market(name):
     """Step by step, to rounding: `Task.rewards` is the market's own account of it."""
     market, given = MARKETS[name]
-    task = make(market, num_bars=800, seed=2, **given)
+    task = make(market, num_bars=300, seed=2, **given)
     reward = rewards_of(task, task.optimal_policy)
     pay = task.rewards(positions(task, task.optimal_policy))
     if name == "merton":  # whose pay is wealth^(1 - gamma), and gamma 2
@@ -148,6 +133,7 @@ def test_rewards_in_the_environment_are_those_of_the_market(name):
 
 
 @pytest.mark.parametrize("name", MARKETS)
+@pytest.mark.few(6)
 def test_a_preset_is_its_market(name):
     market, given = MARKETS[name]
     expected = market_of(market, **given).config
@@ -199,7 +185,7 @@ def test_a_state_is_shown_by_its_moments_in_the_long_run(name, given, mean, devi
         ("hidden_level", dict(phi=0.8, spread=0.02), 0.0, 0.005),
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_moments_that_are_solved_for_are_those_of_many_draws(name, given, level, error):
     market = market_of(name, **given)
     keys = jax.random.split(jax.random.key(3), 400)

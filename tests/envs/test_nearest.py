@@ -54,6 +54,15 @@ def test_two_assets_that_share_few_bars_are_no_neighbours():
     assert [row[-1] for row in nearest[:3]] == [3] * 3
 
 
+def test_an_asset_with_a_single_return_correlates_with_nothing():
+    bars = linked_bars(missing=0.0)
+    present = bars.present.copy()
+    present[:, 3] = np.isin(np.arange(len(present)), [7, 8])
+    found = correlations(dataclasses.replace(bars, present=present))
+    np.testing.assert_array_equal(found[3], 0.0)
+    np.testing.assert_array_equal(found[:, 3], 0.0)
+
+
 def test_the_most_correlated_comes_first_whatever_the_sign():
     nearest = nearest_assets(linked_bars())
     assert nearest[0][0] == 1 and nearest[1][0] == 0
@@ -62,8 +71,7 @@ def test_the_most_correlated_comes_first_whatever_the_sign():
     assert all(sorted((*row, a)) == list(range(5)) for a, row in enumerate(nearest))
 
 
-@pytest.mark.parametrize("beta", [0.3, -0.3])
-@pytest.mark.parametrize("delay", [1, 3, 5])
+@pytest.mark.parametrize(("delay", "beta"), [(1, 0.3), (5, -0.3)])
 def test_an_asset_that_leads_another_comes_first(delay, beta):
     task = synthetic.make("lead_lag", num_bars=4000, assets=6, delay=delay, beta=beta)
     nearest = nearest_assets(task.bars)

@@ -181,16 +181,6 @@ def test_paper_pays_what_the_backtest_pays_with_own_costs_and_actions(tmp_path):
 
 
 @pytest.mark.heavy
-def test_a_sweep_pays_own_costs_as_a_backtest_does():
-    bars, costs = quoted_bars(90), Costs(commission=1e-3, own=(of_weight,))
-    table = nca.sweep(bars, nca.rules.sma_cross, {"fast": [3, 5], "slow": [10]}, costs=costs)
-    for _, row in table.iterrows():
-        one = nca.backtest(bars, nca.rules.sma_cross(int(row["fast"]), 10), costs)
-        assert row["total_return"] == pytest.approx(one.metrics["total_return"], rel=1e-6)
-    assert f"{__name__}:of_weight" in str(table.attrs)
-
-
-@pytest.mark.heavy
 def test_estimators_refuse_the_own_costs_that_they_cannot_follow():
     bars = quoted_bars()
 
@@ -231,9 +221,6 @@ def counts(trade):
     calls.append(1)
     return 1e-4 * len(calls)
 number = 3
-def loud(trade):
-    jax.debug.print("{}", trade.traded)
-    return 1e-4
 def beyond(spec, action, ordered): return 1.0 * action
 beyond_scheme = ActionScheme(beyond, choices=3)
 def scalar(spec, action, ordered): return 0.0
@@ -282,13 +269,6 @@ def test_a_cost_that_cannot_be_trusted_is_refused_in_one_line(own_code, name, me
     with pytest.raises(ConfigError, match=message) as refused:
         nca.backtest(quoted_bars(), nca.rules.momentum(5), Costs(own=(f"own_steps:{name}",)))
     assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.slow
-def test_a_cost_may_print_while_it_is_written(own_code, capfd):
-    nca.backtest(quoted_bars(), nca.rules.momentum(5), Costs(own=("own_steps:loud",)))
-    jax.effects_barrier()
-    assert "[" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -353,3 +333,13 @@ def test_a_file_with_the_name_of_another_module_is_refused(own_code):
     named = Costs(own=("statistics.py:fee",))
     assert nca.backtest(quoted_bars(), nca.rules.momentum(5), named).equity.iloc[-1] > 0.0
     assert pd.isna(named.own_scale)
+
+
+@pytest.mark.heavy
+def test_a_sweep_pays_own_costs_as_a_backtest_does():
+    bars, costs = quoted_bars(90), Costs(commission=1e-3, own=(of_weight,))
+    table = nca.sweep(bars, nca.rules.sma_cross, {"fast": [3, 5], "slow": [10]}, costs=costs)
+    for _, row in table.iterrows():
+        one = nca.backtest(bars, nca.rules.sma_cross(int(row["fast"]), 10), costs)
+        assert row["total_return"] == pytest.approx(one.metrics["total_return"], rel=1e-6)
+    assert f"{__name__}:of_weight" in str(table.attrs)

@@ -50,40 +50,20 @@ class WithStep(Mixin, nca.TradingEnv):
     pass
 
 
-class WithReset(nca.TradingEnv):
-    def reset(self, key):
-        return super().reset(jax.random.key(0))
-
-
-class WithWindow(nca.TradingEnv):
-    window = staticmethod(lambda observation, length: np.zeros((length, 2, 1)))
-
-
-class WithObservation(nca.TradingEnv):
-    def observation(self, observation):
-        return observation
-
-
-class WithSpec(nca.TradingEnv):
-    @property
-    def spec(self):
-        return dataclasses.replace(super().spec, warmup=50)
-
-
 class WithFeatures(nca.TradingEnv):
     def __init__(self, *given):
         super().__init__(*given)
         self.features = 0.0 * self.features
 
 
-class WithPrepare(nca.TradingEnv):
-    def prepare(self, bars):
-        return super().prepare(bars[::-1])
-
-
 class WithoutSuper(nca.TradingEnv):
     def __init__(self, *given):
         self.bars = BARS
+
+
+def overriding(name, **body):
+    """A subclass of the environment with these in the place of its own."""
+    return types.new_class(name, (nca.TradingEnv,), {}, lambda space: space.update(body))
 
 
 def patched(name, value):
@@ -95,14 +75,23 @@ def patched(name, value):
     return make
 
 
+def spec_of(env):
+    return dataclasses.replace(nca.TradingEnv.spec.fget(env), warmup=50)
+
+
+def backwards(env, bars):
+    return nca.TradingEnv.prepare(env, bars[::-1])
+
+
+OBSERVED = r".*features=\('mine:f',\)"
 OVERRIDDEN = {
     "WithStep.step: .*reward='mine:r', actions='mine:a'": WithStep,
-    "WithReset.reset: .*EnvConfig .*market='mine:m'": WithReset,
-    r"WithWindow.window: .*features=\('mine:f',\)": WithWindow,
-    r"WithObservation.observation: .*features=\('mine:f',\)": WithObservation,
-    r"WithSpec.spec: .*features=\('mine:f',\)": WithSpec,
-    r"WithFeatures.features: .*features=\('mine:f',\)": WithFeatures,
-    "WithPrepare.prepare: .*other bars": WithPrepare,
+    "WithReset.reset: .*EnvConfig .*market='mine:m'": overriding("WithReset", reset=print),
+    f"WithWindow.window: {OBSERVED}": overriding("WithWindow", window=staticmethod(print)),
+    f"WithView.observation: {OBSERVED}": overriding("WithView", observation=lambda env, x: x),
+    f"WithSpec.spec: {OBSERVED}": overriding("WithSpec", spec=property(spec_of)),
+    f"WithFeatures.features: {OBSERVED}": WithFeatures,
+    "WithPrepare.prepare: .*other bars": overriding("WithPrepare", prepare=backwards),
     r"WithoutSuper.__init__: call super\(\).__init__": WithoutSuper,
     "TradingEnv.step: .*reward='mine:r'": patched("step", lambda env: lambda *given: None),
     "TradingEnv.bars: .*other bars": patched("bars", lambda env: env.bars[:60]),
@@ -128,9 +117,7 @@ def test_a_method_of_the_class_itself_is_no_exception(monkeypatch):
 
 
 def test_a_property_in_the_place_of_what_is_computed_is_refused_when_it_is_made():
-    own = types.new_class(
-        "Own", (nca.TradingEnv,), {}, lambda body: body.update(market=property(len))
-    )
+    own = overriding("Own", market=property(len))
     with pytest.raises(nca.ConfigError, match=r"^Own.market: .*market='mine:m'"):
         own(BARS, CONFIG)
 
@@ -171,13 +158,13 @@ def noise(num_bars, seed, states=0):
     return draw(market, num_bars, seed)
 
 
+@pytest.mark.heavy
 def test_an_agent_of_an_own_market_without_states_trades_any_bars(tmp_path):
     config = nca.EnvConfig(market=noise, market_bars=100, features=("return_1",))
     run = untrained_run(tmp_path / "run", None, config, tiny.AGENT)
     assert run.spec.states == () and run.tradable == "any symbols"
     bars = random_bars(np.random.default_rng(3), 90, 3)
     assert nca.backtest(bars, run).equity.notna().all()
-    assert nca.backtest(bars, nca.blend({"it": (run, 1.0)})).equity.notna().all()
     assert nca.TradingEnv(bars, config).spec.features == ("return_1",)
     seen = dataclasses.replace(config, market=f"{config.market}(states=1)")
     other = untrained_run(tmp_path / "seen", None, seen, tiny.AGENT)

@@ -113,16 +113,9 @@ def of_a_random_agent(env, steps=1500, episodes=16):
     return jax.jit(jax.vmap(live))(jax.random.split(jax.random.key(1), episodes))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if name in ("multi_asset", "index_daily")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in preset_names("envs")
-    ],
-)
-@pytest.mark.few(1)
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", preset_names("envs"))
+@pytest.mark.few(2)
 def test_no_few_steps_of_a_preset_hold_the_rewards_of_a_random_agent(name):
     """Normal rewards have 1.6% of their sum of squares in the largest 0.1%."""
     config = dataclasses.replace(load_env(name), episode_bars=1500)
@@ -154,54 +147,39 @@ def test_mean_variance_and_crra_of_simple_returns(plain):
     np.testing.assert_allclose(reward, returns, atol=1e-7)
 
 
-@pytest.mark.parametrize("returns", ["log", "simple"])
-@pytest.mark.parametrize("fill", ["next_open", "close"])
-def test_pnl_pays_what_positions_of_constant_size_earn_from_their_fill_on(returns, fill):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(fill="next_open", max_gross=None),
+        dict(fill="close", pnl_returns="simple", max_gross=None),
+        dict(fill="close", max_gross=1.0),
+        dict(fill="next_open", max_gross=1.5, max_net=0.5),
+    ],
+)
+def test_pnl_pays_what_positions_earn_from_their_fill_on_scaled_to_the_limits(changes):
     env = make_env(
-        reward="pnl", pnl_returns=returns, fill=fill, size=1.0, max_gross=None, borrow=True,
-        quadratic_cost=0.01, risk_aversion=0.02,
-    )  # fmt: skip
+        reward="pnl", size=1.0, borrow=True, quadratic_cost=0.01, risk_aversion=0.02, **changes
+    )
     actions = drawn(env)
     reward = live(env, actions).reward
     bars, rate = env.bars, COSTS.commission + COSTS.slippage + COSTS.half_spread
+    most, net = changes["max_gross"] or math.inf, changes.get("max_net", math.inf)
     held, ledger = [0.0, 0.0], []
     for t, action in enumerate(actions, start=env.spec.warmup):
+        wanted = [float(a) - 1.0 for a in action]
+        over = max(sum(map(abs, wanted)) / most, abs(sum(wanted)) / net, 1.0)
         paid = 0.0
         for i in range(2):
             # What the asset does before and after the moment at which an order fills.
-            at = bars.open[t + 1, i] if fill == "next_open" else bars.close[t, i]
+            at = bars.open[t + 1, i] if changes["fill"] == "next_open" else bars.close[t, i]
             moves = at / bars.close[t, i], bars.close[t + 1, i] / at
-            before, after = (math.log(m) if returns == "log" else m - 1.0 for m in moves)
-            new = float(action[i]) - 1.0
+            simple = "pnl_returns" in changes
+            before, after = (m - 1.0 if simple else math.log(m) for m in moves)
+            new = wanted[i] / over
             paid += held[i] * before + new * after - rate * abs(new - held[i])
             paid -= 0.005 * (new - held[i]) ** 2 + 0.01 * new**2
             held[i] = new
         ledger.append(paid)
-    np.testing.assert_allclose(reward, ledger, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "caps", [dict(max_gross=1.0), dict(max_gross=None, max_net=0.5), dict(max_gross=1.5, max_net=1)]
-)
-def test_pnl_pays_positions_scaled_to_the_limits_of_the_account(caps):
-    env = make_env(reward="pnl", fill="close", size=1.0, borrow=True, quadratic_cost=0.01, **caps)
-    actions = drawn(env)
-    reward = live(env, actions).reward
-    rate, held, ledger = COSTS.commission + COSTS.slippage + COSTS.half_spread, [0.0, 0.0], []
-    for t, action in enumerate(actions, start=env.spec.warmup):
-        wanted = [float(a) - 1.0 for a in action]
-        over = max(
-            sum(map(abs, wanted)) / (caps["max_gross"] or math.inf),
-            abs(sum(wanted)) / caps.get("max_net", math.inf),
-            1.0,
-        )
-        new = [a / over for a in wanted]
-        moves = [math.log(env.bars.close[t + 1, i] / env.bars.close[t, i]) for i in range(2)]
-        ledger.append(
-            sum(a * m - rate * abs(a - b) - 0.005 * (a - b) ** 2
-                for a, b, m in zip(new, held, moves, strict=True))
-        )  # fmt: skip
-        held = new
     np.testing.assert_allclose(reward, ledger, atol=1e-6)
 
 
@@ -290,15 +268,12 @@ def test_an_episodes_costs_are_drawn_once_evenly_in_their_log():
 
 def test_drawn_costs_multiply_the_quoted_spread_as_well():
     quoted = np.random.default_rng(2).uniform(1e-3, 5e-3, (LENGTH, 2))
-    for fill in ("next_open", "close"):
-        drawing = make_env(random_costs=(3.0, 3.0), fill=fill)
-        tripled = make_env(costs=COSTS.scaled(3.0), fill=fill)
-        bars = drawing.bars
-        drawing = TradingEnv(dataclasses.replace(bars, half_spread=quoted), drawing.config)
-        tripled = TradingEnv(dataclasses.replace(bars, half_spread=3 * quoted), tripled.config)
-        actions = drawn(drawing)
-        ours, theirs = (np.asarray(live(env, actions).reward) for env in (drawing, tripled))
-        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    drawing, tripled = make_env(random_costs=(3.0, 3.0)), make_env(costs=COSTS.scaled(3.0))
+    bars = drawing.bars
+    drawing = TradingEnv(dataclasses.replace(bars, half_spread=quoted), drawing.config)
+    tripled = TradingEnv(dataclasses.replace(bars, half_spread=3 * quoted), tripled.config)
+    ours, theirs = (np.asarray(live(env, drawn(env)).reward) for env in (drawing, tripled))
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
 
 
 def test_feature_dropout_hides_features_and_nothing_else():

@@ -162,7 +162,7 @@ def test_an_environment_earns_what_a_backtest_of_its_actions_earns(bars, fill):
     step, rng, grown = jax.jit(env.step), np.random.default_rng(0), 0.0
     first = int(timestep.observation.index)
     asked = np.full((len(bars), 3), np.nan)
-    for row in range(first, first + 100):
+    for row in range(first, first + 40):
         asked[row] = rng.uniform(-1 / 3, 1 / 3, 3)
         state, timestep = step(state, jnp.asarray(asked[row], jnp.float32))
         grown += float(timestep.reward)
@@ -183,8 +183,9 @@ def test_a_random_start_is_a_position_that_could_have_been_ordered(bars):
     )
     env = TradingEnv(bars, config)
     found = sizes(bars, Sizing(TARGET, SPAN, FLOOR, CAP))
+    reset = jax.jit(env.reset)
     for seed in range(5):
-        _, timestep = env.reset(jax.random.key(seed))
+        _, timestep = reset(jax.random.key(seed))
         account = timestep.observation.account
         full = np.asarray(account.held) / (found[int(timestep.observation.index)] / 3)
         np.testing.assert_allclose(full, np.round(full), atol=1e-5)
@@ -268,6 +269,7 @@ def test_weights_that_are_given_once_wait_for_a_size_as_a_strategy_does(bars):
         np.testing.assert_array_equal(found.equity, held.equity)
 
 
+@pytest.mark.heavy
 def test_a_sweep_waits_for_a_size_as_a_backtest_does(bars):
     late = late_bars(bars)
     rules = {"sizing": "volatility", "volatility_span": SPAN, "borrow": True}

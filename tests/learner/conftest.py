@@ -23,7 +23,7 @@ ENV = EnvConfig(
     ruin_floor=0.05,
 )
 AGENT = AgentConfig(
-    policy=PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2), head_hidden=8),
+    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=8),
     learner=LearnerConfig(
         num_segments=16,
         segment_length=8,
@@ -118,3 +118,11 @@ def ruinous_bars(bars):
 def stage():
     bars = random_bars(np.random.default_rng(0), 200, 2, missing=0.05)
     return Stage(TradingEnv(bars, ENV), TradingEnv(ruinous_bars(bars), ENV), AGENT)
+
+
+@pytest.fixture
+def without_quick_compile(quick_compile):
+    """The compiler as it is used: what it joins, it joins."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)

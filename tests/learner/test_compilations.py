@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import AGENT
+from drawn import random_bars
+from tiny import AGENT, ENV, MLP
 
 from nca_trader.agents.policy import make_policy
 from nca_trader.config import CurriculumConfig
+from nca_trader.envs.trading import TradingEnv
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.programs import Compilations
 
@@ -102,19 +104,21 @@ def test_the_learners_own_program_is_the_one_that_is_watched(tiny):
         assert found.again() == 1
 
 
-def test_a_run_of_another_length_finds_its_program_compiled(tiny):
+@pytest.mark.heavy
+def test_a_run_of_another_length_finds_its_program_compiled():
     """Schedules and curricula end elsewhere, by numbers that the program is given."""
+    env = TradingEnv(random_bars(np.random.default_rng(0), 90, 1), ENV)
     texts, ends = [], []
     for steps in (1_000, 70_000):
         learner = dataclasses.replace(AGENT.learner, steps=steps)
         optimizer = dataclasses.replace(AGENT.optimizer, schedule="linear", warmup_updates=1)
         curriculum = CurriculumConfig(costs_from=0.5, costs_share=0.3)
         agent = dataclasses.replace(
-            AGENT, learner=learner, optimizer=optimizer, curriculum=curriculum
+            AGENT, policy=MLP, learner=learner, optimizer=optimizer, curriculum=curriculum
         )
-        made = make_learner(tiny.env, make_policy(agent, tiny.env.spec), agent)
+        made = make_learner(env, make_policy(agent, env.spec), agent)
         state = jax.eval_shape(made.init, jax.random.key(0))
-        texts.append(made.bounded.program.lower(state, made.market, made.course).as_text())
+        texts.append(str(made.bounded.program.trace(state, made.market, made.course).jaxpr))
         ends.append([float(x) for x in made.course])
     assert texts[0] == texts[1] and all(
         a < b for a, b in zip(ends[0][:2], ends[1][:2], strict=True)

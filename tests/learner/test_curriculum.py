@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import random_bars
-from tiny import AGENT, ENV
+from tiny import AGENT, ENV, MLP
 
 from nca_trader import ConfigError, TradingEnv, make_learner, make_policy
 from nca_trader.config import CurriculumConfig
@@ -50,7 +50,7 @@ def test_factors_go_in_a_straight_line_to_one_and_stay():
         CurriculumConfig(volatility_from=0.0)
 
 
-@pytest.mark.parametrize("scale", [0.25, 1.0, 3.0])
+@pytest.mark.parametrize("scale", [0.25, 3.0])
 def test_moves_of_a_scaled_market_are_those_of_its_prices_to_that_power(scale):
     bars = random_bars(np.random.default_rng(0), 60, 2, missing=0.2)
     powers = {name: getattr(bars, name) ** scale for name in ("open", "high", "low", "close")}
@@ -126,7 +126,8 @@ def test_rewards_are_by_hand_those_of_scaled_prices_less_scaled_costs(part, cost
 @pytest.mark.parametrize("name", ["costs", "volatility"])
 def test_an_update_lives_through_what_its_curriculum_says(name, monkeypatch):
     env = TradingEnv(random_bars(np.random.default_rng(1), 120, 2), ENV)
-    agent = dataclasses.replace(AGENT, curriculum=CurriculumConfig(**{f"{name}_from": 0.5}))
+    curriculum = CurriculumConfig(**{f"{name}_from": 0.5})
+    agent = dataclasses.replace(AGENT, policy=MLP, curriculum=curriculum)
     learner = make_learner(env, make_policy(agent, env.spec), agent)
     draws = []
     real = sampled.roll_out

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from drawn import random_bars, random_params
 from scaled import scaled
-from tiny import AGENT, ENV
+from tiny import AGENT as TINY
+from tiny import ENV, MLP
 
 from nca_trader import ConfigError, Costs, TradingEnv, make_policy
 from nca_trader.agents.heads import account_features
@@ -21,6 +22,7 @@ from nca_trader.learner.ppo import setup_of
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
+AGENT = dataclasses.replace(TINY, policy=MLP)
 SEGMENTS, LENGTH, COST, SCALE = 2, 4, 0.02, 30.0
 # What advantages are multiplied by: noise that adds up over so many steps, at gamma and at
 # gamma lambda, but over no more than a segment has.
@@ -100,12 +102,6 @@ def two():
     return part
 
 
-@pytest.fixture(scope="module")
-def one():
-    """One asset that can be short, flat or long."""
-    return parts(PNL, 1)
-
-
 def leads(env, p, a):
     """Where action a at position p leads."""
     last = len(env.spec.targets) - 1
@@ -158,69 +154,16 @@ def test_values_and_occupancies_equal_a_sum_over_all_sequences_of_actions(two):
             )
 
 
-@pytest.mark.slow
-def test_expected_loss_is_the_mean_of_sampled_ones(one):
-    """The environment's own accounts visit states and take actions as the recursion says."""
-    many = dataclasses.replace(LEARNER, envs_per_segment=4000)
-    part = parts(PNL, 1, many)
-    _, drawn = jax.jit(
-        lambda draw: rollout.roll_out(part.setup, part.params, part.env.market, part.segments, draw)
-    )(part.draw)
-    loss, (_, batch, metrics) = gathered(part, many)
-    rng = np.random.default_rng(5)
-    moved = jax.tree.map(lambda p: p + 0.15 * rng.normal(size=p.shape).astype("f4"), part.params)
-    expected = jax.jit(loss)(moved, batch)
-    assert 0.05 < expected.clip_fraction < 0.95
-    # The sampled loss, account by account, with the exact advantage of its state and action.
-    position = np.abs(np.asarray(drawn.seen)[..., 0, 1, None] - np.array([-1.0, 0.0, 1.0])).argmin(
-        -1
-    )
-    s, t, _ = np.indices(position.shape)
-    action = np.asarray(drawn.action)[..., 0]
-    advantage = np.asarray(batch.advantage)[s, t, 0, position, action]
-
-    @jax.jit
-    def each(rollout_, advantage):
-        def of_account(seen, action, log_prob, value, advantage):
-            alone = rollout_._replace(
-                seen=seen[:, :, None], action=action[:, :, None], log_prob=log_prob[:, :, None],
-                value=value[:, :, None],
-            )  # fmt: skip
-            items = (alone, advantage[:, :, None], None)
-            return sampled.loss(part.setup, moved, part.env.market, items)
-
-        fields = (rollout_.seen, rollout_.action, rollout_.log_prob, rollout_.value)
-        return jax.vmap(of_account, in_axes=2)(*fields, advantage)
-
-    losses = each(drawn, advantage)
-    for name, values in losses._asdict().items():
-        values = np.asarray(values, np.float64)
-        error = values.std() / np.sqrt(len(values))
-        assert abs(values.mean() - float(getattr(expected, name))) <= 4 * error, name
-    rewards = np.asarray(drawn.reward, np.float64).mean((0, 1))
-    error = rewards.std() / np.sqrt(len(rewards))
-    assert abs(rewards.mean() - float(metrics["reward"])) < 4 * error
-    # And an action's advantage is what accounts earned more from there on, on the mean.
-    to_go = np.zeros(many.envs_per_segment)
-    for back in reversed(range(LENGTH)):
-        to_go = UNIT * np.asarray(drawn.reward, np.float64)[0, back] + 0.9 * to_go
-        for p in range(3):
-            here = position[0, back] == p
-            took = [to_go[here & (action[0, back] == a)] for a in range(3)]
-            error = np.hypot(*(x.std() / np.sqrt(len(x)) for x in (took[2], took[0])))
-            exact_gap = batch.advantage[0, back, 0, p, 2] - batch.advantage[0, back, 0, p, 0]
-            assert abs(took[2].mean() - took[0].mean() - float(exact_gap)) < 4 * error + 1e-4
-
-
 @pytest.mark.parametrize(
     ("assets", "changes"),
     [
-        (1, {}),
-        pytest.param(2, {"max_gross": 0.6}, marks=pytest.mark.slow),
         # A move depends on the position, and the cap on a sum with signs.
         (2, {"max_net": 0.7, "actions": "orders"}),
+        (2, {"max_gross": 0.6}),
+        (1, {}),
     ],
 )
+@pytest.mark.few(1)
 def test_the_gradient_is_that_of_the_expected_return(assets, changes):
     """Of all sequences of joint actions, also where a cap ties the assets to each other."""
     part = parts(dataclasses.replace(PNL, **changes), assets)
@@ -271,34 +214,6 @@ def test_the_gradient_is_that_of_the_expected_return(assets, changes):
         expected = unit * np.asarray(expected, np.float64)
         atol = 2e-4 * np.abs(expected).max()
         np.testing.assert_allclose(leaf, expected, rtol=1e-4, atol=atol, err_msg=name)
-
-
-@pytest.mark.heavy
-def test_rebalancing_without_costs_is_finite_too():
-    config = dataclasses.replace(
-        ENV, order="rebalance", costs=Costs(), episode_bars=None, reward="log_return"
-    )
-    part = parts(config, 1)
-    seen, reward = jax.jit(
-        lambda: enumerate_segments(
-            part.env.market, rollout.Span(part.segments.index, None), LENGTH, part.draw
-        )
-    )()
-    step = jax.jit(part.env.step)
-    rng = np.random.default_rng(2)
-    for s in range(SEGMENTS):
-        account = jax.tree.map(lambda a, s=s: a[s, 0], part.segments.episode.account)
-        p = int(np.argmin(abs(np.array(part.env.spec.targets) - float(account.ordered[0]))))
-        row = part.segments.index[s]
-        for t in range(LENGTH):
-            np.testing.assert_allclose(
-                seen[s, t, 0, p], account_features(part.env.spec, account), rtol=1e-5, atol=1e-6
-            )
-            a = int(rng.integers(3))
-            state = EnvState(jax.random.key(0), row + t, None, Episode(account), jnp.asarray(10**6))
-            _, timestep = step(state, jnp.array([a]))
-            np.testing.assert_allclose(reward[s, t, 0, p, a], timestep.reward, rtol=1e-4, atol=1e-6)
-            account, p = timestep.observation.account, a
 
 
 def test_accounts_go_on_from_positions_drawn_by_their_occupancy(two):
@@ -374,3 +289,91 @@ def test_hidden_features_are_not_seen_and_their_bars_earn_what_they_earned():
 
     dropping = jax.jit(lambda: rewards(part, part.segments.drop))()
     np.testing.assert_array_equal(dropping, jax.jit(lambda: rewards(whole, None))())
+
+
+@pytest.fixture(scope="module")
+def one():
+    """One asset that can be short, flat or long."""
+    return parts(PNL, 1)
+
+
+@pytest.mark.heavy
+def test_expected_loss_is_the_mean_of_sampled_ones(one):
+    """The environment's own accounts visit states and take actions as the recursion says."""
+    many = dataclasses.replace(LEARNER, envs_per_segment=4000)
+    part = parts(PNL, 1, many)
+    _, drawn = jax.jit(
+        lambda draw: rollout.roll_out(part.setup, part.params, part.env.market, part.segments, draw)
+    )(part.draw)
+    loss, (_, batch, metrics) = gathered(part, many)
+    rng = np.random.default_rng(5)
+    moved = jax.tree.map(lambda p: p + 0.15 * rng.normal(size=p.shape).astype("f4"), part.params)
+    expected = jax.jit(loss)(moved, batch)
+    assert 0.05 < expected.clip_fraction < 0.95
+    # The sampled loss, account by account, with the exact advantage of its state and action.
+    position = np.abs(np.asarray(drawn.seen)[..., 0, 1, None] - np.array([-1.0, 0.0, 1.0])).argmin(
+        -1
+    )
+    s, t, _ = np.indices(position.shape)
+    action = np.asarray(drawn.action)[..., 0]
+    advantage = np.asarray(batch.advantage)[s, t, 0, position, action]
+
+    @jax.jit
+    def each(rollout_, advantage):
+        def of_account(seen, action, log_prob, value, advantage):
+            alone = rollout_._replace(
+                seen=seen[:, :, None], action=action[:, :, None], log_prob=log_prob[:, :, None],
+                value=value[:, :, None],
+            )  # fmt: skip
+            items = (alone, advantage[:, :, None], None)
+            return sampled.loss(part.setup, moved, part.env.market, items)
+
+        fields = (rollout_.seen, rollout_.action, rollout_.log_prob, rollout_.value)
+        return jax.vmap(of_account, in_axes=2)(*fields, advantage)
+
+    losses = each(drawn, advantage)
+    for name, values in losses._asdict().items():
+        values = np.asarray(values, np.float64)
+        error = values.std() / np.sqrt(len(values))
+        assert abs(values.mean() - float(getattr(expected, name))) <= 4 * error, name
+    rewards = np.asarray(drawn.reward, np.float64).mean((0, 1))
+    error = rewards.std() / np.sqrt(len(rewards))
+    assert abs(rewards.mean() - float(metrics["reward"])) < 4 * error
+    # And an action's advantage is what accounts earned more from there on, on the mean.
+    to_go = np.zeros(many.envs_per_segment)
+    for back in reversed(range(LENGTH)):
+        to_go = UNIT * np.asarray(drawn.reward, np.float64)[0, back] + 0.9 * to_go
+        for p in range(3):
+            here = position[0, back] == p
+            took = [to_go[here & (action[0, back] == a)] for a in range(3)]
+            error = np.hypot(*(x.std() / np.sqrt(len(x)) for x in (took[2], took[0])))
+            exact_gap = batch.advantage[0, back, 0, p, 2] - batch.advantage[0, back, 0, p, 0]
+            assert abs(took[2].mean() - took[0].mean() - float(exact_gap)) < 4 * error + 1e-4
+
+
+@pytest.mark.heavy
+def test_rebalancing_without_costs_is_finite_too():
+    config = dataclasses.replace(
+        ENV, order="rebalance", costs=Costs(), episode_bars=None, reward="log_return"
+    )
+    part = parts(config, 1)
+    seen, reward = jax.jit(
+        lambda: enumerate_segments(
+            part.env.market, rollout.Span(part.segments.index, None), LENGTH, part.draw
+        )
+    )()
+    step = jax.jit(part.env.step)
+    rng = np.random.default_rng(2)
+    for s in range(SEGMENTS):
+        account = jax.tree.map(lambda a, s=s: a[s, 0], part.segments.episode.account)
+        p = int(np.argmin(abs(np.array(part.env.spec.targets) - float(account.ordered[0]))))
+        row = part.segments.index[s]
+        for t in range(LENGTH):
+            np.testing.assert_allclose(
+                seen[s, t, 0, p], account_features(part.env.spec, account), rtol=1e-5, atol=1e-6
+            )
+            a = int(rng.integers(3))
+            state = EnvState(jax.random.key(0), row + t, None, Episode(account), jnp.asarray(10**6))
+            _, timestep = step(state, jnp.array([a]))
+            np.testing.assert_allclose(reward[s, t, 0, p, a], timestep.reward, rtol=1e-4, atol=1e-6)
+            account, p = timestep.observation.account, a

@@ -70,15 +70,22 @@ def on_device(state, like):
     return jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, like))
 
 
+def on_two_devices(stage):
+    """A learner of as little as has all that a batch can spoil."""
+    agent = dataclasses.replace(stage.agent, policy=tiny_experiment.MLP)
+    policy = make_policy(agent, stage.env.spec)
+    learner = learners.make_learner(stage.env, policy, agent, make_mesh(2))
+    step_in(learner, learner.init(jax.random.key(1)))  # compiles
+    return learner
+
+
 @pytest.fixture(scope="module")
 def poisoned(stage):
-    """A learner on two devices whose second update meets a NaN in one gradient step."""
+    """A learner whose second update meets a NaN in one gradient step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(update, "make_optimizer", poisoning_optimizer)
         patch.setattr(sampled, "roll_out", collect_with_nan)
-        learner = learners.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
-        step_in(learner, learner.init(jax.random.key(1)))  # compiles
-    return learner
+        return on_two_devices(stage)
 
 
 def dropped(learner, state, where=""):
@@ -102,9 +109,7 @@ def idle(stage):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(update, "learn", left_out)
-        learner = learners.make_learner(stage.env, stage.policy, stage.agent, make_mesh(2))
-        step_in(learner, learner.init(jax.random.key(1)))  # compiles
-    return learner
+        return on_two_devices(stage)
 
 
 def goes_on(learner, idle, state, before, planted):

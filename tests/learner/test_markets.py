@@ -79,6 +79,14 @@ def sharded(place):
     return env, make_learner(env, make_policy(TURN, env.spec), TURN)
 
 
+def nan_from(leaf, rows):
+    """A leaf of a market with NaN, or what its type makes of it, from a row on."""
+    spoilt = np.array(leaf)
+    if spoilt.ndim:
+        spoilt[rows:] = np.array(np.nan).astype(leaf.dtype)
+    return jax.device_put(spoilt, leaf.sharding)
+
+
 @pytest.mark.heavy
 def test_shards_of_several_lengths_share_one_program_that_never_reads_their_padding(
     sharded, caplog
@@ -91,21 +99,7 @@ def test_shards_of_several_lengths_share_one_program_that_never_reads_their_padd
             market = markets.of(update)
             rows = int(market.rows)
             assert rows == (*LENGTHS, LENGTHS[0])[update // 2] and len(market.features) == 120
-            poisoned = jax.tree.map(
-                lambda leaf, rows=rows: (
-                    jax.device_put(
-                        np.where(
-                            np.arange(len(leaf)).reshape(-1, *[1] * (leaf.ndim - 1)) < rows,
-                            leaf,
-                            np.array(np.nan).astype(leaf.dtype),
-                        ),
-                        leaf.sharding,
-                    )
-                    if leaf.ndim
-                    else leaf
-                ),
-                market,
-            )
+            poisoned = jax.tree.map(lambda leaf, rows=rows: nan_from(leaf, rows), market)
             with caplog.at_level("WARNING"), jax.log_compiles():
                 state, metrics = learner.step(state, market)
                 nan, _ = learner.step(nan, poisoned)

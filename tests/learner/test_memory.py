@@ -160,11 +160,3 @@ def test_what_a_cpu_cannot_hold_is_refused_before_it_is_allocated(monkeypatch):
     )
     with pytest.raises(ConfigError, match=r"replay_slots = 40: the ring takes .* a device has"):
         make_learner(env, policy, replaying, make_mesh(1))
-
-
-@pytest.mark.heavy
-def test_without_a_compiler_nothing_is_measured():
-    step = bounded(build(64), 1)
-    with jax.disable_jit():
-        got = step(ROWS)
-    assert step.needed is None and np.isfinite(got)

@@ -9,18 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from drawn import random_bars
 from recording import distance, recording_optimizer
 
-from nca_trader import AgentConfig, Costs, EnvConfig, TradingEnv, make_mesh
+from nca_trader import Costs, EnvConfig, TradingEnv, make_mesh
 from nca_trader.agents import policy as agents_policy
 from nca_trader.agents.base import spec_on_base
 from nca_trader.agents.policy import _make_policy
 from nca_trader.config import (
-    LearnerConfig,
     MeshConfig,
     OptimizerConfig,
-    PolicyConfig,
     PopulationConfig,
     PrecisionConfig,
 )
@@ -32,14 +31,10 @@ from nca_trader.scale.hlo import read_module, runs
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-AGENT = AgentConfig(
-    policy=PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=4),
-    learner=LearnerConfig(
-        num_segments=8,
-        segment_length=4,
-        envs_per_segment=2,
-        num_epochs=2,
-        num_minibatches=1,
+AGENT = dataclasses.replace(
+    tiny.AGENT,
+    learner=dataclasses.replace(
+        tiny.AGENT.learner, segment_length=4, envs_per_segment=2, num_epochs=2
     ),
     # A clip that bites, and rates that go by what a layer sums over.
     optimizer=OptimizerConfig(
@@ -78,15 +73,15 @@ BASE = {  # several cycles of dilations, as the preset has; a ring of assets, st
     "policy": {"channels": 8, "hidden": 16, "steps": 5, "neighbours": "ring", "remat": "step"}
 }
 REPLAY = {"learner": {"replay_slots": 2}, "optimizer": {"ema_decay": 0.9}}
-SEVERAL = {"num_seeds": 2, "population": PopulationConfig(learning_rate=(1e-3, 1e-2))}
 BF16 = {"precision": PrecisionConfig(matmul="bfloat16", compute="bfloat16")}
+SEVERAL = {"num_seeds": 2, "population": PopulationConfig(learning_rate=(1e-3, 1e-2))}
 SHARPE = {
     "policy": {"base": "half_and_half(lookback=5)", "tilt_penalty": 1e-3},
     "learner": {"objective": "sharpe", "num_epochs": 1},
 }
 EXTRAS = {
-    "": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "bf16": BF16, "sharpe": SHARPE,
-    "capped": {},
+    "": {}, "base": BASE, "replay": REPLAY, "several": SEVERAL, "sharpe": SHARPE,
+    "capped": {}, "bf16": BF16,
 }  # fmt: skip
 
 
@@ -244,58 +239,13 @@ def test_so_it_is_with_replay(axes):
     assert distance(got[0].params, run(ONE, updates=3)[0].params) > 1e-6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("axes", "whole", "leaf"), [((8, 1, 1), 2.0**-12, 2.0**-8), ((2, 2, 2), 2.0**-8, 2.0**-6)]
-)
-def test_of_bfloat16_products_a_mesh_rounds_as_one_device_does(axes, whole, leaf):
-    """The gradients of an update agree, all of them and each by itself.
-
-    A sum is split over devices, and what a device has of it is rounded to bfloat16 where an
-    operand is: over the data in the gradients of weights, over the model in what a layer gives as
-    well. More would be sums of bfloat16, whose error grows with the number of their terms.
-    (Measured: 4e-5 in all and 0.0024 of a leaf over the data, 0.0021 and 0.0099 over all three;
-    bfloat16 on one device is 0.0031 and 0.0071 from float32: so far over the data would be a mesh
-    that forgot bfloat16.) Each leaf by itself, since three of twelve make up nearly all of the
-    norm: a sum over fsdp that is missing in the least is 1.2 of that leaf, but 0.006 of all.
-    """
-    kinds = ("nca", "gae", "bf16")
-    got, _ = stepped(learner_on(axes, *kinds), 1)
-    want, _ = stepped(learner_on(ONE, *kinds), 1)
-    got, want = (on_host(state).opt_state.inner.gradients for state in (got, want))
-    assert 0.0 < distance(got, want) < whole
-    assert max(jax.tree.leaves(jax.tree.map(distance, got, want))) < leaf
-
-
-@pytest.fixture
-def without_quick_compile(quick_compile):
-    """The compiler as it is used: what it joins, it joins."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", True)
-
-
 @pytest.fixture(scope="module")
 def whole():
     """One update in float32 on (2, 2, 2): the state where it lies, and metrics."""
     return stepped(learner_on((2, 2, 2)), 1)
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [(2, 2, 2), *(pytest.param(axes, marks=pytest.mark.slow) for axes in MESHES[:2])],
-)
-def test_the_first_step_in_float32_is_that_of_one_device(whole, axes):
-    state, rows = whole if axes == (2, 2, 2) else stepped(learner_on(axes), 1)
-    expected, expected_rows = stepped(learner_on(ONE), 1)
-    state, expected = on_host(state), on_host(expected)
-    assert furthest(state.opt_state.inner.gradients, expected.opt_state.inner.gradients) < 1e-6
-    # Relative to the norm: Adam's first step of a weight is the sign of its gradient, whatever its
-    # size, so that a single weight whose gradient is all rounding moves anywhere.
-    assert distance(state.params, expected.params) < 1e-6
-    assert rows[0] == pytest.approx(expected_rows[0], rel=1e-6, abs=1e-6)
-
-
+@pytest.mark.heavy
 def test_batch_parameters_and_moments_really_are_in_parts(whole):
     state, _ = whole
     for leaf in jax.tree.leaves(state.segments):
@@ -360,3 +310,26 @@ def test_of_a_data_parallel_update_gradients_and_statistics_cross_devices_and_no
     # One a minibatch for gradients, KL and metrics; one an update for the statistics. Each of one
     # array: devices of a CPU meet for every array of a collective by itself.
     assert sorted(crossing) == [("all-reduce", 1, 1), ("all-reduce", 2, 1)]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("axes", "whole", "leaf"), [((8, 1, 1), 2.0**-12, 2.0**-8), ((2, 2, 2), 2.0**-8, 2.0**-6)]
+)
+def test_of_bfloat16_products_a_mesh_rounds_as_one_device_does(axes, whole, leaf):
+    """The gradients of an update agree, all of them and each by itself.
+
+    A sum is split over devices, and what a device has of it is rounded to bfloat16 where an
+    operand is: over the data in the gradients of weights, over the model in what a layer gives as
+    well. More would be sums of bfloat16, whose error grows with the number of their terms.
+    (Measured: 4e-5 in all and 0.0024 of a leaf over the data, 0.0021 and 0.0099 over all three;
+    bfloat16 on one device is 0.0031 and 0.0071 from float32: so far over the data would be a mesh
+    that forgot bfloat16.) Each leaf by itself, since three of twelve make up nearly all of the
+    norm: a sum over fsdp that is missing in the least is 1.2 of that leaf, but 0.006 of all.
+    """
+    kinds = ("nca", "gae", "bf16")
+    got, _ = stepped(learner_on(axes, *kinds), 1)
+    want, _ = stepped(learner_on(ONE, *kinds), 1)
+    got, want = (on_host(state).opt_state.inner.gradients for state in (got, want))
+    assert 0.0 < distance(got, want) < whole
+    assert max(jax.tree.leaves(jax.tree.map(distance, got, want))) < leaf

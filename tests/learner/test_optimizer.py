@@ -1,6 +1,7 @@
 """The optimiser against AdamW written by hand in float64, and its guard."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -91,9 +92,15 @@ def adamw_by_hand(config, params, gradients):
     return params
 
 
-def run(config, params, gradients, total=TOTAL):
-    optimizer = make_optimizer(config, total)
-    state, update = optimizer.init(params), jax.jit(optimizer.update)
+@functools.cache
+def compiled(config):
+    optimizer = make_optimizer(config, TOTAL)
+    return optimizer.init, jax.jit(optimizer.update)
+
+
+def run(config, params, gradients):
+    init, update = compiled(config)
+    state = init(params)
     for gradient in gradients:
         updates, state = update(gradient, state, params)
         params = optax.apply_updates(params, updates)
@@ -137,8 +144,9 @@ def test_a_run_shorter_than_its_warm_up_does_not_fall_over():
     assert 0.0 < rate(9) < CONFIG.learning_rate
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 1e30])
-@pytest.mark.parametrize("where", ["matrix", "scalar"])
+@pytest.mark.parametrize(
+    ("poison", "where"), [(np.nan, "matrix"), (-np.inf, "scalar"), (1e30, "matrix")]
+)
 def test_a_gradient_that_is_not_finite_moves_nothing_and_is_counted(poison, where):
     # 1e30 is finite, but its square is not, and so its norm is not.
     params, gradients = some_params(), some_gradients(6)
@@ -172,9 +180,8 @@ def test_a_skipped_update_moves_no_average_either():
     jax.tree.map(np.testing.assert_array_equal, seen, run(CONFIG, params, gradients)[0])
 
 
-@pytest.mark.parametrize("devices", [2, 8])
 @pytest.mark.parametrize("agreed", [True, False])
-def test_what_one_device_must_drop_all_drop(devices, agreed):
+def test_what_one_device_must_drop_all_drop(agreed, devices=2):
     agreed_norm = lambda tree: jnp.sqrt(jax.lax.psum(optax.tree.norm(tree) ** 2, DATA))  # noqa: E731
     guard = skip_not_finite(optax.trace(0.5), agreed_norm if agreed else optax.tree.norm)
     gradient = jnp.ones(8).at[5].set(jnp.nan)
@@ -203,7 +210,7 @@ def test_wide_layers_learn_slower_and_a_sum_moves_as_far_as_in_the_narrow_one():
         after, _ = run(config, params, [gradient])
         return float(after["w"].sum()), float(after["b"][0])
 
-    assert [moved(width)[0] for width in (16, 64, 512)] == pytest.approx([-1.6] * 3, rel=1e-4)
+    assert [moved(width)[0] for width in (16, 64)] == pytest.approx([-1.6] * 2, rel=1e-4)
     assert moved(8)[0] == pytest.approx(-0.8, rel=1e-4)  # narrower: never above the rate
     assert moved(64)[1] == pytest.approx(-0.1, rel=1e-4)  # vectors keep it
     taps = {"taps": jnp.ones((3, 64, 5))}

@@ -73,6 +73,12 @@ def fractions(folder, seeds, steps, **policy):
     return np.array(each), np.array(first) / optimum
 
 
+@pytest.mark.slow
+def test_two_seeds_learn_most_of_it(tmp_path):
+    reached, untrained = fractions(tmp_path, 2, 250_000)
+    assert reached.min() > 0.88 and np.abs(untrained).max() < 0.3
+
+
 def test_the_optimum_is_that_of_its_formula():
     task = draw(MARKET, 100_000, 5)
     signal, returns = np.asarray(task.states), np.asarray(task.returns)
@@ -84,12 +90,6 @@ def test_the_optimum_is_that_of_its_formula():
     optimum = ratio(best(signal), returns)
     assert ratio(signal, returns) < 0.8 * optimum
     assert ratio(signal @ np.linalg.inv(COVARIANCE), returns) < 0.9 * optimum
-
-
-@pytest.mark.slow
-def test_two_seeds_learn_most_of_it(tmp_path):
-    reached, untrained = fractions(tmp_path, 2, 250_000)
-    assert reached.min() > 0.88 and np.abs(untrained).max() < 0.3
 
 
 @pytest.mark.slow

@@ -6,14 +6,10 @@ import math
 import jax
 import numpy as np
 import pytest
-import tiny as tiny_experiment
-from untrained import leaves
 
 from nca_trader import AgentConfig, ConfigError, make_learner, make_mesh
 from nca_trader.config import PopulationConfig
 from nca_trader.learner import learner as population
-from nca_trader.learner.train import train
-from nca_trader.runs import trials
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -24,46 +20,6 @@ RANGES = PopulationConfig(
     gae_lambda=(0.5, 0.99),
     discount=(0.5, 0.99),
 )
-
-
-@pytest.fixture(scope="module")
-def members(stage):
-    """State and metrics of three updates of two agents, over eight devices."""
-    agent = dataclasses.replace(stage.agent, num_seeds=2)
-    learner = make_learner(stage.env, stage.policy, agent, make_mesh(8))
-    state = learner.init(jax.random.key(5))
-    for _ in range(3):
-        state, metrics = learner.step(state)
-    return state, jax.device_get(metrics)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("member", [0, 1])
-def test_a_member_is_the_run_of_its_own_key(stage, members, member):
-    learner = stage.learner(8)
-    state = learner.init(jax.random.fold_in(jax.random.key(5), member))
-    for _ in range(3):
-        state, metrics = learner.step(state)
-    for name in ("params", "segments"):
-        got = jax.tree.map(lambda leaf: np.asarray(leaf)[member], getattr(members[0], name))
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
-            got,
-            jax.device_get(getattr(state, name)),
-        )
-    assert {k: float(v[member]) for k, v in members[1].items()} == pytest.approx(
-        {k: float(v) for k, v in metrics.items()}, rel=1e-3, abs=1e-5
-    )
-
-
-@pytest.mark.heavy
-def test_members_differ_and_their_segments_are_split_over_the_devices(members):
-    state, metrics = members
-    assert metrics["loss"].shape == (2,) and metrics["loss"][0] != metrics["loss"][1]
-    assert not np.allclose(*np.asarray(state.params["nca"]["taps"]))
-    shards = state.segments.index.addressable_shards
-    assert [shard.data.shape for shard in shards] == [(2, 2)] * 8
-    assert len({shard.device for shard in shards}) == 8
 
 
 def test_agents_draw_their_hyper_parameters_evenly_in_the_log_of_their_range():
@@ -81,20 +37,14 @@ def test_agents_draw_their_hyper_parameters_evenly_in_the_log_of_their_range():
     assert population.draw_hyper(AgentConfig(), keys[0]) is None
 
 
-@pytest.fixture(scope="module")
-def varied(stage):
-    """Two agents with hyper-parameters of their own, after two updates, and their metrics."""
+@pytest.mark.slow
+def test_a_member_is_the_agent_trained_alone_with_its_hyper_parameters(stage):
     agent = dataclasses.replace(stage.agent, num_seeds=2, population=RANGES)
     learner = make_learner(stage.env, stage.policy, agent, make_mesh(1))
     state = learner.init(jax.random.key(5))
     for _ in range(2):
         state, metrics = learner.step(state)
-    return state, jax.device_get(metrics)
-
-
-@pytest.mark.slow
-def test_a_member_is_the_agent_trained_alone_with_its_hyper_parameters(stage, varied):
-    state, metrics = varied
+    metrics = jax.device_get(metrics)
     own = {name: float(value[1]) for name, value in state.hyper._asdict().items()}
     rate = own.pop("learning_rate")
     assert 1e-3 <= rate <= 1e-1 and abs(rate - 1e-2) > 1e-4
@@ -125,26 +75,34 @@ def test_a_population_is_refused_where_it_makes_no_sense():
             PopulationConfig(clip_epsilon=ends)
 
 
-@pytest.mark.slow
-def test_a_population_resumes_to_the_same_end_and_every_member_is_a_trial(tiny, tmp_path):
-    agent = dataclasses.replace(
-        tiny_experiment.AGENT,
-        num_seeds=3,
-        population=PopulationConfig(learning_rate=(1e-3, 1e-1)),
+@pytest.fixture(scope="module")
+def members(stage):
+    """State and metrics of three updates of two agents, split over eight devices."""
+    agent = dataclasses.replace(stage.agent, num_seeds=2)
+    learner = make_learner(stage.env, stage.policy, agent, make_mesh(8))
+    state = learner.init(jax.random.key(5))
+    for _ in range(3):
+        state, metrics = learner.step(state)
+    shards = state.segments.index.addressable_shards
+    assert [shard.data.shape for shard in shards] == [(2, 2)] * 8
+    assert metrics["loss"][0] != metrics["loss"][1]
+    return state, jax.device_get(metrics)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("member", [0, 1])
+def test_a_member_is_the_run_of_its_own_key(stage, members, member):
+    learner = stage.learner(8)
+    state = learner.init(jax.random.fold_in(jax.random.key(5), member))
+    for _ in range(3):
+        state, metrics = learner.step(state)
+    for name in ("params", "segments"):
+        got = jax.tree.map(lambda leaf: np.asarray(leaf)[member], getattr(members[0], name))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+            got,
+            jax.device_get(getattr(state, name)),
+        )
+    assert {k: float(v[member]) for k, v in members[1].items()} == pytest.approx(
+        {k: float(v) for k, v in metrics.items()}, rel=1e-3, abs=1e-5
     )
-
-    def trained(name, updates):
-        steps = updates * tiny_experiment.STEPS_PER_UPDATE
-        return train(tiny.env, agent, tmp_path / name, steps=steps)
-
-    run = trained("straight", 5)
-    rows = run.metrics()
-    rates = {tuple(row["seeds"]["learning_rate"]) for row in rows}
-    assert len(rates) == 1 and len({*rates.pop()}) == 3  # drawn once, each its own
-    assert all(row["steps_per_s"] > 0 for row in rows)
-    assert rows[-1]["steps"] == 5 * 3 * tiny_experiment.STEPS_PER_UPDATE
-    assert trials.count(run.root, "train") == 3
-    trained("resumed", 3)
-    again = leaves(trained("resumed", 5))[1]
-    for name, leaf in leaves(run)[1].items():
-        np.testing.assert_array_equal(again[name], leaf, err_msg=name)

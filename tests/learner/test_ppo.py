@@ -105,6 +105,7 @@ def test_loss_by_hand_from_logits(stage, loss, data):
     assert 0.1 < np.mean(clipped) < 0.9  # both sides of the clip were met
 
 
+@pytest.mark.heavy
 def test_first_gradient_is_the_policy_gradient(stage, data):
     rollout, advantage, target = data
     config = dataclasses.replace(stage.agent.learner, value_coef=0.0, entropy_coef=0.0)

@@ -1,5 +1,7 @@
 """The learner on tables: the value of a cut-off that is no end, and a small decision process."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from nca_trader.learner.ppo import Old, gae, hyper_of, ppo_loss
 from nca_trader.learner.update import learn
 from nca_trader.parallel.mesh import make_mesh
 
-ENVS, LENGTH, STATES, ACTIONS = 16, 20, 4, 2
+ENVS, LENGTH, STATES, ACTIONS, UPDATES = 16, 20, 4, 2, 150
 CONFIG = LearnerConfig(
     num_segments=ENVS * LENGTH,
     logical_shards=1,
@@ -32,13 +34,18 @@ def lose(params, items):
     return ppo_loss(CONFIG, HYPER, old, log_prob, entropy, params["value"][state])
 
 
-def train(chance, reward, limit, updates, values_of_cuts):
+def train(chance, reward, limit, values_of_cuts):
     """Tables learnt in the process `chance` `[S, A, S]`, `reward` `[S, A]`, cut off at `limit`.
 
     Args:
-      values_of_cuts: whether the value of what follows a cut-off is bootstrapped.
+      values_of_cuts: 1 where the value of what follows a cut-off is bootstrapped, or 0.
     """
-    optimizer = make_optimizer(RATE, updates * CONFIG.num_epochs * CONFIG.num_minibatches)
+    given = np.float32(chance), np.float32(reward), np.float32(limit), np.float32(values_of_cuts)
+    return jax.tree.map(np.asarray, program()(*given))
+
+
+def trained(chance, reward, limit, values_of_cuts):
+    optimizer = make_optimizer(RATE, UPDATES * CONFIG.num_epochs * CONFIG.num_minibatches)
 
     def step(carry, keys):
         params, state, age = carry
@@ -59,8 +66,8 @@ def train(chance, reward, limit, updates, values_of_cuts):
         )
         seen, action, log_prob, paid, after, cut = steps
         value, following = params["value"][seen], params["value"][after]
-        discount = CONFIG.discount * (1.0 if values_of_cuts else 1.0 - cut)
-        args = (paid, jnp.broadcast_to(discount, paid.shape), value, following, 0.9 * (1.0 - cut))
+        discount = CONFIG.discount * (1.0 - cut * (1.0 - values_of_cuts))
+        args = (paid, discount, value, following, 0.9 * (1.0 - cut))
         advantage = jax.vmap(gae, in_axes=1, out_axes=1)(*args)
         target = advantage + value
         old = Old(log_prob, advantage / (advantage.std() + 1e-3), value, target)
@@ -72,18 +79,23 @@ def train(chance, reward, limit, updates, values_of_cuts):
         params = {"logits": jnp.zeros((STATES, ACTIONS)), "value": jnp.zeros(STATES)}
         nothing = jnp.zeros(ENVS, jnp.int32)
         carry = (params, optimizer.init(params), nothing, nothing)
-        return jax.lax.scan(update, carry, jax.random.split(key, updates))[0][0]
+        return jax.lax.scan(update, carry, jax.random.split(key, UPDATES))[0][0]
 
+    return run(jax.random.key(0))
+
+
+@functools.cache
+def program():
     spec = jax.sharding.PartitionSpec()
-    mapped = jax.shard_map(run, mesh=make_mesh(1), in_specs=spec, out_specs=spec)
-    return jax.tree.map(np.asarray, jax.jit(mapped)(jax.random.key(0)))
+    return jax.jit(jax.shard_map(trained, mesh=make_mesh(1), in_specs=spec, out_specs=spec))
 
 
 @pytest.mark.parametrize("values_of_cuts", [True, False])
+@pytest.mark.few(1)
 def test_a_cut_off_is_no_end(values_of_cuts):
     """Reward 1 for ever, cut off after 10 steps: worth 1 / (1 - gamma) if, and only if, told so."""
     stays = np.broadcast_to(np.eye(STATES)[:, None], (STATES, ACTIONS, STATES))
-    params = train(jnp.asarray(stays, "f4"), jnp.ones((STATES, ACTIONS)), 10, 150, values_of_cuts)
+    params = train(stays, np.ones((STATES, ACTIONS)), 10, values_of_cuts)
     if values_of_cuts:
         np.testing.assert_allclose(params["value"], 5.0, rtol=0.01)
     else:
@@ -99,6 +111,6 @@ def test_a_small_decision_process_against_value_iteration():
         q = reward + CONFIG.discount * chance @ value
         value = q.max(axis=1)
     assert np.abs(q[:, 0] - q[:, 1]).min() > 0.1  # so that the best action is no matter of noise
-    params = train(jnp.asarray(chance, "f4"), jnp.asarray(reward, "f4"), 25, 150, True)
+    params = train(chance, reward, 25, True)
     np.testing.assert_array_equal(params["logits"].argmax(1), q.argmax(1))
     np.testing.assert_allclose(params["value"], value, atol=0.25)

@@ -1,7 +1,6 @@
 """Rollouts against the environment's own `step`, one account and one bar at a time."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ def keys(seed):
 def replay(stage, env, segments, fresh, rollout):
     """What `TradingEnv.step` and the window form of the policy say of the same actions.
 
-    Also the accounts as they stand at the end, `[S][E]`.
+    Also the accounts as they stand at the end, `[S, E]`.
     """
     field, policy = stage.policy.receptive_field, stage.policy
     rows = np.asarray(segments.index)[:, None] + np.arange(LENGTH + 1)
@@ -30,31 +29,27 @@ def replay(stage, env, segments, fresh, rollout):
     x = env.features[history].reshape(-1, field, 2, 2)
     present = env.bars.present[history].reshape(-1, field, 2)
     cells = jax.jit(policy.encode)(stage.params, x, present)[:, -1].reshape(*rows.shape, 2, 4)
-    step, at = jax.jit(env.step), lambda tree, *i: jax.tree.map(lambda a: a[i], tree)
     shown = jax.jit(functools.partial(heads.account_features, policy.spec))
-    seen, reward, discount = [], [], []
-    accounts = [[None] * ACCOUNTS for _ in range(SEGMENTS)]
-    for s, e in np.ndindex(SEGMENTS, ACCOUNTS):
-        account = at(segments.episode.account, s, e)
-        for t in range(LENGTH):
-            seen.append(shown(account))
-            row = jnp.asarray(rows[s, t])
-            state = EnvState(jax.random.key(0), row, None, Episode(account), jnp.asarray(10**6))
-            _, timestep = step(state, rollout.action[s, t, e])
-            reward.append(timestep.reward)
-            discount.append(timestep.discount)
-            account = timestep.observation.account
-            if timestep.discount == 0.0:
-                account = at(fresh.account, s, e)
+
+    def one(account, fresh, row, action):
+        state = EnvState(jax.random.key(0), row, None, Episode(account), jnp.asarray(10**6))
+        _, timestep = env.step(state, action)
+        after, over = timestep.observation.account, timestep.discount == 0.0
+        after = jax.tree.map(lambda a, b: jnp.where(over, a, b), fresh, after)
+        return after, timestep.reward, timestep.discount
+
+    step = jax.jit(jax.vmap(jax.vmap(one, in_axes=(0, 0, None, 0))))
+    account, taken = segments.episode.account, []
+    seen = [shown(account)]
+    for t in range(LENGTH):
+        account, *paid = step(account, fresh.account, rows[:, t], rollout.action[:, t])
         seen.append(shown(account))
-        accounts[s][e] = account
-    order = (SEGMENTS, ACCOUNTS, -1)
-    seen = np.array(seen).reshape(*order, 2, 3).swapaxes(1, 2)
-    reward = np.array(reward).reshape(order).swapaxes(1, 2)
-    discount = np.array(discount).reshape(order).swapaxes(1, 2)
+        taken.append(paid)
+    seen = np.stack(seen, axis=1)
+    reward, discount = (np.stack(each, axis=1) for each in zip(*taken, strict=True))
     logits, value = jax.jit(policy.act)(stage.params, cells[:, :, None], seen)
     log_prob = heads.log_prob(logits[:, :-1], rollout.action)
-    return seen, reward, discount, log_prob, value, accounts
+    return seen, reward, discount, log_prob, value, account
 
 
 # Prices six times as high carry the rounding of weights into cash and reward.
@@ -64,7 +59,7 @@ def test_a_rollout_is_what_the_environment_does_with_its_actions(stage, which, r
     env = getattr(stage, which)
     segments, fresh = stage.begin(stage.empty_segments(), keys(1))
     after, rollout = stage.collect(env.market, segments, fresh, keys(2))
-    seen, reward, discount, log_prob, value, accounts = replay(stage, env, segments, fresh, rollout)
+    seen, reward, discount, log_prob, value, account = replay(stage, env, segments, fresh, rollout)
     np.testing.assert_allclose(rollout.seen, seen[:, :-1], rtol=1e-5, atol=1e-6 + 2 * rounding)
     np.testing.assert_allclose(rollout.reward, reward, rtol=1e-5, atol=rounding)
     np.testing.assert_allclose(rollout.discount, 0.99 * discount, rtol=1e-6)
@@ -72,10 +67,7 @@ def test_a_rollout_is_what_the_environment_does_with_its_actions(stage, which, r
     np.testing.assert_allclose(rollout.value, value[:, :-1], rtol=1e-4, atol=1e-5)
     # The value of what followed the last step: the next bar, the account as it stands there.
     np.testing.assert_allclose(rollout.bootstrap, value[:, -1], rtol=1e-4, atol=1e-5)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *itertools.chain(*accounts))
-    np.testing.assert_allclose(
-        after.episode.account.weight, stacked.weight.reshape(16, 2, 2), rtol=1e-5, atol=1e-6
-    )
+    np.testing.assert_allclose(after.episode.account.weight, account.weight, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(after.index, segments.index + LENGTH)
     np.testing.assert_array_equal(after.left, segments.left - LENGTH)
     bankrupt = np.asarray(rollout.discount) == 0.0

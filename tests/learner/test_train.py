@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -24,52 +23,47 @@ from nca_trader import (
     Run,
     TradingEnv,
     backtest,
-    load_agent,
-    load_env,
     make_policy,
     train,
     write_bars,
 )
 from nca_trader.cli import main
-from nca_trader.config import CheckpointConfig, CurriculumConfig, PopulationConfig
+from nca_trader.config import (
+    CheckpointConfig,
+    CurriculumConfig,
+    EnvConfig,
+    LearnerConfig,
+    OptimizerConfig,
+    PopulationConfig,
+)
+from nca_trader.config.toml import to_toml
 from nca_trader.errors import ConfigError, RunError
+from nca_trader.learner import train as training
 from nca_trader.learner.learner import make_learner
 from nca_trader.learner.train import Intervals, planned_steps, steps_done
 from nca_trader.learner.update import LearnerState
+from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import flatten, unflatten
 
 BEST = 0.008  # log-return a bar of the best policy
 UPDATES, EVERY, PER_UPDATE = 100, 20, 16 * 8 * 2
 
-ENV = """
-features = ["return_1"]
-random_start = false
-"""
-AGENT = f"""
-[policy]
-channels = 4
-hidden = 8
-steps = 2
-dilations = [1, 2]
-head_hidden = 8
-
-[learner]
-steps = {UPDATES * PER_UPDATE}
-num_segments = 16
-segment_length = 8
-envs_per_segment = 2
-num_epochs = 2
-num_minibatches = 2
-discount = 0.9
-
-[optimizer]
-learning_rate = 1e-2
-warmup_updates = 2
-
-[checkpoint]
-every = {EVERY}
-every_seconds = 0.0
-"""
+ENV = EnvConfig(features=("return_1",), random_start=False)
+AGENT = dataclasses.replace(
+    tiny.AGENT,
+    policy=dataclasses.replace(tiny.AGENT.policy, steps=1, dilations=(1,)),
+    learner=LearnerConfig(
+        steps=UPDATES * PER_UPDATE,
+        num_segments=16,
+        segment_length=8,
+        envs_per_segment=2,
+        num_epochs=2,
+        num_minibatches=2,
+        discount=0.9,
+    ),
+    optimizer=OptimizerConfig(learning_rate=1e-2, warmup_updates=2),
+    checkpoint=CheckpointConfig(every=EVERY, every_seconds=0.0),
+)
 
 
 def persistent_bars(seed, length=800):
@@ -85,22 +79,15 @@ class Place:
 
     def __init__(self, folder):
         self.folder = folder
-        (folder / "env.toml").write_text(ENV)
-        (folder / "agent.toml").write_text(AGENT)
+        (folder / "env.toml").write_text(to_toml(ENV))
+        (folder / "agent.toml").write_text(to_toml(AGENT))
+        self.env, self.agent = TradingEnv(persistent_bars(0), ENV), AGENT
         write_bars(persistent_bars(0), folder / "bars.parquet")
 
     def command(self, run, *more):
         options = {"env": "env.toml", "agent": "agent.toml", "data": "bars.parquet", "run": run}
         named = [[f"--{name}", str(self.folder / file)] for name, file in options.items()]
         return ["train", *sum(named, []), "--symbol", "WALK", "--seed", "3", *more]  # noqa: RUF017
-
-    @property
-    def env(self):
-        return TradingEnv(persistent_bars(0), load_env(self.folder / "env.toml"))
-
-    @property
-    def agent(self):
-        return load_agent(self.folder / "agent.toml")
 
 
 def rows(run):
@@ -118,7 +105,17 @@ def assert_same(run, other):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, quick_compile):
-    return Place(tmp_path_factory.mktemp("experiment"))
+    """The experiment; runs of one agent in this process share a program, which is compiled once."""
+    build, made = training.build_learner, {}
+
+    def once(env, policy, agent):
+        if agent not in made:
+            made[agent] = build(env, policy, agent)
+        return made[agent]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "build_learner", once)
+        yield Place(tmp_path_factory.mktemp("experiment"))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +147,7 @@ def test_metrics_have_a_row_an_update(straight):
     assert steps_done(straight) == planned_steps(straight.agent_config) == UPDATES * PER_UPDATE
 
 
+@pytest.mark.heavy
 def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, root):
     command = [sys.executable, "-m", "nca_trader", *place.command("killed")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -171,7 +169,6 @@ def test_killed_and_resumed_is_the_run_that_was_never_killed(place, straight, ro
     assert_same(killed, straight)
 
 
-@pytest.mark.heavy
 def test_stopped_on_request_it_is_saved_and_goes_on(place, straight):
     seen = []
     run = train(
@@ -219,7 +216,7 @@ def test_a_run_that_is_done_is_left_alone(place, straight):
     assert seen == [] and contents() == before
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_may_be_asked_to_go_further(place):
     folder = place.folder / "further"
     train(place.env, place.agent, folder, seed=3, steps=2 * PER_UPDATE)
@@ -255,60 +252,27 @@ def test_checkpoints_are_due_after_updates_or_seconds_whichever_comes_first(ever
     assert found == due
 
 
-class Stateful(NamedTuple):
-    """A learner's state, all of it present, and what made it."""
-
-    learner: Any
-    state: Any
-
-
-@pytest.fixture(scope="module")
-def stateful(place):
-    """Every kind of state that training can carry; nothing is compiled but its first values."""
+@pytest.mark.slow
+def test_replay_average_curriculum_and_population_go_on_as_if_never_stopped(place):
     agent = dataclasses.replace(
         place.agent,
         num_seeds=2,
-        learner=dataclasses.replace(place.agent.learner, replay_slots=2),
-        optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9),
-        population=PopulationConfig(learning_rate=(1e-3, 1e-2)),
-        curriculum=CurriculumConfig(costs_from=0.0),
-    )
-    learner = make_learner(place.env, make_policy(agent, place.env.spec), agent)
-    return Stateful(learner, learner.init(jax.random.key(1)))
-
-
-@pytest.mark.heavy
-def test_a_checkpoint_holds_all_that_training_carries(stateful):
-    """With the config, an update is a function of this state and of the bars alone.
-
-    The data cursor and the curriculum are functions of `update`; see `Markets` and `curriculum`.
-    """
-    saved = flatten(stateful.state)
-    fields = {name.split(".")[1].split("[")[0] for name in saved}
-    assert fields == set(LearnerState._fields)
-    assert {"params", "opt_state", "key", "update", "segments", "replay", "hyper"} == fields
-    # Into a state of another seed, and back: nothing of the other is left.
-    other = stateful.learner.init(jax.random.key(2))
-    assert any((flatten(other)[name] != value).any() for name, value in saved.items())
-    back = flatten(unflatten(other, saved))
-    assert all(back[name].tobytes() == value.tobytes() for name, value in saved.items())
-
-
-@pytest.mark.slow
-def test_replay_average_and_curriculum_go_on_from_a_checkpoint_as_if_never_stopped(place):
-    agent = dataclasses.replace(
-        place.agent,
-        learner=dataclasses.replace(place.agent.learner, replay_slots=2, steps=6 * PER_UPDATE),
+        population=PopulationConfig(learning_rate=(1e-3, 1e-1)),
+        learner=dataclasses.replace(place.agent.learner, replay_slots=2, steps=12 * PER_UPDATE),
         optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9, schedule="cosine"),
         curriculum=CurriculumConfig(costs_from=0.0, volatility_from=2.0),
     )
+    before = trials.count(place.folder, "train")
     runs = [train(place.env, agent, place.folder / "whole_replay")]
+    assert trials.count(place.folder, "train") == before + 2  # every member is a trial
     seen = []
     halfway = {"report": seen.append, "stop": lambda: len(seen) == 3}
     train(place.env, agent, place.folder / "half_replay", **halfway)
     runs.append(train(place.env, agent, place.folder / "half_replay"))
     assert len(seen) == 3
     assert_same(*runs)
+    rates = {tuple(row["seeds"]["learning_rate"]) for row in runs[0].metrics()}
+    assert len(rates) == 1 and len({*rates.pop()}) == 2  # drawn once, each its own
 
 
 @pytest.mark.slow
@@ -331,3 +295,30 @@ def test_no_steps_at_all_are_refused_and_nothing_is_written(place, steps):
     with pytest.raises(ConfigError, match="steps"):
         train(place.env, place.agent, place.folder / "none", steps=steps)
     assert not (place.folder / "none").exists()
+
+
+@pytest.mark.heavy
+def test_a_checkpoint_holds_all_that_training_carries(place):
+    """With the config, an update is a function of this state and of the bars alone.
+
+    The data cursor and the curriculum are functions of `update`; see `Markets` and `curriculum`.
+    """
+    agent = dataclasses.replace(
+        place.agent,
+        num_seeds=2,
+        learner=dataclasses.replace(place.agent.learner, replay_slots=2),
+        optimizer=dataclasses.replace(place.agent.optimizer, ema_decay=0.9),
+        population=PopulationConfig(learning_rate=(1e-3, 1e-2)),
+        curriculum=CurriculumConfig(costs_from=0.0),
+    )
+    learner = make_learner(place.env, make_policy(agent, place.env.spec), agent)
+
+    saved = flatten(learner.init(jax.random.key(1)))
+    fields = {name.split(".")[1].split("[")[0] for name in saved}
+    assert fields == set(LearnerState._fields)
+    assert {"params", "opt_state", "key", "update", "segments", "replay", "hyper"} == fields
+    # Into a state of another seed, and back: nothing of the other is left.
+    other = learner.init(jax.random.key(2))
+    assert any((flatten(other)[name] != value).any() for name, value in saved.items())
+    back = flatten(unflatten(other, saved))
+    assert all(back[name].tobytes() == value.tobytes() for name, value in saved.items())

@@ -174,33 +174,6 @@ def test_a_killed_process_ends_the_other_within_the_heartbeat(place, root, lost)
         assert checkpoints.newest()[0] >= 1
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(place, root):
-    population = PopulationConfig(learning_rate=(1e-4, 1e-2))
-    agent = dataclasses.replace(tiny_experiment.AGENT, num_seeds=3, population=population)
-    (place.folder / "population.toml").write_text(to_toml(agent))
-    more = [f"--agent={place.folder / 'population.toml'}", "--heartbeat=600"]
-    run = place.runs / "population"
-    pair = place.pair(root, run, *more)
-    wait_for(lambda: rows(run) >= 3, pair[0], 1500)
-    pair[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=1500) for process in pair]
-    assert [process.returncode for process in pair] == [130, 130], said
-    assert 3 <= rows(run) < UPDATES and "the same command resumes" in said[0][0]
-    pair = place.pair(root, run, *more)
-    said = [process.communicate(timeout=1500) for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
-
-    one = place.runs / "population_alone"
-    jax.config.update("jax_disable_most_optimizations", True)
-    assert main([*place.train_command(one, steps=STEPS), more[0], "--devices=8"]) == 0
-    jax.config.update("jax_disable_most_optimizations", False)
-    assert_close(Run(run), Run(one))
-    drawn = [Run(path).metrics()[0]["seeds"]["learning_rate"] for path in (run, one)]
-    assert drawn[0] == drawn[1] and len({*drawn[0]}) == 3
-
-
 # A process of two: joins, agrees, saves what lies on both and reads it again; writes what it saw.
 PEER = """
 import json, pathlib, sys
@@ -259,6 +232,7 @@ with join_processes(Peers(f"127.0.0.1:{port}", 2, number)):
 """
 
 
+@pytest.mark.heavy
 def test_two_processes_agree_and_save_as_one(tmp_path, root):
     port, flag = free_port(), "--xla_force_host_platform_device_count=4"
     pair = [
@@ -309,29 +283,7 @@ def on_halves(first, second, mesh):
     return jax.make_array_from_single_device_arrays(np.shape(first), replicate(mesh), copies)
 
 
-# Joins with what the environment says of the cluster, and writes what it saw.
-MEMBER = """
-import json, pathlib, sys
-from nca_trader.parallel.processes import Peers, join_processes
-
-with join_processes(Peers(initialization_timeout=100)):
-    import jax
-    from nca_trader.parallel import hosts
-    told = [hosts.own(), jax.process_count(), hosts.all_gather(hosts.own()).tolist()]
-    pathlib.Path(sys.argv[1]).write_text(json.dumps(told))
-"""
 CLUSTERS = ("SLURM_", "KUBERNETES_", "TPU_", "OMPI_", "JAX_COORDINATOR", "JOB_", "CLOUD_TPU_")
-
-
-def member(root, target, **cluster):
-    """A process in an environment with nothing but `cluster` to say of others."""
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(CLUSTERS)}
-    return subprocess.Popen(
-        [sys.executable, "-c", MEMBER, str(target)],
-        env=plain | QUICK | {"PYTHONPATH": str(root)} | cluster,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def come(address, number, seconds=20.0, after=0.0, total=4):
@@ -425,23 +377,6 @@ def test_the_place_of_a_process_is_what_jax_finds(monkeypatch):
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv("JAX_COORDINATOR_PORT", "4321")
     assert find_place(Peers()) == ("one:4321", 2, 1)
-
-
-@pytest.mark.heavy
-def test_processes_that_slurm_starts_find_each_other_without_an_option(tmp_path, root):
-    """As `srun` does: the job's nodes and number, of which JAX makes the coordinator's port."""
-    job = {
-        "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1",
-    }  # fmt: skip
-    pair = [
-        member(root, tmp_path / str(n), **job, SLURM_PROCID=str(n), SLURM_LOCALID=str(n))
-        for n in (0, 1)
-    ]
-    said = [process.communicate(timeout=500)[1] for process in pair]
-    assert [process.returncode for process in pair] == [0, 0], said
-    for n in (0, 1):
-        assert json.loads((tmp_path / str(n)).read_text()) == [n, 2, [0, 1]]
 
 
 def test_where_no_cluster_is_known_the_options_are_asked_for(tmp_path, root):
@@ -540,3 +475,71 @@ def test_an_option_that_was_renamed_is_read_with_one_warning():
     assert options(old) == options(new) == Peers("a:1", initialization_timeout=7)
     assert options(parser.parse_args(given)).initialization_timeout == 300
     assert "--patience" not in parser.format_help()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_population_of_two_processes_stops_goes_on_and_ends_as_that_of_one(place, root):
+    population = PopulationConfig(learning_rate=(1e-4, 1e-2))
+    agent = dataclasses.replace(tiny_experiment.AGENT, num_seeds=3, population=population)
+    (place.folder / "population.toml").write_text(to_toml(agent))
+    more = [f"--agent={place.folder / 'population.toml'}", "--heartbeat=600"]
+    run = place.runs / "population"
+    pair = place.pair(root, run, *more)
+    wait_for(lambda: rows(run) >= 3, pair[0], 1500)
+    pair[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=1500) for process in pair]
+    assert [process.returncode for process in pair] == [130, 130], said
+    assert 3 <= rows(run) < UPDATES and "the same command resumes" in said[0][0]
+    pair = place.pair(root, run, *more)
+    said = [process.communicate(timeout=1500) for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+
+    one = place.runs / "population_alone"
+    jax.config.update("jax_disable_most_optimizations", True)
+    assert main([*place.train_command(one, steps=STEPS), more[0], "--devices=8"]) == 0
+    jax.config.update("jax_disable_most_optimizations", False)
+    assert_close(Run(run), Run(one))
+    drawn = [Run(path).metrics()[0]["seeds"]["learning_rate"] for path in (run, one)]
+    assert drawn[0] == drawn[1] and len({*drawn[0]}) == 3
+
+
+# Joins with what the environment says of the cluster, and writes what it saw.
+MEMBER = """
+import json, pathlib, sys
+from nca_trader.parallel.processes import Peers, join_processes
+
+with join_processes(Peers(initialization_timeout=100)):
+    import jax
+    from nca_trader.parallel import hosts
+    told = [hosts.own(), jax.process_count(), hosts.all_gather(hosts.own()).tolist()]
+    pathlib.Path(sys.argv[1]).write_text(json.dumps(told))
+"""
+
+
+def member(root, target, **cluster):
+    """A process in an environment with nothing but `cluster` to say of others."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(CLUSTERS)}
+    return subprocess.Popen(
+        [sys.executable, "-c", MEMBER, str(target)],
+        env=plain | QUICK | {"PYTHONPATH": str(root)} | cluster,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.heavy
+def test_processes_that_slurm_starts_find_each_other_without_an_option(tmp_path, root):
+    """As `srun` does: the job's nodes and number, of which JAX makes the coordinator's port."""
+    job = {
+        "SLURM_JOB_ID": str(free_port()), "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_JOB_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1",
+    }  # fmt: skip
+    pair = [
+        member(root, tmp_path / str(n), **job, SLURM_PROCID=str(n), SLURM_LOCALID=str(n))
+        for n in (0, 1)
+    ]
+    said = [process.communicate(timeout=500)[1] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0], said
+    for n in (0, 1):
+        assert json.loads((tmp_path / str(n)).read_text()) == [n, 2, [0, 1]]

@@ -8,8 +8,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.errors import BarError, NcaTraderError, RunError, StateError, StoreError
+from nca_trader.learner.train import agreed
 from nca_trader.parallel import hosts
 from nca_trader.parallel.mesh import make_mesh
+from nca_trader.runs.folder import check_shared
 
 
 def test_one_process_is_the_first_and_hears_itself():
@@ -57,3 +59,18 @@ def test_a_copy_is_whole_and_no_view_of_the_device():
     copy = hosts.copy_to_host(split)
     copy[0] = 5.0
     assert copy.tolist()[1:] == list(range(1, 8)) and split[0] == 0.0
+
+
+def test_all_processes_stop_as_one_must_and_save_by_the_clock_of_the_first(monkeypatch):
+    for others, said in (((True, False), (True, False)), ((False, True), (False, False))):
+        every = lambda own, others=others: np.stack([own, others])  # noqa: E731
+        monkeypatch.setattr(hosts, "all_gather", every)
+        assert agreed(False, False) == said
+
+
+def test_a_folder_that_one_process_does_not_see_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(hosts, "all_gather", lambda own: np.array([own, False]))
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    with pytest.raises(RunError, match=r"process 1 of 2 does not see .*; give a folder on storage"):
+        check_shared(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -124,33 +124,6 @@ def test_workers_are_sent_the_files_of_own_code(cluster, tmp_path, monkeypatch):
         run_jobs(own_code_of, asked, names, workers=cluster)  # nothing is left for other calls
 
 
-@pytest.mark.slow
-def test_a_walk_with_own_features_rewards_and_costs_is_the_same_on_a_cluster(
-    cluster, tmp_path, monkeypatch
-):
-    (tmp_path / "own_walk.py").write_text(
-        "from nca_trader.data.features import FEATURES\n"
-        "back = FEATURES['return_5']\n"
-        "def paid(config, spec, step):\n    return 2.0 * step.log_return\n"
-        "def fee(trade):\n    return 1e-3 + 1e-2 * abs(trade.traded)\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    bars = random_bars(np.random.default_rng(4), 240, 1)
-    costs = nca.Costs(own=("own_walk.py:fee",))
-    env = nca.EnvConfig(features=("return_1", "own_walk:back"), reward="own_walk:paid", costs=costs)
-    spans = {"train": 160, "test": 40, "seeds": 1, "check": False}
-    here, far = (
-        nca.walk_forward(bars, AGENT, env=env, workers=w, **spans) for w in (None, cluster)
-    )
-    np.testing.assert_array_equal(far.result.equity, here.result.equity)
-    # Own costs of a rule, which has no environment.
-    rule = nca.rules.buy_and_hold()
-    here, far = (
-        nca.walk_forward(bars, rule, costs, workers=w, train=160, test=40) for w in (None, cluster)
-    )
-    np.testing.assert_array_equal(far.result.equity, here.result.equity)
-
-
 class Odd(Exception):
     def __init__(self, one, two):
         super().__init__(one)
@@ -354,3 +327,30 @@ def wait(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_walk_with_own_features_rewards_and_costs_is_the_same_on_a_cluster(
+    cluster, tmp_path, monkeypatch
+):
+    (tmp_path / "own_walk.py").write_text(
+        "from nca_trader.data.features import FEATURES\n"
+        "back = FEATURES['return_5']\n"
+        "def paid(config, spec, step):\n    return 2.0 * step.log_return\n"
+        "def fee(trade):\n    return 1e-3 + 1e-2 * abs(trade.traded)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    bars = random_bars(np.random.default_rng(4), 240, 1)
+    costs = nca.Costs(own=("own_walk.py:fee",))
+    env = nca.EnvConfig(features=("return_1", "own_walk:back"), reward="own_walk:paid", costs=costs)
+    spans = {"train": 160, "test": 40, "seeds": 1, "check": False}
+    here, far = (
+        nca.walk_forward(bars, AGENT, env=env, workers=w, **spans) for w in (None, cluster)
+    )
+    np.testing.assert_array_equal(far.result.equity, here.result.equity)
+    # Own costs of a rule, which has no environment.
+    rule = nca.rules.buy_and_hold()
+    here, far = (
+        nca.walk_forward(bars, rule, costs, workers=w, train=160, test=40) for w in (None, cluster)
+    )
+    np.testing.assert_array_equal(far.result.equity, here.result.equity)

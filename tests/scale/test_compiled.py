@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 from drawn import random_bars
-from tiny import AGENT, ENV
+from tiny import AGENT, ENV, MLP
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.policy import make_policy, num_parameters
@@ -89,7 +89,7 @@ def planned(monkeypatch):
 def test_a_plan_compiles_the_program_that_trains(monkeypatch, planned, tmp_path):
     monkeypatch.setattr(compiled, "devices_of", lambda there: jax.devices()[:4])
     monkeypatch.setattr(mesh, "arrange", lambda there, axes: np.reshape(there, axes))
-    agent = on_it(AGENT)
+    agent = on_it(dataclasses.replace(AGENT, policy=MLP))
     found = answer(Question(ENV, agent, BARS, HERE), tmp_path)
     learner = made(make_mesh(4), agent)
     state = learner.init(jax.random.key(0))

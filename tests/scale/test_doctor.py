@@ -237,6 +237,7 @@ def variables_of(package):
         yield from call.findall(file.read_text())
 
 
+@pytest.mark.heavy
 def test_no_variable_that_jax_or_this_package_reads_is_to_be_unset():
     import jax
     import jaxlib

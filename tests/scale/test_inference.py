@@ -13,7 +13,7 @@ from nca_trader.config.ranges import switch
 from nca_trader.scale.hlo import COLLECTIVES, read_module, runs
 from nca_trader.types import EnvSpec
 
-SMALL = PolicyConfig(channels=4, hidden=8, steps=3, dilations=(1, 2), head_hidden=8)
+SMALL = PolicyConfig(channels=4, hidden=8, steps=2, dilations=(1, 2), head_hidden=8)
 
 
 def made(kind, batch, length):
@@ -28,6 +28,7 @@ def made(kind, batch, length):
 
 
 @pytest.mark.parametrize("kind", ["nca", "mlp", "gru"])
+@pytest.mark.few(1)
 def test_a_batch_of_windows_is_decided_as_on_one_device(kind):
     policy, params, x, present = made(kind, batch=16, length=None)
     account = np.random.default_rng(2).normal(size=(16, 2, 3)).astype("f4")
@@ -48,6 +49,7 @@ def test_a_batch_of_windows_is_decided_as_on_one_device(kind):
 
 
 @pytest.mark.parametrize("kind", ["nca", "mlp", "gru"])
+@pytest.mark.few(1)
 def test_a_history_split_along_time_has_the_cells_of_the_whole(kind):
     policy, params, x, present = made(kind, batch=2, length=8 * 32)
     time = NamedSharding(make_mesh(8), P(None, "data"))

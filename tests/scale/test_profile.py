@@ -65,7 +65,7 @@ def found(env, watched):
 
 
 @pytest.mark.slow
-def test_products_are_those_counted_by_hand(env, found):
+def test_products_are_those_counted_by_hand_and_rates_are_of_the_seconds(env, found):
     """A gradient is of the weights everywhere, and of the inputs but for the first layer's."""
     learn, spec = MLP.learner, env.spec
     steps = learn.num_segments * learn.segment_length
@@ -77,16 +77,20 @@ def test_products_are_those_counted_by_hand(env, found):
     backward = steps * (first + 2 * second + (2 * C + 3) * READ + 2 * readout[1])
     assert found["flops"] == 2 * spec.num_assets * (collected + forward + backward)
     assert found["loops_of_unknown_length"] == 0
-
-
-@pytest.mark.slow
-def test_rates_are_the_counts_over_the_seconds(found):
+    # Rates are the counts over the seconds.
     assert found["flops_per_s"] == pytest.approx(found["flops"] / found["update_s"])
     assert found["flops_share"] == pytest.approx(found["flops_per_s"] / PEAK.flops)
     assert found["steps_per_update"] == MLP.learner.num_segments * MLP.learner.segment_length
     assert found["steps_per_s"] == pytest.approx(found["steps_per_update"] / found["update_s"])
     low, high = found["update_quartiles_s"]
     assert 0.0 < low <= found["update_s"] <= high
+    memory = found["memory"]  # the compiler's, where the device says nothing
+    assert memory["needed"] >= memory["arguments"] + memory["temporaries"] > 0
+    assert memory["peak"] is None and memory["limit"] is None
+    page = "\n".join(profile_lines(found))
+    for said in (*found["fine_parts"], "tensorboard --logdir", "ui.perfetto"):
+        assert said in page
+    assert f"bound     {found['bound']}: " in page and json.dumps(found)
 
 
 @pytest.mark.slow
@@ -115,13 +119,6 @@ def test_the_first_update_is_neither_traced_nor_timed(watched, found):
 
 
 @pytest.mark.slow
-def test_memory_is_the_compilers_where_the_device_says_nothing(found):
-    memory = found["memory"]
-    assert memory["needed"] >= memory["arguments"] + memory["temporaries"] > 0
-    assert memory["peak"] is None and memory["limit"] is None
-
-
-@pytest.mark.slow
 def test_the_trace_opens_in_tensorboard_and_perfetto(found):
     """Both files parse, and both have the updates and the program's operations."""
     with gzip.open(found["trace"]["perfetto"]) as file:
@@ -136,14 +133,6 @@ def test_the_trace_opens_in_tensorboard_and_perfetto(found):
     ]
     assert sum(event.name == "update" for line in plane.lines for event in line.events) == 2
     assert found["operations_traced"] > 10
-
-
-@pytest.mark.slow
-def test_the_page_says_every_part_and_how_to_open_the_trace(found):
-    page = "\n".join(profile_lines(found))
-    for said in (*found["fine_parts"], "tensorboard --logdir", "ui.perfetto"):
-        assert said in page
-    assert f"bound     {found['bound']}: " in page and json.dumps(found)
 
 
 @pytest.mark.slow

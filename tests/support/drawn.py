@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import nca_trader as nca
-from nca_trader.types import Bars
+from nca_trader.types import Bars, EnvSpec
 
 
 def bars_of(close, open_=None, start="2020-01-01", step="D", **columns):
@@ -59,6 +59,22 @@ def rich_bars(rng, length, num_assets, missing=0.1, spread=0.02):
         dividend=np.where(rng.random(shape) < 0.03, 0.5, 0.0),
         funding=rng.normal(0, 1e-4, shape),
     )
+
+
+SPEC = EnvSpec(
+    symbols=("A", "B", "C"),
+    features=("rsi", "macd"),
+    targets=(-0.3, 0.0, 0.3),
+    warmup=0,
+    nearest=((2, 1), (2, 0), (0, 1)),
+)
+
+
+def random_input(length, batch=2, seed=1, assets=3):
+    """Two features `[B, T, A, 2]` of bars of which a fifth is missing, and a mask of the others."""
+    rng = np.random.default_rng(seed)
+    x = 3.0 * rng.normal(size=(batch, length, assets, 2))
+    return x.astype(np.float32), rng.random((batch, length, assets)) > 0.2
 
 
 def random_params(policy, seed=0, scale=0.5):
