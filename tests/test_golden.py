@@ -23,7 +23,6 @@ from nca_trader.config import (
     AgentConfig,
     EnvConfig,
     LearnerConfig,
-    MeshConfig,
     OptimizerConfig,
     PolicyConfig,
 )
@@ -151,9 +150,6 @@ def stopped(strategy):
 
 
 BACKTESTS = {
-    "two indexes, crossing of means": lambda: nca.backtest(
-        index_bars(), nca.rules.sma_cross(50, 200), COSTS
-    ),
     "one index, momentum at the close, rebalanced": lambda: nca.backtest(
         index_bars().select("NASDAQ"), nca.rules.momentum(50), COSTS, "close", "rebalance"
     ),
@@ -165,6 +161,9 @@ BACKTESTS = {
         nca.Costs(commission=5e-4, slippage=2e-4, impact=0.005, fixed_fee=1.0), capital=1e5,
         lot=1.0, min_notional=500.0, max_participation=0.2,
     ),
+    "two indexes, crossing of means": lambda: nca.backtest(
+        index_bars(), nca.rules.sma_cross(50, 200), COSTS
+    ),
     "four assets, borrowed and short": lambda: nca.backtest(
         made_bars(), drawn_targets(made_bars(), 0.9),
         nca.Costs(commission=1e-3, interest_lend=0.02, interest_borrow=0.05, borrow_fee=0.03),
@@ -173,12 +172,14 @@ BACKTESTS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BACKTESTS)
 def test_backtests(golden, name):
     metrics = METRICS if "index" in name else ("total_return", "max_drawdown", "exposure")
     golden(name, account_figures(BACKTESTS[name](), metrics), F64)
 
 
+@pytest.mark.heavy
 def test_the_baselines_of_the_demo_s_table(golden):
     job = job_of(None)
     for name, rule in baseline_rules(252).items():
@@ -186,6 +187,7 @@ def test_the_baselines_of_the_demo_s_table(golden):
         golden(f"demo, {name}", account_figures(result, METRICS), F64)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
     [("crossing, f64", "f64", F64), ("crossing, f32", "f32", 1e-5), ("momentum", "f64", F64)],
@@ -204,6 +206,7 @@ def test_sweeps(golden, name, precision, tolerance):
     golden(f"sweep, {name.partition(',')[0]}", figures, tolerance)
 
 
+@pytest.mark.heavy
 def test_a_walk_forward(golden):
     bars, grid = index_bars().select("SP500"), {"fast": (5, 20, 60), "slow": (40, 100)}
     walk = nca.walk_forward(
@@ -218,6 +221,7 @@ def test_a_walk_forward(golden):
     golden("walk-forward", figures, F64)
 
 
+@pytest.mark.heavy
 def test_a_replay_on_paper(golden, tmp_path):
     bars = index_bars()[-700:]
     nca.write_bars(bars, tmp_path / "bars.parquet")
@@ -261,6 +265,7 @@ def episode_of(env, action_of, every):
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("market", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
 def test_an_episode_of_a_frozen_market(golden, market):
     """A change here is another environment, of another version."""
@@ -333,15 +338,3 @@ def test_the_first_update(golden, monkeypatch, estimator, devices):
 
 def _records(x):
     return hasattr(x, "gradients")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 8])
-@pytest.mark.parametrize("market", ["ou_mid", "hidden", "kelly"])
-def test_what_an_agent_learns(golden, market, devices):
-    """Too short to reach the optimum, so that the figure still says how fast it learns."""
-    agent = dataclasses.replace(nca.load_agent("nano"), mesh=MeshConfig(devices=devices))
-    proofs = nca.prove([market], agent, steps=400_000, seeds=(1, 2), controls=False)
-    rows = [proof.row() for proof in proofs]
-    names = ("fraction", "untrained", "turnover", "steps")
-    golden(f"prove {market}", {name: [row[name] for row in rows] for name in names}, TRAINED)

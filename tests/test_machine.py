@@ -177,21 +177,14 @@ def test_supported_versions_are_those_of_pyproject_and_others_are_refused(root):
     assert project["requires-python"] == f">={least},<{most}"
     least, most = SUPPORTED["jax"]
     assert f"jax>={least},<{most}" in project["dependencies"]
-    readme = (root / "README.md").read_text()
-    readme = " ".join(readme.split())
+    readme = " ".join((root / "README.md").read_text().split())
     assert "Python 3.11 to 3.13" in readme and "jax 0.10.2 to 0.12" in readme
     for versions, line in {
         ("3.11.0", "0.10.2"): "",
         ("3.13.9", "0.12.9"): "",
-        (
-            "3.14.0",
-            "0.11.2",
-        ): "install Python 3.11 or later, before 3.14.",
+        ("3.14.0", "0.11.2"): "install Python 3.11 or later, before 3.14.",
         ("3.10.14", "0.11.2"): "Python 3.10.14 is not supported",
-        (
-            "3.11.7",
-            "0.10.1",
-        ): "install jax 0.10.2 or later, before 0.13.",
+        ("3.11.7", "0.10.1"): "install jax 0.10.2 or later, before 0.13.",
         ("3.11.7", "0.13.0"): "jax 0.13.0 is not supported",
     }.items():
         found = dict(zip(SUPPORTED, versions, strict=True))

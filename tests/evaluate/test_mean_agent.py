@@ -6,7 +6,7 @@ from drawn import random_bars
 from untrained import untrained_run
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest
-from nca_trader.agents.policy import mean_policy, unstack
+from nca_trader.agents.policy import unstack
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
 from nca_trader.evaluate.simulate import simulate_agent
@@ -60,30 +60,6 @@ def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, b
     assert (orders.std(axis=0) > 0.05).mean() > 0.2, "the agents agree: this test shows nothing"
 
 
-@pytest.mark.heavy
-@pytest.mark.few(2)
-def test_a_batch_a_stream_and_each_agent_alone_see_the_same_cells(run, bars):
-    one, params = run.each, run.params()
-    several = mean_policy(one, SEEDS)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(1, 40, 2, one.spec.num_features)).astype(np.float32)
-    present = rng.random((1, 40, 2)) < 0.9
-    cells = several.encode(params, x, present)
-    each = [one.encode(part, x, present) for part in unstack(params, SEEDS)]
-    np.testing.assert_allclose(cells, np.concatenate(each, axis=-1), atol=2e-5)
-    state = several.begin()
-    for t in range(40):
-        state, now = several.stream(params, state, x[0, t], present[0, t])
-        np.testing.assert_allclose(now, cells[0, t], atol=2e-5)
-    seen = rng.normal(size=(2, 3)).astype(np.float32)
-    logits, _ = several.act(params, cells[0, -1], seen)
-    parts = [
-        one.act(part, of[0, -1], seen)[0]
-        for part, of in zip(unstack(params, SEEDS), each, strict=True)
-    ]
-    np.testing.assert_allclose(logits, np.concatenate(parts, axis=-1), atol=2e-5)
-
-
 def orders_of(result, actions):
     """`[S, N, A]` what each agent would order, read from the logits in plain numpy."""
     spec = result.run.spec
@@ -94,6 +70,7 @@ def orders_of(result, actions):
     return np.array([np.array(spec.targets)[p.argmax(-1)] for p in parts])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("actions", ["targets", "weights"])
 def test_agents_that_disagree_order_less_by_the_formula_in_numpy(bars, tmp_path, actions):
     extra = {"actions": "weights"} if actions == "weights" else {}
@@ -118,6 +95,7 @@ def test_agents_that_disagree_order_less_by_the_formula_in_numpy(bars, tmp_path,
         np.testing.assert_allclose(result.targets, want, atol=2e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ensemble", ["mean", "agreement"])
 def test_paper_trades_the_mean_agent_as_the_backtest_does(bars, tmp_path, ensemble):
     run = run_of(tmp_path / "agent", bars, ensemble)
@@ -133,7 +111,7 @@ def test_paper_trades_the_mean_agent_as_the_backtest_does(bars, tmp_path, ensemb
     assert parity.ok, parity.sentence
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_an_exported_mean_agent_comes_back_and_trades_alike(run, bars, tmp_path):
     env = TradingEnv(bars, run.env_config)
     weights = compact(run, run.params(), Coding(bits=16), env.features, bars.present)

@@ -153,6 +153,7 @@ def test_every_field_has_a_value_here_and_a_default_in_the_table():
 
 
 @of_each("ledger")
+@pytest.mark.drawn(8)
 def test_a_backtest_is_what_the_judge_says(field):
     """Sizes and delays are applied to the targets by hand; a limit of risk is none of the judge's.
 
@@ -198,7 +199,7 @@ def test_every_rerun_passes_it_on_whole(field):
 
 
 @of_each("sweep")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_sweep_is_the_backtest(field):
     given = {"precision": "f64", "trials": None}
     table = nca.sweep(BARS, rule, {"scale": [1.0, 0.5]}, account=of(field), **given)
@@ -209,7 +210,7 @@ def test_a_sweep_is_the_backtest(field):
 
 
 @of_each("walk")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_walk_forward_is_the_backtest(field):
     """One that refits nothing, so that its folds are one strategy."""
     walk = walk_forward(BARS, RULE, train=FIRST, test=30, account=of(field))
@@ -271,7 +272,7 @@ def test_an_environment_is_the_backtest(field):
 
 
 @of_each("blend")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_part_of_a_blend_decides_on_such_an_account(field):
     account = dataclasses.replace(of(field), risk=None)
     mix = nca.blend({"whole": (LOOKS, 1.0)}, account=account)
@@ -282,6 +283,7 @@ def test_a_part_of_a_blend_decides_on_such_an_account(field):
 
 
 @pytest.mark.parametrize("field", VALUES)
+@pytest.mark.few(6)
 def test_a_search_trains_and_scores_with_it(field, tmp_path, monkeypatch):
     seen = {}
 

@@ -112,19 +112,6 @@ def test_results_side_by_side():
         nca.compare([first, "x"])
 
 
-@pytest.mark.heavy
-def test_a_page_and_a_table_are_written_only_to_suffixes_that_are_theirs(tmp_path):
-    bars = random_bars(np.random.default_rng(4), 120, 1)
-    result = nca.backtest(bars, nca.rules.momentum(5), nca.Costs(commission=1e-3))
-    for write in (result.report, result.save):
-        with pytest.raises(ConfigError, match=r"\.html"):
-            write(tmp_path / "x.pdf")
-    page = result.report(tmp_path / "x.html", command="nca-trader backtest --strategy momentum")
-    text = page.read_text(encoding="utf-8")
-    assert "price-chart" in text and "Content-Security-Policy" in text
-    assert result.save(tmp_path / "x.csv").exists()
-
-
 def test_metrics_keep_their_names_and_come_with_those_of_trades_and_the_benchmark():
     bars = random_bars(np.random.default_rng(4), 250, 1)
     found = nca.backtest(bars, nca.rules.momentum(5)).metrics

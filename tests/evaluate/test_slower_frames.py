@@ -3,8 +3,6 @@
 import contextlib
 import dataclasses
 
-import gymnasium
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,15 +13,12 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.cli import main
-from nca_trader.data.shards import write_shards
 from nca_trader.errors import BarError, RunError
-from nca_trader.numerics import float64_on_cpu
 from nca_trader.paper.journal.journal import Journal, read_events
 from nca_trader.paper.session.agents import run_agent
 from nca_trader.paper.session.trade import open_session
 from nca_trader.paper.venues.exchange import Exchange
 from nca_trader.runs.exported import read_run
-from nca_trader.runs.portable import portable
 
 STEP = 1800  # seconds
 ENV = nca.EnvConfig(
@@ -80,43 +75,6 @@ def test_the_warm_up_counts_bars_outside_the_sessions():
         part = clock[first : first + 1_120]
         late = nca.TradingEnv(part, dataclasses.replace(ENV, features=("1d:rsi",)))
         assert (np.asarray(late.features)[spec.warmup :] != 0).all()
-
-
-@pytest.mark.heavy
-def test_gymnasium_shards_and_a_blend_see_what_the_backtest_sees(bars, run, result, tmp_path):
-    env = nca.TradingEnv(bars, ENV)
-    made = gymnasium.make("nca_trader/Trading-v0", bars=bars, config=ENV, window=1)
-    row = env.spec.warmup + 40
-    seen, _ = made.reset(options={"start": row})
-    features = np.asarray(env.features)[row].ravel()
-    np.testing.assert_array_equal(seen[: len(features)], features)
-    shards = write_shards(bars, tmp_path / "shards", rows=len(bars))
-    np.testing.assert_array_equal(nca.TradingEnv(shards, ENV).features, env.features)
-    blended = nca.backtest(
-        bars, nca.blend({"agent": (run, 1.0)}), ENV.costs, start=str(bars.time[0]), look=False
-    )
-    targets = result.targets.to_numpy()
-    assert np.isfinite(targets).any()
-    np.testing.assert_array_equal(blended.targets.to_numpy()[-100:], targets[-100:])
-
-
-@pytest.mark.heavy
-def test_a_loaded_agent_and_its_compiled_functions_see_the_same(bars, run):
-    late = bars[: run.policy.first_decision + 30]
-    seen = np.asarray(nca.TradingEnv(late, ENV).features)
-    made = portable(run)
-    memory = made.begin["observe"]
-    observe = jax.jit(made.observe.call)
-    with float64_on_cpu():
-        for row, bar in enumerate(late.each()):
-            memory, values, _, _ = observe(memory, *(getattr(bar, name) for name in made.fields))
-            np.testing.assert_array_equal(values, seen[row])
-    agent, flat = nca.load(run.path), np.zeros(2)
-    live = agent.stream()
-    for row, bar in enumerate(late.each()):
-        target = live.update(bar, flat)
-        if row == len(late) - 1:
-            np.testing.assert_array_equal(target, agent.decide(late, flat, ordered=flat))
 
 
 @pytest.mark.heavy

@@ -186,16 +186,3 @@ def test_a_delay_is_a_whole_number(bars, delay):
         nca.backtest(bars, nca.rules.momentum(20), delay=delay)
     with pytest.raises(ConfigError, match="give a whole number of bars"):
         nca.rules.momentum(20).with_delay(delay)
-
-
-@pytest.mark.slow
-def test_reruns_of_an_agent_are_one_look_at_its_bars(tiny, tmp_path):
-    run, bars = tiny.copy(tmp_path / "copy").run, tiny.bars
-    first = nca.backtest(bars, run)
-    looks = first.evaluations
-    stress = first.stress()
-    assert stress.costs.loc[1.0, "sharpe"] == pytest.approx(first.metrics["sharpe"], rel=1e-9)
-    assert nca.backtest(bars, run).evaluations == looks + 1
-    # It decides as if its orders were on time.
-    late = nca.backtest(bars, run, delay=2, look=False)
-    np.testing.assert_array_equal(late.targets[2:], first.targets[:-2].to_numpy())

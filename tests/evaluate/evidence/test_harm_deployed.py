@@ -93,25 +93,6 @@ def test_in_the_place_of_an_agent_that_harms_its_base_trades(tmp_path):
 
 
 @pytest.mark.heavy
-def test_an_agent_that_gains_on_its_base_trades(tmp_path):
-    bars = rising(3)
-    run = tilting(tmp_path / "run", bars, 1.0)
-    _, found, run = decided(run, bars)
-    assert found.harm.gained and found.trades and run.replacement is None
-    assert found.sentence.startswith("Gain shown: agent was shown to be better than")
-    # By hand: the same series at twice the costs, whose difference is what is said.
-    start = str(bars.index[252])
-    twice = nca.Costs(commission=4e-4)
-    account = dataclasses.replace(ENV.account, costs=twice)
-    ours, theirs = (
-        nca.backtest(bars, each, account=account, start=start, look=False)
-        for each in (Run(run.path, force_agent=True), run.base)
-    )
-    apart = ours.metrics["sharpe"] - theirs.metrics["sharpe"]
-    assert found.harm.differences[1] == pytest.approx(apart, rel=1e-9)
-
-
-@pytest.mark.heavy
 def test_an_agent_without_a_base_is_asked_one_question(tmp_path):
     bars = rising(4, years=3)
     run = untrained_run(tmp_path / "run", bars, ENV, nca.load_agent("nano"))

@@ -211,17 +211,6 @@ def test_folds_are_marked_where_they_begin():
     assert page.fold_starts(None) == page.fold_starts(folds[["sharpe"]]) == {}
 
 
-def test_a_long_name_in_a_legend_is_broken_and_not_cut():
-    time = pd.date_range("2020-01-01", periods=30, tz="UTC")
-    name = "half equal weight, half time-series momentum 252, and another half of it"
-    drawn = plots.equity_plot(
-        [figures.Curve(name, pd.Series(np.linspace(1, 2, 30), time), "agent")]
-    )
-    narrow = drawn[drawn.index('<div class="narrow">') :]
-    parts = [x for x in re.findall(r">([^<>]+)</text>", narrow) if len(x) > 3 and x in name]
-    assert " ".join(parts) == name and max(map(len, parts)) <= 40 and len(parts) > 1
-
-
 def test_a_long_history_is_joined_into_candles(result, monkeypatch):
     monkeypatch.setattr(chart, "CANDLES", 150)
     monkeypatch.setattr(chart, "TRADES", 3)
@@ -377,23 +366,6 @@ def test_every_span_of_dates_has_ticks(days):
     values = pd.Series(np.linspace(1.0, 1.1, 200), index)
     found = plots.equity_plot([figures.Curve("agent", values, "agent")])
     assert found.count("<svg") == 2
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("length", "assets", "every"), [(1, 1, "D"), (2, 1, "D"), (30, 1, "min"), (60, 9, "D")]
-)
-def test_short_spans_and_many_assets_make_a_page(length, assets, every, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
-    bars = random_bars(np.random.default_rng(3), length, assets)
-    time = pd.date_range("2020-01-01", periods=length, freq=every).to_numpy()
-    names = tuple(f"asset {number}" for number in range(assets))
-    bars = dataclasses.replace(bars, time=time, symbols=names)
-    text = nca.backtest(bars, nca.rules.momentum(1)).report(tmp_path / "x.html").read_text()
-    assert not re.search(r">\s*nan\s*<", text, re.IGNORECASE)
-    assert ("From 2020-01-01 00:00 to 2020-01-01 00:29, " in text) == (every == "min")
-    title = "momentum 1 on asset 0, asset 1, asset 2, asset 3 and 5 more"
-    assert (f"<h1>{title}</h1>" in text) == (assets == 9)
 
 
 def test_a_style_that_is_set_elsewhere_changes_no_plot_of_a_page():

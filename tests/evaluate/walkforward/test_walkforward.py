@@ -13,7 +13,7 @@ from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader.cli import main
-from nca_trader.config.spans import Spans, Training
+from nca_trader.config.spans import Spans
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit, walk
 from nca_trader.evaluate.walkforward.folds import make_folds
@@ -146,17 +146,6 @@ def test_wrong_arguments_are_one_line(persistent, given, said):
     with pytest.raises((ConfigError, BarError)) as caught:
         walked(persistent, **given)
     assert said in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.heavy
-def test_spans_and_training_may_be_given_as_objects(persistent):
-    given = nca.walk_forward(
-        persistent, follow, spans=Spans(purge=2, **SPANS), grid=SIDES, training=Training(name="x")
-    )
-    named = walked(persistent, purge=2)
-    folds = [x.folds.drop(columns="seconds") for x in (given, named)]
-    assert folds[0].equals(folds[1]) and given.result.equity.equals(named.result.equity)
-    assert (given.result.name, named.result.name) == ("x", "follow")
 
 
 def test_a_planted_signal_is_found_and_beats_every_constant_weight(persistent, monkeypatch):
@@ -401,43 +390,6 @@ def test_processes_give_the_bits_of_one(persistent):
     alone, two = (walked(persistent, workers=n, **spans) for n in (None, 2))
     np.testing.assert_array_equal(alone.result.equity, two.result.equity)
     assert alone.verdict == two.verdict
-
-
-def shuffled(returns, seed):
-    rng = np.random.default_rng(seed)
-    return bars_of(rng.permutation(returns - returns.mean()))
-
-
-def cross(bars, fast=5):
-    """Long while a mean of `fast` closes is above one of 30: the grid finds what is not there."""
-    import pandas as pd
-
-    close = pd.Series(bars.close[:, 0])
-    quick, slow = close.rolling(fast).mean(), close.rolling(30).mean()
-    return np.where(slow.isna(), 0.0, (quick > slow).astype(float))
-
-
-def verdicts(returns, seeds):
-    spans = {"grid": {"fast": (3, 5, 10, 20)}, "train": 500, "test": 250, "check": False}
-    return [nca.walk_forward(shuffled(returns, seed), cross, **spans) for seed in seeds]
-
-
-@pytest.fixture(scope="module")
-def index_returns():
-    close = nca.sample_bars("sp500").close[-2500:, 0]
-    return np.diff(close) / close[:-1]
-
-
-@pytest.mark.heavy
-def test_noise_is_not_distinguishable(index_returns):
-    assert all("not distinguishable" in w.verdict for w in verdicts(index_returns, (0,)))
-
-
-@pytest.mark.slow
-def test_noise_is_not_distinguishable_on_nine_of_ten_series(index_returns):
-    """A selection of the hundred of benchmarks/results/walkforward-noise.json."""
-    found = sum("not distinguishable" in w.verdict for w in verdicts(index_returns, range(20)))
-    assert found >= 18
 
 
 def test_the_best_constant_weight_is_the_best(persistent):
