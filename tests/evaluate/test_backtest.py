@@ -141,6 +141,7 @@ def test_the_result_has_an_entry_for_each_bar(bars):
     np.testing.assert_array_equal(np.exp(result.log_equity), result.equity)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("order", ["on_change", "rebalance"])
 def test_a_part_of_the_bars_is_an_account_that_begins_there_flat(bars, fill, order):
@@ -166,6 +167,7 @@ def test_a_part_of_the_bars_is_an_account_that_begins_there_flat(bars, fill, ord
     np.testing.assert_array_equal(result.targets, inside)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_its_targets(bars, name):
     strategy = RULES[name]()
@@ -241,6 +243,7 @@ def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
     np.testing.assert_allclose(again.log_equity, result.log_equity, rtol=0, atol=1e-14)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chunk", [1, 64])
 def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkeypatch, chunk):
     whole = backtest(bars, run, start=FIRST)

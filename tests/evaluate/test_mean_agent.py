@@ -95,6 +95,7 @@ def test_agents_that_disagree_order_less_by_the_formula_in_numpy(bars, tmp_path,
         np.testing.assert_allclose(result.targets, want, atol=2e-6)
 
 
+@pytest.mark.heavy
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ensemble", ["mean", "agreement"])
 def test_paper_trades_the_mean_agent_as_the_backtest_does(bars, tmp_path, ensemble):

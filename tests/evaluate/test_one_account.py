@@ -271,6 +271,7 @@ def test_an_environment_is_the_backtest(field):
     np.testing.assert_allclose(found, want[1 : len(found) + 1], rtol=2e-5)
 
 
+@pytest.mark.heavy
 @of_each("blend")
 @pytest.mark.drawn(1)
 def test_a_part_of_a_blend_decides_on_such_an_account(field):

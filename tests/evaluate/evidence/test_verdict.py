@@ -241,9 +241,9 @@ def test_a_choice_is_false_in_at_most_five_of_a_hundred(count, below, power):
 
 
 def test_a_control_that_knows_the_span_is_not_the_baseline_to_beat():
-    market = np.random.default_rng(3).normal(0.001, 0.01, (500, 1))
+    market = np.random.default_rng(3).normal(0.001, 0.01, (120, 1))
     names = {"buy and hold": -0.2, "exposure-matched hold": 0.5}
-    rules = {n: made_up_result(n, np.full((500, 1), w), market) for n, w in names.items()}
+    rules = {n: made_up_result(n, np.full((120, 1), w), market) for n, w in names.items()}
     assert weigh(rules["buy and hold"], rules, 252.0).best == "buy and hold"
     alone = {"exposure-matched hold": rules["exposure-matched hold"]}
     assert weigh(rules["buy and hold"], alone, 252.0).best == "exposure-matched hold"
@@ -280,13 +280,13 @@ def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
 
 def test_intervals_of_returns_summed_over_bars_are_those_of_the_bars(monkeypatch):
     rng = np.random.default_rng(0)
-    market = rng.normal(4e-4, 0.01, (2001, 1))
-    held = np.repeat(rng.choice([0.0, 1.0], 201), 10)[:2001, None]
+    market = rng.normal(4e-4, 0.01, (1001, 1))
+    held = np.repeat(rng.choice([0.0, 1.0], 101), 10)[:1001, None]
     agent = made_up_result("agent", held, market)
-    baselines = {"buy and hold": made_up_result("buy and hold", np.ones((2001, 1)), market)}
+    baselines = {"buy and hold": made_up_result("buy and hold", np.ones((1001, 1)), market)}
     exact = weigh(agent, baselines, 252.0)
-    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.LONG", 2000)
-    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.RESAMPLED", 500)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.LONG", 1000)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.RESAMPLED", 250)
     summed = weigh(agent, baselines, 252.0)
     there, here = (x.differences["buy and hold"] for x in (exact, summed))
     assert here.mean_return == there.mean_return and summed.moments == exact.moments

@@ -339,23 +339,22 @@ def test_a_sweep_of_one_parameter_of_names_or_without_a_ratio_still_makes_a_page
     assert "<svg" not in nca.report_sweep(never, tmp_path / "3.html").read_text()
 
 
-def test_the_page_of_a_walk_forward_has_its_verdict_and_no_other(result, tmp_path, monkeypatch):
+@pytest.mark.parametrize("verdict", ["", "Out of sample over 1 fold, it is no better than hold."])
+@pytest.mark.few(1)
+def test_the_page_of_a_result_takes_a_sweep_and_folds_whose_verdict_is_the_pages(
+    result, table, tmp_path, monkeypatch, verdict
+):
     monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
     folds = pd.DataFrame({"sharpe": [0.5]})
-    folds.attrs["verdict"] = "Out of sample over 1 fold, it is not distinguishable from hold."
-    page = nca.report(result.bars, result, tmp_path / "x.html", folds=folds)
-    text = page.read_text(encoding="utf-8")
-    assert text.count(folds.attrs["verdict"]) == 1
-    assert text.index(folds.attrs["verdict"]) < text.index("<h2>Walk-forward</h2>")
-    assert "the difference in mean return is" not in text
-
-
-def test_the_page_of_a_result_takes_a_sweep_and_folds(result, table, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
-    folds = pd.DataFrame({"sharpe": [0.5]})
+    if verdict:
+        folds.attrs["verdict"] = verdict
     page = nca.report(result.bars, result, tmp_path / "x.html", sweep=table, folds=folds)
     text = page.read_text(encoding="utf-8")
     assert "<h2>Sweep</h2>" in text and "<h2>Walk-forward</h2>" in text
+    if verdict:
+        assert text.count(verdict) == 1 and "the difference in mean return is" not in text
+        assert text.index(verdict) < text.index("<h2>Walk-forward</h2>")
+        return
     assert f"one of {len(table)} trials" in text and "how many were tried is not known" not in text
 
 

@@ -118,6 +118,7 @@ def test_a_grid_without_numbers_is_its_backtests():
         assert table["equity"].iloc[row] == pytest.approx(equity, rel=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_rule_that_looks_back_further_than_its_grid_says_is_its_backtest():
     def wider(slow):
         return nca.rules.sma_cross(2, 3 * slow + 1)
@@ -142,9 +143,12 @@ def test_the_neighbours_of_the_best_are_those_of_the_grid():
     assert len(neighbours(table[:1], ["a", "b", "c"], 0)) == 0
 
 
-def test_a_lonely_peak_is_named():
-    bars = made(300, seed=5)
-    table = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
+@pytest.fixture(scope="module")
+def table():
+    return nca.sweep(made(300), nca.rules.sma_cross, SMA, COSTS, trials=None)
+
+
+def test_a_lonely_peak_is_named(table):
     search, grid = table.attrs["search"], table.set_index(["fast", "slow"])["sharpe"]
     best = grid.idxmax()
     near = [
@@ -159,15 +163,14 @@ def test_a_lonely_peak_is_named():
     assert f"{min(near):.2f} at worst" in table.attrs["verdict"]
 
 
-def test_workers_change_no_number_and_a_cluster_takes_no_program(monkeypatch):
+def test_workers_change_no_number_and_a_cluster_takes_no_program(table, monkeypatch):
     bars, pools = made(300), []
-    whole = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
     pool = module.concurrent.futures.ThreadPoolExecutor
     monkeypatch.setattr(
         module.concurrent.futures, "ThreadPoolExecutor", lambda n: pools.append(n) or pool(n)
     )
     again = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, workers="3")
-    np.testing.assert_array_equal(whole.to_numpy(), again.to_numpy())
+    np.testing.assert_array_equal(table.to_numpy(), again.to_numpy())
     assert pools == [3]
     for workers, says in (("tcp://desk:1", "one program on this machine"), (0, "of at least 1")):
         with pytest.raises(nca.ConfigError, match=says):
@@ -317,10 +320,9 @@ def test_a_function_of_a_file_is_looped_over_processes(held, monkeypatch, caplog
     assert (len(list(pids.iterdir())) > 1) == (not held)
 
 
-def test_a_page_says_what_its_figures_are_of(tmp_path):
-    table = nca.sweep(made(200), nca.rules.momentum, {"lookback": [5, 9]}, COSTS, trials=None)
+def test_a_page_says_what_its_figures_are_of(table, tmp_path):
     text = nca.report_sweep(table, tmp_path / "x.html").read_text()
-    assert "A: 200 bars, 2010-01-01 to 2010-07-19; commission 0.0005, slippage 0.0002." in text
+    assert "A: 300 bars, 2010-01-01 to 2010-10-27; commission 0.0005, slippage 0.0002." in text
     assert "In sample: the best combination was chosen on these bars." in text
 
 
@@ -408,8 +410,7 @@ def test_a_trial_is_what_was_ordered_whatever_its_name_code_or_costs(tmp_path):
 
 
 @pytest.mark.heavy
-def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings():
-    table = nca.sweep(made(300), nca.rules.sma_cross, SMA, COSTS, trials=None)
+def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings(table):
     search = table.attrs["search"]
     assert json.loads(json.dumps(search)) == search
     assert {"deflated_sharpe", "pbo", "spa_cash", "spa_hold", "trials"} <= search.keys()
@@ -422,6 +423,7 @@ def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings():
     assert "Choice" not in alone.attrs["verdict"]
 
 
+@pytest.mark.heavy
 def test_an_edge_that_all_combinations_share_is_an_edge_and_no_choice():
     """The other way about, too: what PBO says of the choice changes nothing about the edge."""
     bars = made(1500, seed=3)

@@ -291,6 +291,7 @@ def scaled(bars, scale):
     return scale * follow(bars)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("subject", "other"),
     [
@@ -406,6 +407,7 @@ def test_the_best_constant_weight_is_the_best(persistent):
     assert long_only.baselines["best constant weight"].targets.iloc[0, 0] == 0.0
 
 
+@pytest.mark.heavy
 def test_several_assets_and_missing_bars():
     bars = random_bars(np.random.default_rng(2), 400, 2)
 
@@ -436,5 +438,5 @@ def test_parameters_without_a_default_are_of_a_rule_as_in_a_sweep(persistent):
 
 def test_a_rule_refuses_combinations_of_a_grid_without_ending_the_walk(persistent):
     grid = {"fast": (5, 40), "slow": (20,)}
-    done = walked(persistent, nca.rules.sma_cross, grid=grid)
+    done = walked(persistent, nca.rules.sma_cross, grid=grid, train=400, test=250)
     assert set(done.folds["fast"]) == {5}
