@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_bars
+from drawn import EVERY_COST, random_bars
 from hypothesis import strategies as st
 from windowed import decide_on_window
 
@@ -35,7 +35,6 @@ from nca_trader.evaluate import simulate
 from nca_trader.evaluate.simulate import encode
 from nca_trader.markets import Task, task_of
 from nca_trader.strategies.targets import strategy_targets
-from nca_trader.types import Costs
 
 WARMUP = 74  # bars, the longest of `DEFAULT_FEATURES`
 SHORT, LONG = WARMUP + 30, WARMUP + 46  # rows: few lengths to compile
@@ -63,18 +62,7 @@ EXTRA = {
         delist_haircut=0.3,
         random_costs=(0.5, 2.0),
         feature_dropout=0.1,
-        costs=Costs(
-            commission=1e-3,
-            slippage=5e-4,
-            half_spread=1e-4,
-            impact=0.1,
-            fixed_fee=1.0,
-            borrow_fee=0.02,
-            interest_lend=0.01,
-            interest_borrow=0.03,
-            funding=0.01,
-            liquidation_fee=0.01,
-        ),
+        costs=EVERY_COST,
     ),
     "sizes of volatility": EnvConfig(
         features=("return_1",),
@@ -445,15 +433,6 @@ def test_no_later_bar_changes_what_was_seen_decided_or_earned(name):
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in TWO_LENGTHS])
 def test_bars_that_end_sooner_or_go_on_longer_change_nothing_before(name):
     later(name, rows_of(CONFIGS[name]), 4)
-
-
-@pytest.mark.heavy
-def test_every_fact_has_a_row_for_every_bar_that_it_is_known_at():
-    for length in (SHORT, LONG):
-        facts = facts_of("equity_daily", length)
-        assert {name: len(values) for name, values in facts.items()} == {
-            name: known(name, length) for name in facts
-        }
 
 
 def test_the_law_is_tried_in_two_hundred_cases():

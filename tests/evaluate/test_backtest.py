@@ -254,19 +254,6 @@ def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkey
     np.testing.assert_allclose(pieces.logits, whole.logits, atol=1e-5)
 
 
-@pytest.mark.heavy
-def test_a_run_says_how_many_of_its_bars_it_has_seen(bars, run):
-    def in_sample(start, stop=None):
-        return backtest(bars, run, start=str(bars.time[start]), stop=stop).in_sample
-
-    assert seen_rows(bars, run) == TRAINED
-    assert in_sample(0) == TRAINED
-    assert in_sample(TRAINED - 1) == 1
-    assert in_sample(TRAINED) == 0
-    assert in_sample(100, str(bars.time[120])) == 20
-    assert backtest(bars, np.zeros((240, 2))).in_sample is None
-
-
 def test_a_run_starts_after_the_bars_that_it_saw_and_each_look_is_counted(
     bars, run, tmp_path, caplog
 ):

@@ -6,10 +6,8 @@ from drawn import random_bars
 from untrained import untrained_run
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest
-from nca_trader.agents.policy import unstack
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
-from nca_trader.evaluate.simulate import simulate_agent
 from nca_trader.paper.session.parity import compare
 from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
@@ -37,27 +35,6 @@ def run(request, bars, tmp_path_factory):
     extra = {"actions": "weights"} if request.param == "weights" else {}
     ensemble = request.param if request.param == "agreement" else "mean"
     return run_of(tmp_path_factory.mktemp("runs") / request.param, bars, ensemble, **extra)
-
-
-@pytest.mark.heavy
-@pytest.mark.few(2)
-def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, bars):
-    """An agent that does not see the account orders the same, whatever the account holds."""
-    params = run.params()
-    head = params["head"]
-    blind = {**params, "head": {**head, "account": np.zeros_like(head["account"])}}
-    given = (run.account, 0, len(bars))
-    mean, _ = simulate_agent(bars, run, (blind,), *given)
-    alone = []
-    for seed, one in enumerate(unstack(blind, SEEDS)):
-        trace, _ = simulate_agent(bars, Run(run.path, seed=seed), (one,), *given)
-        alone.append(trace.target)
-    want = np.mean(alone, axis=0)
-    if run.agent_config.ensemble == "agreement":
-        want *= want**2 / np.maximum(np.square(alone).mean(axis=0), 1e-12)
-    np.testing.assert_allclose(mean.target, want, atol=1e-6)
-    orders = np.array(alone)[:, -100:]
-    assert (orders.std(axis=0) > 0.05).mean() > 0.2, "the agents agree: this test shows nothing"
 
 
 def orders_of(result, actions):

@@ -1,7 +1,5 @@
 """The search of hyper-parameters: counted, resumed, and independent of the number of workers."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from drawn import random_bars
@@ -96,30 +94,3 @@ def test_a_grid_and_a_space_are_parsed():
     assert space["x.y"] == Range(low=1, high=9) and isinstance(space["x.y"].low, int)
     assert space["x.z"] == Range(low=1e-3, high=1, log=True)
     assert space["p.kind"].choices == ("mlp", "gru")
-
-
-@pytest.mark.heavy
-def test_work_that_was_stopped_is_not_resumed_with_other_own_code(
-    bars, tmp_path, scored, monkeypatch
-):
-    """A config names own code, so that its text stays when the file changes."""
-    monkeypatch.chdir(tmp_path)
-    mine = tmp_path / "stored_fee.py"
-    mine.write_text("def fee(trade):\n    return 0.0 * trade.price\n")
-    costs = nca.Costs(own=("stored_fee:fee",))
-    env = dataclasses.replace(ENV, costs=costs)
-    rule, grid = nca.rules.sma_cross, {"fast": [2, 5], "slow": [10]}
-    kept = {
-        "search": lambda: searched(bars, tmp_path / "a/t", trials=2, env=env),
-        "sweep": lambda: nca.sweep(bars, rule, grid, costs, resume=tmp_path / "s", trials=None),
-        "walk-forward": lambda: nca.walk_forward(
-            bars, rule, costs, grid=grid, train=100, test=50, folder=tmp_path / "w", check=False
-        ),
-    }
-    for work in kept.values():
-        work()
-        work()
-    mine.write_text("def fee(trade):\n    return 0.0 * trade.price  # another file\n")
-    for what, work in kept.items():
-        with pytest.raises(RunError, match=f"a {what} of something else: code.stored_fee:fee"):
-            work()

@@ -353,17 +353,6 @@ def test_followers_equal_the_stationary_covariance_of_their_stacked_returns(draw
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_a_martingale_pays_no_policy(draw):
-    sigma, cost = 0.005 + 0.05 * draw[0], 0.01 * draw[1]
-    z, weight = np.polynomial.hermite_e.hermegauss(60)
-    mean = weight @ (np.exp(sigma * z - sigma**2 / 2) - 1) / weight.sum()
-    assert mean == pytest.approx(0.0, abs=1e-12)
-    market = synthetic.market("martingale", sigma=sigma, cost=cost)
-    other = value_iteration(lambda v: v, np.array([mean]), cost)
-    assert market.optimum == pytest.approx(other, abs=1e-9)
-
-
-@pytest.mark.parametrize("draw", DRAWS)
 def test_a_lagged_market_pays_the_mean_absolute_forecast(draw):
     """The variance as a sum over all shocks, the mean as a quadrature: no closed form of either."""
     phi, sigma, lag = 1.8 * draw[0] - 0.9, 0.005 + 0.03 * draw[1], 2 + int(9 * draw[2])

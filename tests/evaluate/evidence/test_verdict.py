@@ -2,9 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -82,12 +79,6 @@ def test_only_an_interval_that_excludes_zero_makes_a_difference(low, high, found
     if not math.isnan(low):
         assert ("excludes 0" in said) == (low > 0 or high < 0)
         assert f"{low:.2f} to {high:.2f}" in said
-
-
-def test_the_numbers_of_both_and_the_span_are_said():
-    said = verdict(evidence(-0.05, 0.02), num_trials=3)
-    assert "Out of sample, 2013-01-02 to 2014-07-15" in said
-    assert "20.0% against 30.0%" in said and "0.60 against 0.70" in said
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.95, True), (0.987, True), (0.949, False)])
@@ -263,19 +254,6 @@ def test_baselines_under_easier_rules_are_refused():
     for rules in ({"costs": Costs()}, {"fill": "close"}):
         with pytest.raises(ConfigError, match="backtest both alike"):
             weigh(agent, {"hold": fake(market, 1.0, **rules)}, 252.0)
-
-
-@pytest.mark.heavy
-def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
-    code = (
-        "import sys, nca_trader, nca_trader.evaluate.evidence.verdict, nca_trader.progress;"
-        "print([name for name in ('matplotlib', 'jinja2', 'arch') if name in sys.modules])"
-    )
-    root = pathlib.Path(__file__).resolve().parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 def test_intervals_of_returns_summed_over_bars_are_those_of_the_bars(monkeypatch):

@@ -61,10 +61,6 @@ def back_filled_warm_up(bars):
     return closes(bars).rolling(20).mean().bfill()
 
 
-def back_filled_holes(bars):
-    return closes(bars).where(bars.present).bfill()
-
-
 def global_rank(bars):
     return returns(bars).rank(pct=True)
 
@@ -84,10 +80,6 @@ def closed_before_the_last_bar(bars):
     return np.where(np.arange(len(bars)) < len(bars) - 3, 1.0, 0.0)
 
 
-def rare_large_move(bars):
-    return (returns(bars).shift(-1) > 0.25).astype(float)
-
-
 def volume_of_one_asset(bars):
     targets = np.zeros(bars.close.shape)
     targets[:-1, 1] = bars.volume[1:, 1] > bars.volume[:-1, 1]
@@ -104,25 +96,18 @@ def presence_of_the_next_bar(bars):
     return np.vstack([bars.present[1:], bars.present[-1:]]).astype(float)
 
 
-def highest_high_to_come(bars):
-    return bars.high[::-1].cumsum(axis=0)[::-1] > 0.0 * bars.high + bars.high.sum(axis=0) / 2
-
-
 LEAKS = {
     centred_window: ("close",),
     full_sample_normalisation: ("close",),
     close_before_its_time: ("close",),
     back_filled_warm_up: ("close",),
-    back_filled_holes: ("close", "present"),
     global_rank: ("close",),
     weeks_stamped_by_their_open: ("close",),
     trend_fitted_to_all_bars: ("close",),
     closed_before_the_last_bar: ("length",),
-    rare_large_move: ("close",),
     volume_of_one_asset: ("volume",),
     another_assets_next_close: ("close",),
     presence_of_the_next_bar: ("present",),
-    highest_high_to_come: ("high",),
 }
 
 
@@ -138,36 +123,21 @@ def crossing_of_ewm(bars):
     return np.sign(closes(bars) - closes(bars).ewm(span=20).mean())
 
 
-def rolling_with_few(bars):
-    return closes(bars).rolling(10, min_periods=3).mean()
-
-
 def weeks_stamped_by_their_close(bars):
     """The last whole week before a bar's own."""
     weeks = closes(bars).resample("7D").last().shift(1).reindex(bars.index, method="ffill")
     return np.sign(weeks - closes(bars))
 
 
-def forward_filled(bars):
-    return closes(bars).where(bars.present).ffill().pct_change()
-
-
 def range_and_volume(bars):
     return np.stack([(bars.high - bars.low) / bars.close, np.log1p(bars.volume)], axis=-1)
-
-
-def cumulative_volume(bars):
-    return bars.volume.cumsum(axis=0)
 
 
 HONEST = (
     expanding_z_score,
     crossing_of_ewm,
-    rolling_with_few,
     weeks_stamped_by_their_close,
-    forward_filled,
     range_and_volume,
-    cumulative_volume,
 )
 
 

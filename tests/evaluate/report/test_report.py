@@ -183,14 +183,10 @@ SAID = (
     "NCA agent on S&P 500 and NASDAQ, daily",
     "What this shows, and what it does not",
     "selected agent",
-    "buy and hold",
-    "SMA cross",
     "always flat",
     "Total return CAGR Volatility Sharpe ratio Max drawdown Turnover per year Exposure",
     "Costs paid",
-    "entropy of the policy",
     "approximate KL",
-    "explained variance",
     "Training and test Mostly noise. What this means The spread is chance. Wall time 61.2 s",
     "Sharpe ratios Seed Training Test seed 1 1.80 0.35",
     "see the other seeds above",
@@ -199,7 +195,6 @@ SAID = (
     "not tradable",
     "SHA-256 of the bars",
     "0.05% of traded notional",
-    "0.02% of price",
     "at the next bar's open",
     "on_change",
     "return_1, rsi, macd",
@@ -356,17 +351,9 @@ def judged(report, in_sample, **changes):
 
 @pytest.fixture(scope="module")
 def of_a_rule(report):
-    return judged(
-        report,
-        None,
-        trials=None,
-        selected=False,
-        training=(),
-        features=(),
-        configs={},
-        device="",
-        spans=[("backtest", "2013-01-02", "2018-12-31", 1500)],
-    )
+    none = dict(trials=None, selected=False, training=(), features=(), configs={}, device="")
+    spans = [("backtest", "2013-01-02", "2018-12-31", 1500)]
+    return judged(report, None, spans=spans, **none)
 
 
 def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp_path):

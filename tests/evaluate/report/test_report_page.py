@@ -8,7 +8,6 @@ import json
 import re
 import zlib
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -365,14 +364,6 @@ def test_every_span_of_dates_has_ticks(days):
     values = pd.Series(np.linspace(1.0, 1.1, 200), index)
     found = plots.equity_plot([figures.Curve("agent", values, "agent")])
     assert found.count("<svg") == 2
-
-
-def test_a_style_that_is_set_elsewhere_changes_no_plot_of_a_page():
-    returns = np.random.default_rng(0).normal(size=500)
-    plain = plots.histogram(returns)
-    with matplotlib.rc_context({"font.size": 20, "axes.labelsize": 30, "figure.dpi": 200}):
-        assert plots.histogram(returns) == plain
-        assert matplotlib.rcParams["font.size"] == 20  # theirs stands
 
 
 def test_a_section_is_printed_with_the_names_of_its_columns():

@@ -207,39 +207,10 @@ def test_an_interrupted_sweep_resumes_and_its_numbers_do_not_depend_on_the_width
         nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, resume=tmp_path)
 
 
-CALLS = []
-
-
 def above(bars, n=5, scale=1.0):
     """A function of bars, which a sweep loops."""
-    CALLS.append(n)
     close = pd.Series(bars.close[:, 0])
     return scale * (close > close.rolling(int(n)).mean()).to_numpy(np.float64)
-
-
-@pytest.mark.heavy
-def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
-    bars, grid = made(200), {"n": range(3, 30)}
-    whole = nca.sweep(bars, above, grid, COSTS, trials=None)
-    kept = module.WorkFolder.write
-
-    def broken(self, number, arrays):
-        if number == 3:
-            raise KeyboardInterrupt
-        kept(self, number, arrays)
-
-    monkeypatch.setattr(module.WorkFolder, "write", broken)
-    with pytest.raises(KeyboardInterrupt):
-        nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
-    monkeypatch.undo()
-    written = len(list(tmp_path.glob("part-*.npz")))
-    # A machine of more cores cuts other parts, and keeps to those that are there.
-    monkeypatch.setattr("nca_trader.evaluate.sweep.sweep.cores", lambda: 1)
-    CALLS.clear()
-    again = nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
-    pd.testing.assert_frame_equal(again, whole, check_exact=True)
-    width = json.loads((tmp_path / "sweep.json").read_text())["width"]
-    assert written == 3 and set(CALLS) == {3, *range(4 + 3 * width, 30)}
 
 
 def test_a_rule_with_other_values_inside_is_another_sweep(tmp_path):

@@ -11,7 +11,6 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader.agents.quantise import leaves_of
 from nca_trader.errors import ConfigError
-from nca_trader.evaluate.evidence.deploy import deployable, mean_exposure
 from nca_trader.evaluate.walkforward import refit
 from nca_trader.runs.manifest import Run
 
@@ -113,20 +112,3 @@ def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_pat
     rule = nca.walk_forward(bars, nca.rules.buy_and_hold(), train=160, test=40)
     with pytest.raises(ConfigError, match="of a strategy"):
         rule.deploy(run)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("sizing", ["fixed", "volatility"])
-def test_a_matched_hold_has_the_mean_exposure_and_no_timing(sizing):
-    two = random_bars(np.random.default_rng(9), 300, 2, missing=0.02)
-    rules = {"sizing": sizing, "volatility_span": 20, "size_cap": 4.0}
-    rules = rules if sizing == "volatility" else {}
-    asked = np.random.default_rng(1).uniform(-0.2, 0.4, (300, 2))
-    done = nca.backtest(two, asked, start=str(two.index[50]), **rules)
-    # Written out: what was asked for, before the account sized it.
-    np.testing.assert_allclose(mean_exposure(done), asked[50:].mean(0), rtol=1e-9)
-    held = deployable(done, two, str(two.index[50]))["exposure-matched hold"]
-    direct = nca.backtest(
-        two, np.tile(asked[50:].mean(0), (300, 1)), start=str(two.index[50]), **rules
-    )
-    np.testing.assert_allclose(held.equity, direct.equity, rtol=1e-9)
