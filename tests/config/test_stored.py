@@ -38,7 +38,8 @@ def test_a_preset_reads_back_equal(folder, name):
 TRIED = (True, False, 1, 2, 8, 0.0, 0.25, 0.5, 1.5, "cosine", "close", (1, 2), (0.1, 0.5), ("rsi",))
 
 
-@pytest.mark.parametrize("whole", [AgentConfig, EnvConfig])
+@pytest.mark.parametrize("whole", [EnvConfig, AgentConfig])
+@pytest.mark.few(1)
 def test_every_field_of_a_config_reads_back_equal(whole):
     tables = {f.name: f.default for f in dataclasses.fields(whole)}
     tables = {name: part for name, part in tables.items() if dataclasses.is_dataclass(part)}

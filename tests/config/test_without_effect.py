@@ -118,7 +118,7 @@ def test_a_policy_refuses_what_does_not_change_its_program_and_nothing_else(kind
         assert refused(config, name, value) == same, name
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reward", REWARDS)
 def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
     env = env_of(reward)

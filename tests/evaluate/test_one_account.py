@@ -179,7 +179,7 @@ def test_a_backtest_is_what_the_judge_says(field):
 
 
 @of_each("reruns")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_every_rerun_passes_it_on_whole(field):
     """The stress, the uncharged sentence, a page's baselines and buy and hold."""
     result, account = backtest(account=of(field)), of(field)
@@ -209,6 +209,7 @@ def test_a_sweep_is_the_backtest(field):
     assert table.equals(again)
 
 
+@pytest.mark.heavy
 @of_each("walk")
 @pytest.mark.drawn(1)
 def test_a_walk_forward_is_the_backtest(field):
@@ -230,7 +231,7 @@ def test_a_walk_forward_is_the_backtest(field):
 
 
 @of_each("paper")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_replay_on_paper_is_the_backtest(field, tmp_path):
     nca.write_bars(BARS, tmp_path / "bars.parquet")
     given = (RULE, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db")
@@ -244,7 +245,7 @@ def test_a_replay_on_paper_is_the_backtest(field, tmp_path):
 
 
 @of_each("gymnasium")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_an_environment_is_the_backtest(field):
     config = nca.EnvConfig(
         features=("return_1",), actions="weights", size=0.6, max_gross=None, random_start=False,

@@ -19,6 +19,7 @@ def bars():
     return nca.sample_bars("sp500").select("SP500")[-300:]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", ["array", "function", "strategy"])
 def test_every_form_of_targets_is_late_alike(bars, make):
     rule = nca.rules.sma_cross(5, 20)

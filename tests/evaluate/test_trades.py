@@ -125,6 +125,7 @@ def test_the_returns_of_plain_trades_are_those_that_backtesting_py_published(
     np.testing.assert_allclose(table["return"], stated["ReturnPct"], rtol=1e-9)
 
 
+@pytest.mark.heavy
 def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_second():
     rng = np.random.default_rng(0)
     bars = random_bars(rng, 100_000, 1, spread=0.001, unit="m")

@@ -112,7 +112,7 @@ def test_a_market_that_is_not_frozen_is_refused(name):
         frozen(name)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 @pytest.mark.filterwarnings("ignore:.*symmetric and normalized space:UserWarning")
 def test_an_episode_pays_what_the_market_pays(name):

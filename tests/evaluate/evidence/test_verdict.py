@@ -206,9 +206,9 @@ def test_weighing_real_curves_gives_differences_a_second_derivation_confirms():
 
 def test_more_return_at_the_same_sharpe_ratio_is_no_better():
     """Twice the position earns twice the mean return, which is apart from 0; the ratio is equal."""
-    market = np.random.default_rng(2).normal(0.002, 0.01, (1500, 1))
+    market = np.random.default_rng(2).normal(0.002, 0.01, (600, 1))
     once, twice = (
-        made_up_result(name, np.full((1500, 1), w), market, rate=0.0)
+        made_up_result(name, np.full((600, 1), w), market, rate=0.0)
         for name, w in (("hold", 1.0), ("twice", 2.0))
     )
     weighed = weigh(twice, {"hold": once}, 252.0)
@@ -258,13 +258,13 @@ def test_baselines_under_easier_rules_are_refused():
 
 def test_intervals_of_returns_summed_over_bars_are_those_of_the_bars(monkeypatch):
     rng = np.random.default_rng(0)
-    market = rng.normal(4e-4, 0.01, (1001, 1))
-    held = np.repeat(rng.choice([0.0, 1.0], 101), 10)[:1001, None]
+    market = rng.normal(4e-4, 0.01, (401, 1))
+    held = np.repeat(rng.choice([0.0, 1.0], 41), 10)[:401, None]
     agent = made_up_result("agent", held, market)
-    baselines = {"buy and hold": made_up_result("buy and hold", np.ones((1001, 1)), market)}
+    baselines = {"buy and hold": made_up_result("buy and hold", np.ones((401, 1)), market)}
     exact = weigh(agent, baselines, 252.0)
-    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.LONG", 1000)
-    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.RESAMPLED", 250)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.LONG", 400)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.RESAMPLED", 100)
     summed = weigh(agent, baselines, 252.0)
     there, here = (x.differences["buy and hold"] for x in (exact, summed))
     assert here.mean_return == there.mean_return and summed.moments == exact.moments

@@ -284,6 +284,7 @@ def test_a_hostile_baseline_name_stays_text_in_plots_and_their_descriptions():
     assert any(HOSTILE in value for _, key, value in page.attributes if key == "aria-label")
 
 
+@pytest.mark.heavy
 def test_an_agent_that_copies_a_baseline_is_named_so(seen_on):
     copy = made_up_report(agent_follows="buy and hold")
     sentence = "This agent copies buy and hold: 100.0% of its bars hold the same weights."
@@ -356,15 +357,12 @@ def of_a_rule(report):
     return judged(report, None, spans=spans, **none)
 
 
-def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, tmp_path):
-    text = write_report(tmp_path / "r.html", of_a_rule).read_text(encoding="utf-8")
-    text = without_scripts(text[text.index("<body>") :])
+def test_the_page_of_a_rule_claims_nothing_that_only_an_agent_has(of_a_rule, seen_on):
+    seen = seen_on(of_a_rule)
     claims = (
         "out of sample|in sample|agent|trained|training|seed|selected|selection|ledger|deflated"
     )
-    told = re.sub(r'(class="|--)agent|NCA agent on', "", text)  # a colour's name, and the title
-    assert not re.findall(claims, told, re.IGNORECASE)
-    seen = Page(text).seen
+    assert not re.findall(claims, seen.replace("NCA agent on", ""), re.IGNORECASE)
     for words in (
         "Next to the baselines",
         "Result by asset",

@@ -37,7 +37,9 @@ def result():
 def text(result, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "x.html"
     command = f"nca-trader backtest --data '{HOSTILE}'"
-    return result.report(path, command=command).read_text(encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:  # plots take most of the time
+        patch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
+        return result.report(path, command=command).read_text(encoding="utf-8")
 
 
 def unpacked(text):
@@ -357,6 +359,7 @@ def test_the_page_of_a_result_takes_a_sweep_and_folds_whose_verdict_is_the_pages
     assert f"one of {len(table)} trials" in text and "how many were tried is not known" not in text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("days", [7, 40, 400, 800, 1000, 1090, 1300, 9000])
 def test_every_span_of_dates_has_ticks(days):
     """matplotlib warns, which fails a test, where no interval of dates fits the ticks."""

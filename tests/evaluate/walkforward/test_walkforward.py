@@ -320,6 +320,7 @@ def test_a_leak_is_found_again_by_the_call_that_resumes(persistent, tmp_path):
         walked(persistent, peeks, grid=None, folder=folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("more", [1, 40])
 def test_a_leak_planted_between_the_folds_is_caught(persistent, monkeypatch, more):
     """A fit that gets `more` bars than its train span, the first of them the test span's."""
@@ -370,6 +371,7 @@ def test_a_walk_that_was_stopped_resumes_fold_by_fold(persistent, tmp_path):
         walked(persistent, folder=folder)
 
 
+@pytest.mark.heavy
 def test_the_best_constant_weight_is_the_best(persistent):
     rng = np.random.default_rng(1)
     bars = bars_of(rng.normal(0.002, 0.02, 900))
@@ -395,6 +397,7 @@ def test_several_assets_and_missing_bars():
     assert done.result.targets.shape == (200, 2) and set(done.folds["weight"]) <= {0.1, 0.4}
 
 
+@pytest.mark.heavy
 def test_a_rule_refuses_combinations_of_a_grid_without_ending_the_walk(persistent):
     grid = {"fast": (5, 40), "slow": (20,)}
     done = walked(persistent, nca.rules.sma_cross, grid=grid, train=400, test=250)
