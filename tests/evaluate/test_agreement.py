@@ -64,7 +64,6 @@ def test_decisions_that_fall_between_two_thresholds_are_those_that_differ(bars):
     assert agreement(bars, run, params, in_few_bits(params, 8)).share == 1.0
 
 
-@pytest.mark.heavy
 def test_continuous_orders_agree_where_they_are_near(bars):
     config = dataclasses.replace(CONFIG, actions="weights")
     _, run, params = by_hand(bars, config)

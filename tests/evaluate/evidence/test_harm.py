@@ -79,6 +79,11 @@ def test_both_costs_have_to_pass():
     assert not judged(dear, base, (dear, cheap)).passed
     richer, poorer = (agent + 0.01 * x / math.sqrt(YEAR) for x in (0.4, -0.1))
     assert judged(richer, base).gained and not judged(richer, base, (poorer, base)).gained
+    # Each has its own luck, and what is needed is needed at both.
+    noisy = agent + 0.004 * np.random.default_rng(0).standard_normal(len(agent))
+    one, other = judged(agent, base, (noisy, base)), judged(noisy, base, (agent, base))
+    assert one.bounds == pytest.approx(other.bounds[::-1], rel=1e-9)
+    assert one.needed == other.needed > 1.5 * judged(agent, base).needed
 
 
 def test_harm_and_a_gain_of_nothing_are_called_what_they_are():

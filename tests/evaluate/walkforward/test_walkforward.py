@@ -371,18 +371,17 @@ def test_a_walk_that_was_stopped_resumes_fold_by_fold(persistent, tmp_path):
         walked(persistent, folder=folder)
 
 
-@pytest.mark.heavy
 def test_the_best_constant_weight_is_the_best(persistent):
     rng = np.random.default_rng(1)
     bars = bars_of(rng.normal(0.002, 0.02, 900))
-    done = walked(bars)
+    done = walked(bars, train=400, test=250)
     weight = done.baselines["best constant weight"].targets.iloc[0, 0]
     returns = np.diff(bars.close[:, 0]) / bars.close[:-1, 0]
     growth = {w: np.log1p(w * returns).sum() for w in np.linspace(-1, 1, 21)}
     assert weight == pytest.approx(max(growth, key=growth.get))
     # A strategy that is never short is compared with weights that are not.
     falling = bars_of(rng.normal(-0.01, 0.01, 900))
-    long_only = walked(falling, nca.rules.buy_and_hold(), grid=None)
+    long_only = walked(falling, nca.rules.buy_and_hold(), grid=None, train=400, test=250)
     assert long_only.baselines["best constant weight"].targets.iloc[0, 0] == 0.0
 
 
