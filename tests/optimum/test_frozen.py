@@ -92,7 +92,7 @@ def test_an_edited_preset_is_refused(monkeypatch, tmp_path):
         ({"draw": "a"}, "draw is the text 'a'; give a whole number"),
         ({"draw": None}, "draw is a NoneType; give a whole number"),
         ({"market": ["ou_mid", "hidden"]}, "no frozen environment"),
-        ({"render_mode": "ansi"}, "render_mode='ansi'"),
+        pytest.param({"render_mode": "ansi"}, "render_mode=.ansi.", marks=pytest.mark.heavy),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*render_mode:UserWarning")

@@ -231,6 +231,7 @@ def test_who_cheats_gains_nothing(proven, cheat):
     assert not cheated.reached.looks_ahead
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("body", "market", "says"),
     [

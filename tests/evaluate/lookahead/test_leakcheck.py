@@ -180,14 +180,14 @@ def test_what_sees_the_past_alone_is_silent(subject, seed):
 
 
 def test_the_example_is_the_smallest_one():
-    example = leakcheck(close_before_its_time, BARS).example
+    example = leakcheck(close_before_its_time, BARS, cases=FEW).example
     assert example.rows == (example.t + 1, example.t + 1) and example.row == example.t
     assert example.columns == ("close",) and len(example.assets) == 1
     assert example.where == example.assets[0]
-    example = leakcheck(another_assets_next_close, BARS).example
+    example = leakcheck(another_assets_next_close, BARS, cases=FEW).example
     assert example.assets == ("S1",) and example.where == "S0"
     assert str(example).startswith(f"Changing close of S1 in row {example.t + 1} (2020-")
-    far = leakcheck(lambda bars: bars.close - bars.close[-1], BARS)
+    far = leakcheck(lambda bars: bars.close - bars.close[-1], BARS, cases=FEW)
     assert far.example.rows == (159, 159) and far.columns == ("close",)
 
 
@@ -202,17 +202,19 @@ def close_before_and_this_open(bars):
 
 
 def test_an_order_at_the_open_does_not_know_the_close():
-    at_close = leakcheck(close_of_a_bar_at_its_open, BARS)
-    at_open = leakcheck(close_of_a_bar_at_its_open, BARS, decided="open")
+    at_close = leakcheck(close_of_a_bar_at_its_open, BARS, cases=FEW)
+    at_open = leakcheck(close_of_a_bar_at_its_open, BARS, decided="open", cases=FEW)
     assert at_close.ok and not at_open.ok
     assert at_open.columns == ("close",)
     assert at_open.example.row == at_open.example.t == at_open.example.rows[0]
     for name in ("high", "low", "volume"):
-        report = leakcheck(lambda bars, name=name: getattr(bars, name), BARS, decided="open")
+        report = leakcheck(
+            lambda bars, name=name: getattr(bars, name), BARS, decided="open", cases=FEW
+        )
         assert report.columns == (name,), report
-    honest = leakcheck(close_before_and_this_open, BARS, decided="open")
+    honest = leakcheck(close_before_and_this_open, BARS, decided="open", cases=FEW)
     assert honest.ok and honest.reacted > 20
-    assert leakcheck(lambda bars: bars.present * 1.0, BARS, decided="open").ok
+    assert leakcheck(lambda bars: bars.present * 1.0, BARS, decided="open", cases=FEW).ok
 
 
 # Short enough for the bars here, where the default decides nothing.
@@ -294,7 +296,7 @@ def test_a_number_that_turns_into_nan_is_a_change_whatever_the_tolerance():
     def gone(bars):
         return np.where(bars.close.max() > 2 * BARS.close.max(), np.nan, bars.close[:, 0])
 
-    report = leakcheck(gone, BARS, tolerance=1.0)
+    report = leakcheck(gone, BARS, tolerance=1.0, cases=FEW)
     assert not report.ok and np.isnan(report.example.after) and "to or from NaN" in str(report)
 
 
@@ -304,7 +306,7 @@ def test_a_subject_that_needs_later_bars_is_a_finding_and_not_a_crash():
             raise IndexError("no row 120")
         return closes(bars).rolling(5).mean()
 
-    report = leakcheck(needs_row_120, BARS)
+    report = leakcheck(needs_row_120, BARS, cases=FEW)
     assert not report.ok and not report.leaks and report.raised > 0
     assert "needs later bars to answer for earlier ones" in report.verdict
     assert "IndexError at test_leakcheck.py line" in str(report) and "no row 120" in str(report)
@@ -316,7 +318,7 @@ def test_a_subject_that_refuses_too_short_a_history_is_honest():
             raise ValueError("too short")
         return closes(bars).rolling(60).mean()
 
-    report = leakcheck(needs_60, BARS)
+    report = leakcheck(needs_60, BARS, cases=FEW)
     assert report.ok and "refused too short a history" in str(report)
 
 
