@@ -234,6 +234,7 @@ def test_a_replay_on_paper(golden, tmp_path):
     golden("paper", figures, F64)
 
 
+@pytest.mark.heavy
 def test_an_agent_over_its_backtest(golden, tmp_path):
     """Its parameters are drawn, so that nothing learnt is in the figures but the network itself."""
     bars = made_bars()
@@ -265,6 +266,7 @@ def episode_of(env, action_of, every):
     }
 
 
+@pytest.mark.heavy
 @pytest.mark.few(1)
 @pytest.mark.parametrize("market", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
 def test_an_episode_of_a_frozen_market(golden, market):

@@ -443,6 +443,7 @@ READ = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.__name__)
 def test_what_an_own_encoder_does_not_read_is_refused_by_name(kind):
     targets = (-0.3, 0.0, 0.3)

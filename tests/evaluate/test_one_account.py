@@ -153,7 +153,7 @@ def test_every_field_has_a_value_here_and_a_default_in_the_table():
 
 
 @of_each("ledger")
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(6)
 def test_a_backtest_is_what_the_judge_says(field):
     """Sizes and delays are applied to the targets by hand; a limit of risk is none of the judge's.
 

@@ -33,6 +33,7 @@ def test_a_strategy_without_an_order_has_no_trades_and_prints():
     adds_up(flat)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("targets", "account", "says"),
     [

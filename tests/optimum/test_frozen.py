@@ -170,6 +170,7 @@ def test_a_draw_is_another_path_of_the_same_market():
         gymnasium.make("nca_trader/ou_mid-v1", draw=2**63)
 
 
+@pytest.mark.heavy
 def test_moving_volatility_shows_the_size_of_returns():
     # `return_1` divides by a recent volatility, and so shows the size of a return less well.
     config = dataclasses.replace(frozen("moving_volatility").config, market_bars=15_000)

@@ -133,6 +133,7 @@ def test_indicators_of_a_rule_are_its_own_means_and_those_given_take_their_place
         chart.price_chart(crossed, {"level": np.arange(299.0)})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("rule", "name", "by_hand"),
     [

@@ -453,6 +453,7 @@ def test_the_verdict_is_false_in_at_most_five_of_a_hundred_and_finds_what_was_pl
     assert (weak >= [80, 53, 10]).all() and (strong >= [97, 88, 64]).all()
 
 
+@pytest.mark.heavy
 def test_a_planted_edge_is_found():
     table = nca.sweep(
         planted(0, 0.0015), nca.rules.time_series_momentum, WIDE, fill="close", trials=None

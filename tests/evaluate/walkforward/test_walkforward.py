@@ -276,6 +276,7 @@ def scaled(bars, scale):
     return scale * follow(bars)
 
 
+@pytest.mark.heavy
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("subject", "other"),
