@@ -52,17 +52,6 @@ def result(bars, run):
     return nca.backtest(bars, run, start=str(bars.time[0]), look=False)
 
 
-@pytest.mark.heavy
-def test_an_environment_holds_until_its_slow_bars_are_warm(bars, run):
-    for first in range(13):  # of any first bar of a day, with holes
-        part = bars[first : first + 260]
-        env = nca.TradingEnv(part, ENV)
-        assert env.spec.warmup == WARMUP and env.spec.bar_seconds == STEP
-        assert (np.asarray(env.features)[WARMUP:][part.present[WARMUP:]] != 0).all()
-    assert run.spec.warmup == WARMUP == nca.Run(run.path).spec.warmup
-    assert run.policy.first_decision > WARMUP
-
-
 def test_the_warm_up_counts_bars_outside_the_sessions():
     time = pd.date_range("2024-02-12", periods=1_200, freq="30min").to_numpy("datetime64[ns]")
     drawn = random_bars(np.random.default_rng(0), len(time), 1)

@@ -335,15 +335,6 @@ def test_colours_have_contrast_by_day_and_by_night(text):
                 assert (pair[1] + 0.05) / (pair[0] + 0.05) >= least, (name, behind)
 
 
-@pytest.mark.heavy
-def test_one_update_and_metrics_that_are_not_numbers_yet_make_a_plot(report, tmp_path):
-    rows = [{"update": 0, "entropy": [1.0, None, 2.0], "loss": None, "strange": "x"}]
-    short = dataclasses.replace(report, training=rows)
-    page = Page(write_report(tmp_path / "r.html", short).read_text(encoding="utf-8"))
-    assert page.tags.count("svg") == 2 * 5 + 2
-    assert "1 update." in page.seen
-
-
 def judged(report, in_sample, **changes):
     """The report as of one backtest that saw `in_sample` of its bars before, None for a rule."""
     whole = {"other_seeds": (), "sections": ()} | changes

@@ -9,7 +9,6 @@ import drawn
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_bars
 
 import nca_trader as nca
 from nca_trader.cli import main
@@ -384,21 +383,3 @@ def test_the_best_constant_weight_is_the_best(persistent):
     falling = bars_of(rng.normal(-0.01, 0.01, 900))
     long_only = walked(falling, nca.rules.buy_and_hold(), grid=None, train=400, test=250)
     assert long_only.baselines["best constant weight"].targets.iloc[0, 0] == 0.0
-
-
-@pytest.mark.heavy
-def test_several_assets_and_missing_bars():
-    bars = random_bars(np.random.default_rng(2), 400, 2)
-
-    def held(bars, weight=0.1):
-        return np.full(bars.close.shape, weight)
-
-    done = nca.walk_forward(bars, held, grid={"weight": (0.1, 0.4)}, train=150, test=100)
-    assert done.result.targets.shape == (200, 2) and set(done.folds["weight"]) <= {0.1, 0.4}
-
-
-@pytest.mark.heavy
-def test_a_rule_refuses_combinations_of_a_grid_without_ending_the_walk(persistent):
-    grid = {"fast": (5, 40), "slow": (20,)}
-    done = walked(persistent, nca.rules.sma_cross, grid=grid, train=400, test=250)
-    assert set(done.folds["fast"]) == {5}
