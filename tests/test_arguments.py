@@ -331,3 +331,27 @@ def test_a_result_that_was_never_filled_has_no_ratios(bars, caplog):
         assert np.isnan(result.metrics[name]), name
     filled = nca.backtest(bars, np.full(300, 0.5), costs)
     assert filled.num_fills > 200 and filled.metrics["sharpe"] == filled.metrics["sharpe"]
+
+
+def test_each_number_given_is_an_order_and_a_strategy_trades_on_change(bars):
+    """Held weights against a hand ledger of units and cash, without costs, at the close."""
+    asked = np.full(300, np.nan)
+    asked[[5, 50, 120]] = 0.5  # the same weight three times: each is an order
+    close = bars.close[:, 0]
+    held, cash, units = np.zeros(300), 1.0, 0.0
+    for t in range(300):
+        equity = cash + units * close[t]
+        if asked[t] == asked[t]:
+            units, cash = asked[t] * equity / close[t], equity * (1.0 - asked[t])
+        held[t] = units * close[t] / equity
+    result = nca.backtest(bars, asked, fill="close")
+    assert result.order == "rebalance" and result.num_fills == 3
+    np.testing.assert_allclose(result.weights.to_numpy()[:, 0], held, atol=1e-12)
+    frame = pd.DataFrame(asked, bars.index, ["SP500"])
+    assert nca.backtest(bars, frame, fill="close").equity.equals(result.equity)
+    once = nca.backtest(bars, asked, fill="close", order="on_change")
+    assert once.num_fills == 1
+    steady = nca.Strategy(lambda a: (), lambda s, bar: (s, 0.5 + 0.0 * bar.close), "half")
+    assert nca.backtest(bars, steady).order == "on_change"
+    assert nca.backtest(bars, steady).num_fills == 1
+    assert nca.backtest(bars, steady, order="rebalance").num_fills > 200

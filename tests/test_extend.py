@@ -6,6 +6,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 
 import jax
@@ -164,3 +165,34 @@ def test_an_alert_goes_to_a_function_by_name(folder):
     sink = sink_of(rule.sinks[1])
     sink(Notification("firing", rule, 0.1, 0.0, 1.0, "runs/mine"))
     assert "runs/mine: kl firing" in (folder / "alerts.txt").read_text()
+
+
+def command(folder, *words):
+    """Run a command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nca_trader", *words],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.heavy
+def test_a_run_records_its_code_and_another_process_trades_as_this_one(trained):
+    manifest = json.loads((trained / "runs/mine/run.json").read_text())
+    assert sorted((code["kind"], name) for name, code in manifest["code"].items()) == [
+        ("actions", "mine:steps"),
+        ("advantages", "mine:one_step"),
+        ("costs", "mine:stamp_duty"),
+        ("features", "mine:momentum(period=10)"),
+        ("policies", "mine:Convolution"),
+        ("rewards", "mine:downside"),
+    ]
+    words = "backtest --run runs/mine --start 2013-01-01 --stop 2013-06-01 --json".split()
+    there = command(trained, *words)
+    assert there.returncode == 0, there.stderr
+    found = json.loads(there.stdout.splitlines()[-1])
+    run, bars = nca.Run("runs/mine"), nca.sample_bars("sp500")
+    here = nca.backtest(bars, run, start="2013-01-01", stop="2013-06-01")
+    assert found["total_return"] == pytest.approx(here.metrics["total_return"], rel=1e-9)
+    assert found["costs"]["mine:stamp_duty"] == here.costs.amount["mine:stamp_duty"] < 0.0

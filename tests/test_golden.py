@@ -23,6 +23,7 @@ from nca_trader.config import (
     AgentConfig,
     EnvConfig,
     LearnerConfig,
+    MeshConfig,
     OptimizerConfig,
     PolicyConfig,
 )
@@ -340,3 +341,15 @@ def test_the_first_update(golden, monkeypatch, estimator, devices):
 
 def _records(x):
     return hasattr(x, "gradients")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("market", ["ou_mid", "hidden", "kelly"])
+def test_what_an_agent_learns(golden, market, devices):
+    """Too short to reach the optimum, so that the figure still says how fast it learns."""
+    agent = dataclasses.replace(nca.load_agent("nano"), mesh=MeshConfig(devices=devices))
+    proofs = nca.prove([market], agent, steps=400_000, seeds=(1, 2), controls=False)
+    rows = [proof.row() for proof in proofs]
+    names = ("fraction", "untrained", "turnover", "steps")
+    golden(f"prove {market}", {name: [row[name] for row in rows] for name in names}, TRAINED)

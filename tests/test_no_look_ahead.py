@@ -475,3 +475,23 @@ def test_what_later_bars_do_change():
         "decision 0[3]",  # order
         *(f"{part} {name}" for part in parts for name in ("drawn", "sma_cross", "momentum")),
     }
+
+
+@pytest.mark.heavy
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", TWO_LENGTHS)
+def test_bars_added_after_the_last_one_change_nothing(name):
+    """The last bar of the shorter history has no decision: only what both know is compared."""
+    columns = frozenset(columns_of(witness(name).source))
+    assert (
+        disagreements(name, SHORT, Change(SHORT - 1, LONG, 0, columns, frozenset(), 0.1, 0)) == []
+    )
+
+
+@pytest.mark.heavy
+def test_every_fact_has_a_row_for_every_bar_that_it_is_known_at():
+    for length in (SHORT, LONG):
+        facts = facts_of("equity_daily", length)
+        assert {name: len(values) for name, values in facts.items()} == {
+            name: known(name, length) for name in facts
+        }

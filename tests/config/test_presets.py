@@ -5,6 +5,8 @@ import functools
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nca_trader.agents import load_agent
 from nca_trader.config import (
@@ -20,6 +22,7 @@ from nca_trader.config.account import Limits
 from nca_trader.config.toml import from_toml_text, preset_folder, preset_names, to_toml
 from nca_trader.envs import load_env
 from nca_trader.errors import ConfigError
+from nca_trader.types import Costs
 
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
@@ -311,3 +314,26 @@ def test_the_ends_of_each_range(cls, name, good, bad):
     for value in bad:
         with pytest.raises(ConfigError, match=name):
             cls(**{name: value})
+
+
+@pytest.mark.heavy
+@given(
+    commission=st.floats(0, 0.1, exclude_max=True),
+    size=st.none() | st.floats(1e-300, 1.0),
+    max_gross=st.none() | st.floats(1.0, 1e300),
+    episode_bars=st.none() | st.integers(2, 2**62),
+    features=st.lists(
+        st.text(st.characters(codec="utf-8")), min_size=1, max_size=3, unique=True
+    ).map(tuple),
+    short=st.booleans(),
+)
+def test_any_config_reads_back_equal(commission, size, max_gross, episode_bars, features, short):
+    config = EnvConfig(
+        costs=Costs(commission=commission),
+        size=size,
+        max_gross=max_gross,
+        episode_bars=episode_bars,
+        features=features,
+        short=short,
+    )
+    assert from_toml_text(EnvConfig, to_toml(config), "any") == config

@@ -310,3 +310,16 @@ def test_a_strategy_counts_once_for_the_same_targets_on_the_same_bars(tmp_path):
     nca.sweep(bars, rules.sma_cross, {"fast": [5], "slow": [20, 40, 60]}, trials=tmp_path)
     assert nca.backtest(bars, several[1], trials=tmp_path).tried == 4
     assert nca.backtest(bars, several[1]).tried is None
+
+
+@pytest.mark.heavy
+def test_a_run_says_how_many_of_its_bars_it_has_seen(bars, run):
+    def in_sample(start, stop=None):
+        return backtest(bars, run, start=str(bars.time[start]), stop=stop).in_sample
+
+    assert seen_rows(bars, run) == TRAINED
+    assert in_sample(0) == TRAINED
+    assert in_sample(TRAINED - 1) == 1
+    assert in_sample(TRAINED) == 0
+    assert in_sample(100, str(bars.time[120])) == 20
+    assert backtest(bars, np.zeros((240, 2))).in_sample is None

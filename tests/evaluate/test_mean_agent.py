@@ -6,8 +6,10 @@ from drawn import random_bars
 from untrained import untrained_run
 
 from nca_trader import Costs, EnvConfig, TradingEnv, backtest
+from nca_trader.agents.policy import mean_policy, unstack
 from nca_trader.config import AgentConfig, PolicyConfig
 from nca_trader.data.bars import write_bars
+from nca_trader.evaluate.simulate import simulate_agent
 from nca_trader.paper.session.parity import compare
 from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import Coding, compact, read_run, write_exported
@@ -102,3 +104,48 @@ def test_an_exported_mean_agent_comes_back_and_trades_alike(run, bars, tmp_path)
     # Which agent a tensor is of, is in its name: swapped names are another agent's weights.
     names = list(weights.tensors)
     assert {name.partition(".")[0] for name in names} == {"0", "1", "2"}
+
+
+@pytest.mark.heavy
+@pytest.mark.few(2)
+def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, bars):
+    """An agent that does not see the account orders the same, whatever the account holds."""
+    params = run.params()
+    head = params["head"]
+    blind = {**params, "head": {**head, "account": np.zeros_like(head["account"])}}
+    given = (run.account, 0, len(bars))
+    mean, _ = simulate_agent(bars, run, (blind,), *given)
+    alone = []
+    for seed, one in enumerate(unstack(blind, SEEDS)):
+        trace, _ = simulate_agent(bars, Run(run.path, seed=seed), (one,), *given)
+        alone.append(trace.target)
+    want = np.mean(alone, axis=0)
+    if run.agent_config.ensemble == "agreement":
+        want *= want**2 / np.maximum(np.square(alone).mean(axis=0), 1e-12)
+    np.testing.assert_allclose(mean.target, want, atol=1e-6)
+    orders = np.array(alone)[:, -100:]
+    assert (orders.std(axis=0) > 0.05).mean() > 0.2, "the agents agree: this test shows nothing"
+
+
+@pytest.mark.heavy
+@pytest.mark.few(2)
+def test_a_batch_a_stream_and_each_agent_alone_see_the_same_cells(run, bars):
+    one, params = run.each, run.params()
+    several = mean_policy(one, SEEDS)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 40, 2, one.spec.num_features)).astype(np.float32)
+    present = rng.random((1, 40, 2)) < 0.9
+    cells = several.encode(params, x, present)
+    each = [one.encode(part, x, present) for part in unstack(params, SEEDS)]
+    np.testing.assert_allclose(cells, np.concatenate(each, axis=-1), atol=2e-5)
+    state = several.begin()
+    for t in range(40):
+        state, now = several.stream(params, state, x[0, t], present[0, t])
+        np.testing.assert_allclose(now, cells[0, t], atol=2e-5)
+    seen = rng.normal(size=(2, 3)).astype(np.float32)
+    logits, _ = several.act(params, cells[0, -1], seen)
+    parts = [
+        one.act(part, of[0, -1], seen)[0]
+        for part, of in zip(unstack(params, SEEDS), each, strict=True)
+    ]
+    np.testing.assert_allclose(logits, np.concatenate(parts, axis=-1), atol=2e-5)

@@ -150,3 +150,45 @@ def test_a_delay_is_a_whole_number(bars, delay):
         nca.backtest(bars, nca.rules.momentum(20), delay=delay)
     with pytest.raises(ConfigError, match="give a whole number of bars"):
         nca.rules.momentum(20).with_delay(delay)
+
+
+def ledger(bars, targets, commission):
+    """Equity of cash and units, filled at the next open each time the target changes."""
+    cash, units, last, waiting, equity = 1.0, 0.0, np.nan, np.nan, []
+    for open_, close, target in zip(bars.open[:, 0], bars.close[:, 0], targets, strict=True):
+        if not np.isnan(waiting):
+            worth = cash + units * open_
+            bought = (worth * waiting - units * open_) / open_
+            if waiting == 1.0:  # all cash, the commission included
+                bought = cash / (open_ * (1.0 + commission))
+            cash -= bought * open_ + commission * abs(bought) * open_
+            units, waiting = units + bought, np.nan
+        equity.append(cash + units * close)
+        if not np.isnan(target) and target != last:
+            last = waiting = target
+    return np.array(equity)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 4])
+def test_a_late_order_equals_a_hand_ledger_of_later_targets(bars, delay):
+    rng = np.random.default_rng(delay)
+    targets = np.where(rng.random(300) < 0.1, rng.integers(0, 2, 300), np.nan)
+    targets[0] = 0.0
+    late = np.concatenate([np.full(delay, np.nan), targets[: 300 - delay]])
+    expected = ledger(bars, late, 1e-3)
+    costs = nca.Costs(commission=1e-3)
+    result = nca.backtest(bars, targets, costs, order="on_change", delay=delay)
+    np.testing.assert_allclose(result.equity, expected, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_reruns_of_an_agent_are_one_look_at_its_bars(tiny, tmp_path):
+    run, bars = tiny.copy(tmp_path / "copy").run, tiny.bars
+    first = nca.backtest(bars, run)
+    looks = first.evaluations
+    stress = first.stress()
+    assert stress.costs.loc[1.0, "sharpe"] == pytest.approx(first.metrics["sharpe"], rel=1e-9)
+    assert nca.backtest(bars, run).evaluations == looks + 1
+    # It decides as if its orders were on time.
+    late = nca.backtest(bars, run, delay=2, look=False)
+    np.testing.assert_array_equal(late.targets[2:], first.targets[:-2].to_numpy())

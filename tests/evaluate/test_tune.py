@@ -1,5 +1,7 @@
 """The search of hyper-parameters: counted, resumed, and independent of the number of workers."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from drawn import random_bars
@@ -94,3 +96,54 @@ def test_a_grid_and_a_space_are_parsed():
     assert space["x.y"] == Range(low=1, high=9) and isinstance(space["x.y"].low, int)
     assert space["x.z"] == Range(low=1e-3, high=1, log=True)
     assert space["p.kind"].choices == ("mlp", "gru")
+
+
+@pytest.mark.slow
+def test_a_search_scores_at_true_costs_what_was_trained_at_higher_ones(bars, tmp_path, monkeypatch):
+    charged = nca.Costs(commission=2e-3)
+    env = dataclasses.replace(ENV, costs=charged, random_costs=(8.0, 8.0))
+    seen, backtest = [], searching.backtest
+
+    def noted(*args, **more):
+        seen.append(backtest(*args, **more))
+        return seen[-1]
+
+    monkeypatch.setattr(searching, "backtest", noted)
+    space = {"learner.num_epochs": Range(choices=(1, 2))}
+    found = nca.tune(bars, AGENT, space, tmp_path / "t", env=env, trials=1, seeds=1, steps=128)
+    (result,) = seen
+    # The same orders of an account that knows nothing of runs, at each of the two costs.
+    rules = {"order": env.order, "fill": env.fill, "max_gross": env.max_gross}
+    start = str(result.equity.index[0])
+    true, inflated = (
+        nca.backtest(bars.between(start, None), result.targets, costs, **rules).metrics["sharpe"]
+        for costs in (charged, charged.scaled(8.0))
+    )
+    assert found.score == pytest.approx(true, rel=1e-9) and abs(true - inflated) > 0.1
+
+
+@pytest.mark.heavy
+def test_work_that_was_stopped_is_not_resumed_with_other_own_code(
+    bars, tmp_path, scored, monkeypatch
+):
+    """A config names own code, so that its text stays when the file changes."""
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "stored_fee.py"
+    mine.write_text("def fee(trade):\n    return 0.0 * trade.price\n")
+    costs = nca.Costs(own=("stored_fee:fee",))
+    env = dataclasses.replace(ENV, costs=costs)
+    rule, grid = nca.rules.sma_cross, {"fast": [2, 5], "slow": [10]}
+    kept = {
+        "search": lambda: searched(bars, tmp_path / "a/t", trials=2, env=env),
+        "sweep": lambda: nca.sweep(bars, rule, grid, costs, resume=tmp_path / "s", trials=None),
+        "walk-forward": lambda: nca.walk_forward(
+            bars, rule, costs, grid=grid, train=100, test=50, folder=tmp_path / "w", check=False
+        ),
+    }
+    for work in kept.values():
+        work()
+        work()
+    mine.write_text("def fee(trade):\n    return 0.0 * trade.price  # another file\n")
+    for what, work in kept.items():
+        with pytest.raises(RunError, match=f"a {what} of something else: code.stored_fee:fee"):
+            work()

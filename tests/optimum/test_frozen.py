@@ -1,11 +1,13 @@
 """Frozen environments: what their digests fix, and that they pay what their market pays."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
 
 import gymnasium
+import jax
 import numpy as np
 import pytest
 from gymnasium.envs.registration import EnvSpec
@@ -14,6 +16,7 @@ from gymnasium.utils.env_checker import check_env
 from nca_trader.config import toml
 from nca_trader.config.toml import preset_folder
 from nca_trader.envs import FROZEN
+from nca_trader.envs.gym.packed import observed
 from nca_trader.errors import ConfigError
 from nca_trader.markets import market_of
 from nca_trader.optimum import frozen as frozen_markets
@@ -181,3 +184,32 @@ def test_moving_volatility_shows_the_size_of_returns():
     shown = {name: np.abs(features[:, names.index(name)]) for name in ("return_1", "return_level")}
     alike = {name: np.corrcoef(seen, wild[5_000:])[0, 1] for name, seen in shown.items()}
     assert alike["return_level"] > 0.99 and alike["return_1"] < 0.95, alike
+
+
+ONE_ASSET = ("ou_mid", "hidden")  # of which an action is a number
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
+@pytest.mark.few(2)
+def test_the_pure_functions_are_the_episode_of_gymnasium(name):
+    """Those of which `nca_trader.optimum.gymnax` is made, in one scan over an episode."""
+    env = gymnasium.make(f"nca_trader/{name}-v1").unwrapped
+    env.action_space.seed(0)
+    actions = np.stack([env.action_space.sample() for _ in range(1024)]).reshape(1024, -1)
+    trading = env.trading
+    show = functools.partial(observed, trading.market, length=1)
+
+    def step(state, action):
+        state, timestep = trading.step(state, action)
+        return state, (show(timestep.observation), timestep.reward, timestep.truncated)
+
+    state, timestep = trading.reset(jax.random.key(2))
+    _, (seen, rewards, ends) = jax.lax.scan(step, state, actions)
+    expected, _ = env.reset(options={"start": int(state.index)})
+    np.testing.assert_allclose(show(timestep.observation), expected, atol=1e-6)
+    for i, action in enumerate(actions):
+        expected, reward, _, truncated, _ = env.step(action[0] if name in ONE_ASSET else action)
+        np.testing.assert_allclose(seen[i], expected, atol=1e-6)
+        assert abs(rewards[i] - reward) <= 1e-6 and ends[i] == truncated
+    assert truncated

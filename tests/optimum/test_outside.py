@@ -578,3 +578,28 @@ def test_paths_hold_whole_pieces_for_any_number_of_assets(monkeypatch, assets):
     assert drawn.rows.shape == (3, WARM + COUNTED)
     best = paths.optimal_positions(drawn.task, drawn.rows)
     assert paths.judge(drawn, np.moveaxis(best, 0, 1)).fraction == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_a_cheat_that_is_given_the_seed_looks_ahead(proven):
+    """A planted one: it draws the paths itself. The row says that the seed was given."""
+    text = f"""
+        import numpy as np
+        import nca_trader as nca
+        from nca_trader.optimum.outside import paths
+
+        seeds = np.random.SeedSequence(5).generate_state({paths.LEAST}, np.uint64) >> 1
+        length = {paths.HISTORY + WARM + COUNTED + 1}
+        returns = np.stack([
+            nca.synthetic.make("ou", num_bars=length, seed=int(s)).returns[:, 0] for s in seeds
+        ])
+        bar = {paths.HISTORY}
+
+        def act(seen):
+            global bar
+            bar += 1
+            return np.where(returns[:, bar] > 0, 2, 0)
+    """
+    proof = proven(text, seeds=[5], controls=False)
+    assert proof.reached.looks_ahead and "looks ahead" in proof.complaint
+    assert proof.row()["seed_given"] is True and not proof.passed

@@ -283,3 +283,20 @@ def test_a_blend_is_not_judged_on_bars_that_trained_its_run(bars, tmp_path):
         nca.sweep(bars, mix, {"share": [0.2, 0.4]}, nca.Costs())
     walk = nca.walk_forward(bars, mix(), train=200, test=100)
     assert walk.result.equity.index[0] == late
+
+
+@pytest.mark.slow
+def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
+    def rule(slow=9, share=0.5):
+        parts = {"a": (nca.rules.sma_cross(3, slow), share), "b": (patient(4), 1.0 - share)}
+        return nca.blend(parts, costs=COSTS)
+
+    grid = {"slow": [8, 20], "share": [0.25]}
+    table = nca.sweep(bars, rule, grid, COSTS, precision="f64")
+    for row in table.to_dict("records"):
+        alone_ = nca.backtest(bars, rule(row["slow"], row["share"]), COSTS)
+        assert row["total_return"] == pytest.approx(alone_.metrics["total_return"], rel=1e-9)
+    walk = nca.walk_forward(bars, rule, train=120, test=140, grid={"share": [0.25]}, costs=COSTS)
+    equity = walk.result.equity
+    same = nca.backtest(bars, rule(share=0.25), COSTS, start=str(equity.index[0]))
+    np.testing.assert_allclose(equity, same.equity[: len(equity)], rtol=1e-9)

@@ -108,3 +108,22 @@ def test_a_base_of_own_code_is_not_loaded_where_none_may_be(tmp_path, monkeypatc
     assert Run(run.path).base.name == "momentum 5"
     with pytest.raises(RunError, match=r"own code mine\.py:RULE, which is not loaded here"):
         _ = Run(run.path, allow_code=None).base
+
+
+@pytest.mark.heavy
+def test_an_agent_that_gains_on_its_base_trades(tmp_path):
+    bars = rising(3)
+    run = tilting(tmp_path / "run", bars, 1.0)
+    _, found, run = decided(run, bars)
+    assert found.harm.gained and found.trades and run.replacement is None
+    assert found.sentence.startswith("Gain shown: agent was shown to be better than")
+    # By hand: the same series at twice the costs, whose difference is what is said.
+    start = str(bars.index[252])
+    twice = nca.Costs(commission=4e-4)
+    account = dataclasses.replace(ENV.account, costs=twice)
+    ours, theirs = (
+        nca.backtest(bars, each, account=account, start=start, look=False)
+        for each in (Run(run.path, force_agent=True), run.base)
+    )
+    apart = ours.metrics["sharpe"] - theirs.metrics["sharpe"]
+    assert found.harm.differences[1] == pytest.approx(apart, rel=1e-9)

@@ -1,6 +1,7 @@
 """The update at which training stops: chosen by bars that none trains on, and by no others."""
 
 import dataclasses
+import json
 import math
 import shutil
 
@@ -10,8 +11,10 @@ import pytest
 from drawn import random_bars
 
 from nca_trader import AgentConfig, Costs, EnvConfig, Selector, TradingEnv, backtest, train
+from nca_trader.cli import main
 from nca_trader.cli.train import selection_line
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig, SelectionConfig
+from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError, ConfigError, RunError, StateError
 from nca_trader.evaluate.evidence.gate import gate
 from nca_trader.runs.checkpoint import Checkpoints
@@ -266,3 +269,40 @@ def test_a_single_score_is_not_called_a_choice():
     said = "update 7: Sharpe ratio 0.25 of the mean agent on the selection span"
     assert selection_line(one, 3) == said
     assert "the best of 2" in selection_line(dataclasses.replace(one, scored=2), 3)
+
+
+@pytest.mark.slow
+def test_the_command_trains_before_the_span_and_names_the_update(bars, tmp_path, capsys):
+    write_bars(bars, tmp_path / "bars.parquet")
+    agent = {"kind": "'mlp'", "channels": 4, "hidden": 0, "window": 1, "head_hidden": 4}
+    learner = {
+        "num_segments": 8,
+        "segment_length": 16,
+        "envs_per_segment": 2,
+        "num_epochs": 1,
+        "num_minibatches": 1,
+    }
+    text = "".join(
+        f"[{name}]\n" + "".join(f"{key} = {value}\n" for key, value in table.items())
+        for name, table in (("policy", agent), ("learner", learner), ("selection", {"scores": 3}))
+    )
+    (tmp_path / "agent.toml").write_text(text)
+    words = ["train", "--env", "index_daily", "--agent", str(tmp_path / "agent.toml")]
+    words += ["--data", str(tmp_path / "bars.parquet"), "--run", str(tmp_path / "run")]
+    words += ["--steps", str(6 * PER_UPDATE), "--json"]
+    assert main([*words, "--select", "2020-08-01"]) == 2
+    assert "give two dates, FROM:TO" in capsys.readouterr().err
+    assert main([*words, "--select", f"{FROM}:{TO}", "--until", "2020-09-01"]) == 2
+    assert "train on bars before the selection span" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "--select", f"{FROM}:{TO}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = json.loads(lines[-1])
+    run = Run(tmp_path / "run")
+    assert run.manifest.data.last.startswith("2020-07-31")
+    assert found["selected_update"] == run.selection.update and found["complete"]
+    assert found["gate"]["deployed"] == run.deployment.baseline
+    assert run.deployment.sentence in lines
+    assert any(
+        line.startswith(f"selected: update {run.selection.update}, the best of 3") for line in lines
+    )

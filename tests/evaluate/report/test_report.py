@@ -402,3 +402,27 @@ def test_a_short_span_is_of_bars_and_not_of_years(report, seen_on):
     hours = pd.date_range(equity.index[0], periods=len(equity), freq="h")
     seen = seen_on(judged(with_agent(report, equity=equity.set_axis(hours)), 0))
     assert "Metrics on the test bars" in seen and "years" not in seen.partition("Verdict")[2]
+
+
+@pytest.mark.heavy
+def test_the_page_needs_nothing_from_elsewhere(text):
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    for tag, key, value in page.attributes:
+        assert not key.startswith("on")
+        if key in ("src", "href", "xlink:href", "action") and tag != "a":
+            assert value.startswith("#")
+    text = without_scripts(text)
+    assert "@import" not in text
+    assert all(target.startswith("#") for target in re.findall(r"url\((.*?)\)", text))
+    assert "http:" not in text
+    assert set(re.findall(r"https:[^<\"]*", text)) == {
+        "https://www.tradingview.com/"
+    }  # its licence
+    assert len(text) < 2_000_000
+
+
+@pytest.mark.heavy
+def test_the_same_report_is_the_same_bytes(report, text, tmp_path):
+    assert write_report(tmp_path / "again.html", report).read_text(encoding="utf-8") == text
+    assert report.evidence.agent.bars.digest()[:16] in text

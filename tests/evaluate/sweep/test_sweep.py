@@ -98,9 +98,10 @@ def refuse_other_metrics(table, rule, bars, costs, precision, **options):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ["f32", "f64"])
 @pytest.mark.few(1)
-def test_a_sweep_equals_a_loop_of_backtests(name, precision):
+def test_a_sweep_equals_a_loop_of_backtests(name, precision, monkeypatch):
     rule, grid, assets, options = CASES[name]
     bars = made(assets=assets, missing=0.1 if name == "assets" else 0.0)
+    monkeypatch.setattr(module, "RETURNS_BYTES", 16 * len(bars))  # programs of one combination
     table = nca.sweep(
         bars, rule, grid, COSTS, precision=precision, trials=None, tails=True, **options
     )
@@ -207,8 +208,12 @@ def test_an_interrupted_sweep_resumes_and_its_numbers_do_not_depend_on_the_width
         nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, resume=tmp_path)
 
 
+CALLS = []
+
+
 def above(bars, n=5, scale=1.0):
     """A function of bars, which a sweep loops."""
+    CALLS.append(n)
     close = pd.Series(bars.close[:, 0])
     return scale * (close > close.rolling(int(n)).mean()).to_numpy(np.float64)
 
@@ -461,3 +466,71 @@ def test_a_planted_edge_is_found():
     assert "better than cash and than buy and hold" in table.attrs["verdict"]
     assert "which of them is the best is more than luck" in table.attrs["verdict"]
     assert 6 <= table.attrs["search"]["combination"]["lookback"] <= 16
+
+
+@pytest.mark.heavy
+def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
+    bars, grid = made(200), {"n": range(3, 30)}
+    whole = nca.sweep(bars, above, grid, COSTS, trials=None)
+    kept = module.WorkFolder.write
+
+    def broken(self, number, arrays):
+        if number == 3:
+            raise KeyboardInterrupt
+        kept(self, number, arrays)
+
+    monkeypatch.setattr(module.WorkFolder, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    monkeypatch.undo()
+    written = len(list(tmp_path.glob("part-*.npz")))
+    # A machine of more cores cuts other parts, and keeps to those that are there.
+    monkeypatch.setattr("nca_trader.evaluate.sweep.sweep.cores", lambda: 1)
+    CALLS.clear()
+    again = nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    pd.testing.assert_frame_equal(again, whole, check_exact=True)
+    width = json.loads((tmp_path / "sweep.json").read_text())["width"]
+    assert written == 3 and set(CALLS) == {3, *range(4 + 3 * width, 30)}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+@pytest.mark.few(1)
+def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tmp_path):
+    """With continuous targets, with stops, and where a function of bars runs in a loop."""
+    bars = made(300)
+
+    def numpy_rule(bars, lookback=5):
+        return np.asarray(nca.backtest(bars, nca.rules.momentum(lookback)).targets)
+
+    for rule, grid in (
+        (nca.rules.volatility_hold, {"annual": [0.1, 0.15, 0.2]}),
+        (nca.rules.breakout, {"lookback": [10, 20], "stop": [None, 0.02]}),
+        (nca.rules.momentum, {"lookback": [3, 5, 9]}),
+    ):
+        table = nca.sweep(bars, rule, grid, COSTS, precision=precision, trials=tmp_path)
+        number = table.attrs["search"]["trials"]
+        for one in table[list(grid)].to_dict("records"):
+            values = {k: None if v is None or v != v else v for k, v in one.items()}
+            values = {k: int(v) if k == "lookback" else v for k, v in values.items()}
+            assert nca.backtest(bars, rule(**values), COSTS, trials=tmp_path).tried == number
+    table = nca.sweep(bars, numpy_rule, {"lookback": [3, 5, 9]}, trials=tmp_path)
+    assert table.attrs["search"]["trials"] == number
+
+
+CROSS = {"fast": range(4, 36, 4), "slow": range(40, 140, 10)}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_zoom_into_the_winner_does_not_raise_the_deflated_ratio(draws, tmp_path):
+    changes = []
+    for seed in range(draws):
+        bars, folder = made(900, seed=100 + seed), tmp_path / str(seed)
+        first = nca.sweep(bars, nca.rules.sma_cross, CROSS, trials=folder).attrs["search"]
+        near = {k: range(v - 2, v + 3) for k, v in first["combination"].items()}
+        second = nca.sweep(bars, nca.rules.sma_cross, near, trials=folder).attrs["search"]
+        assert first["trials"] < second["trials"] <= first["trials"] + 24
+        assert second["trials_variance"] >= first["trials_variance"]
+        changes.append(second["deflated_sharpe"] - first["deflated_sharpe"])
+    assert np.median(changes) <= 0.0

@@ -12,7 +12,7 @@ import pytest
 
 import nca_trader as nca
 from nca_trader.cli import main
-from nca_trader.config.spans import Spans
+from nca_trader.config.spans import Spans, Training
 from nca_trader.errors import BarError, CheckFailed, ConfigError, RunError, StateError
 from nca_trader.evaluate.walkforward import refit, walk
 from nca_trader.evaluate.walkforward.folds import make_folds
@@ -383,3 +383,70 @@ def test_the_best_constant_weight_is_the_best(persistent):
     falling = bars_of(rng.normal(-0.01, 0.01, 900))
     long_only = walked(falling, nca.rules.buy_and_hold(), grid=None, train=400, test=250)
     assert long_only.baselines["best constant weight"].targets.iloc[0, 0] == 0.0
+
+
+@pytest.mark.heavy
+def test_spans_and_training_may_be_given_as_objects(persistent):
+    given = nca.walk_forward(
+        persistent, follow, spans=Spans(purge=2, **SPANS), grid=SIDES, training=Training(name="x")
+    )
+    named = walked(persistent, purge=2)
+    folds = [x.folds.drop(columns="seconds") for x in (given, named)]
+    assert folds[0].equals(folds[1]) and given.result.equity.equals(named.result.equity)
+    assert (given.result.name, named.result.name) == ("x", "follow")
+
+
+@pytest.mark.slow
+def test_processes_give_the_bits_of_one(persistent):
+    spans = {"train": 400, "test": 250, "check": False}
+    alone, two = (walked(persistent, workers=n, **spans) for n in (None, 2))
+    np.testing.assert_array_equal(alone.result.equity, two.result.equity)
+    assert alone.verdict == two.verdict
+
+
+def shuffled(returns, seed):
+    rng = np.random.default_rng(seed)
+    return bars_of(rng.permutation(returns - returns.mean()))
+
+
+def cross(bars, fast=5):
+    """Long while a mean of `fast` closes is above one of 30: the grid finds what is not there."""
+    import pandas as pd
+
+    close = pd.Series(bars.close[:, 0])
+    quick, slow = close.rolling(fast).mean(), close.rolling(30).mean()
+    return np.where(slow.isna(), 0.0, (quick > slow).astype(float))
+
+
+def verdicts(returns, seeds):
+    spans = {"grid": {"fast": (3, 5, 10, 20)}, "train": 500, "test": 250, "check": False}
+    return [nca.walk_forward(shuffled(returns, seed), cross, **spans) for seed in seeds]
+
+
+@pytest.fixture(scope="module")
+def index_returns():
+    close = nca.sample_bars("sp500").close[-2500:, 0]
+    return np.diff(close) / close[:-1]
+
+
+@pytest.mark.heavy
+def test_noise_is_not_distinguishable(index_returns):
+    assert all("not distinguishable" in w.verdict for w in verdicts(index_returns, (0,)))
+
+
+@pytest.mark.slow
+def test_noise_is_not_distinguishable_on_nine_of_ten_series(index_returns):
+    """A selection of the hundred of benchmarks/results/walkforward-noise.json."""
+    found = sum("not distinguishable" in w.verdict for w in verdicts(index_returns, range(20)))
+    assert found >= 18
+
+
+@pytest.mark.heavy
+def test_several_assets_and_missing_bars():
+    bars = drawn.random_bars(np.random.default_rng(2), 400, 2)
+
+    def held(bars, weight=0.1):
+        return np.full(bars.close.shape, weight)
+
+    done = nca.walk_forward(bars, held, grid={"weight": (0.1, 0.4)}, train=150, test=100)
+    assert done.result.targets.shape == (200, 2) and set(done.folds["weight"]) <= {0.1, 0.4}

@@ -11,6 +11,7 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader.agents.quantise import leaves_of
 from nca_trader.errors import ConfigError
+from nca_trader.evaluate.evidence.deploy import deployable, mean_exposure
 from nca_trader.evaluate.walkforward import refit
 from nca_trader.runs.manifest import Run
 
@@ -112,3 +113,91 @@ def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_pat
     rule = nca.walk_forward(bars, nca.rules.buy_and_hold(), train=160, test=40)
     with pytest.raises(ConfigError, match="of a strategy"):
         rule.deploy(run)
+
+
+@pytest.mark.heavy
+def test_the_gate_says_what_to_deploy(bars, alone):
+    gate = alone[0].gate
+    assert gate.baseline in alone[0].baselines
+    assert gate.baseline not in ("best constant weight", "exposure-matched hold")
+    assert gate.sentence in repr(alone[0])
+    # Untrained in effect, on random bars: nothing better can be shown.
+    assert not gate.passed and gate.deployed == gate.baseline
+
+
+@pytest.mark.heavy
+def test_a_walk_of_an_agent_that_tilts_a_base_asks_whether_it_does_that_harm(bars, tmp_path):
+    env = dataclasses.replace(ENV, actions="weights")
+    policy = dataclasses.replace(AGENT.policy, base="time_series_momentum(lookback=5)")
+    still = dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
+    agent = dataclasses.replace(AGENT, policy=policy, optimizer=still)
+    done = nca.walk_forward(bars, agent, **SPANS, seeds=1, env=env)
+    name = "time-series momentum 5"
+    assert done.result.equity.equals(done.baselines[name].equity)
+    assert done.gate.harm.base == name and done.gate.harm.bounds == (0.0, 0.0)
+    assert done.gate.trades and done.gate.sentence in repr(done)
+    assert "No harm shown, no gain shown" in done.folds.attrs["verdict"]
+    run = untrained_run(tmp_path / "run", bars, env, agent)
+    done.deploy(run)
+    assert Run(run.path).replacement is None
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
+    env = nca.TradingEnv(bars[:124], ENV)
+    still = dataclasses.replace(
+        AGENT, optimizer=dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
+    )
+    first = nca.train(env, AGENT, tmp_path / "a", seed=3).params()
+    second = nca.train(env, still, tmp_path / "b", seed=4, params=first).params()
+    for name, leaf in leaves_of(first).items():
+        np.testing.assert_allclose(leaves_of(second)[name], leaf, rtol=1e-6, atol=1e-12)
+    with pytest.raises(ConfigError, match="params: begins one agent, and this one has num_seeds"):
+        several = dataclasses.replace(AGENT, num_seeds=2)
+        nca.train(env, several, tmp_path / "c", params=first)
+
+
+@pytest.mark.slow
+def test_a_run_that_a_walk_cannot_decide_on_is_refused_before_the_first_fold(bars, tmp_path):
+    agent = dataclasses.replace(AGENT, num_seeds=2)
+    trained = tmp_path / "folds"
+    # Folds judge on rows 160 to 239; the second run's training ends with row 238.
+    for name, rows, seeds, says in (
+        ("one", 240, 2, None),
+        ("early", 239, 2, "which could then be no test"),
+        ("alone", 240, 1, "its num_seeds differs"),
+    ):
+        one = dataclasses.replace(agent, num_seeds=seeds)
+        run = untrained_run(tmp_path / name, bars[:rows], ENV, one)
+        given = {"train": 160, "test": 40, "env": ENV, "deploy": run}
+        if says is None:
+            with pytest.raises(RuntimeError, match="begun"):
+                nca.walk_forward(bars, agent, folder=trained, done=_stop, **given)
+            assert trained.exists()
+            continue
+        with pytest.raises(ConfigError, match=says):
+            nca.walk_forward(bars, agent, folder=tmp_path / f"of {name}", **given)
+        assert not (tmp_path / f"of {name}").exists()
+    with pytest.raises(ConfigError, match="of a strategy"):
+        nca.walk_forward(bars, nca.rules.buy_and_hold(), train=160, test=40, deploy=run)
+
+
+def _stop(number, fitted):
+    raise RuntimeError("begun")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("sizing", ["fixed", "volatility"])
+def test_a_matched_hold_has_the_mean_exposure_and_no_timing(sizing):
+    two = random_bars(np.random.default_rng(9), 300, 2, missing=0.02)
+    rules = {"sizing": sizing, "volatility_span": 20, "size_cap": 4.0}
+    rules = rules if sizing == "volatility" else {}
+    asked = np.random.default_rng(1).uniform(-0.2, 0.4, (300, 2))
+    done = nca.backtest(two, asked, start=str(two.index[50]), **rules)
+    # Written out: what was asked for, before the account sized it.
+    np.testing.assert_allclose(mean_exposure(done), asked[50:].mean(0), rtol=1e-9)
+    held = deployable(done, two, str(two.index[50]))["exposure-matched hold"]
+    direct = nca.backtest(
+        two, np.tile(asked[50:].mean(0), (300, 1)), start=str(two.index[50]), **rules
+    )
+    np.testing.assert_allclose(held.equity, direct.equity, rtol=1e-9)
