@@ -181,7 +181,7 @@ def test_a_late_order_equals_a_hand_ledger_of_later_targets(bars, delay):
     np.testing.assert_allclose(result.equity, expected, rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_reruns_of_an_agent_are_one_look_at_its_bars(tiny, tmp_path):
     run, bars = tiny.copy(tmp_path / "copy").run, tiny.bars
     first = nca.backtest(bars, run)

@@ -8,6 +8,7 @@ from drawn import random_bars
 from tiny import AGENT, ENV
 
 import nca_trader as nca
+from nca_trader.cli import main
 from nca_trader.config.spans import Range, parse_grid, parse_space
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.evaluate import tune as searching
@@ -98,7 +99,7 @@ def test_a_grid_and_a_space_are_parsed():
     assert space["p.kind"].choices == ("mlp", "gru")
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_search_scores_at_true_costs_what_was_trained_at_higher_ones(bars, tmp_path, monkeypatch):
     charged = nca.Costs(commission=2e-3)
     env = dataclasses.replace(ENV, costs=charged, random_costs=(8.0, 8.0))
@@ -147,3 +148,20 @@ def test_work_that_was_stopped_is_not_resumed_with_other_own_code(
     for what, work in kept.items():
         with pytest.raises(RunError, match=f"a {what} of something else: code.stored_fee:fee"):
             work()
+
+
+@pytest.mark.heavy
+def test_the_commands_tune_and_walkforward_run(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tiny.folder)
+    words = f"--env env.toml --agent agent.toml --data bars.csv --folder {tmp_path}/t --json"
+    space = "--space optimizer.learning_rate=1e-4:1e-3:log"
+    assert main(f"tune {words} {space} --trials 1 --until 2020-07-19".split()) == 0
+    assert '"count": 1' in capsys.readouterr().out.splitlines()[-1]
+    walk = (
+        "walkforward --data bars.csv --strategy momentum --grid lookback=3,9 --train 120 --test 60"
+    )
+    page = tmp_path / "walk.html"
+    assert main([*walk.split(), "--json", "--out", str(page)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith('{"folds": [{') and '"verdict": "Out of sample over 2 folds' in last
+    assert "--grid lookback=3,9" in page.read_text() and "Folds, one row each" in page.read_text()

@@ -22,11 +22,12 @@ from tiny import AGENT
 from windowed import decide_on_window
 
 import nca_trader as nca
+from nca_trader import load_agent
 from nca_trader.envs import FROZEN
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
 from nca_trader.optimum import prove as prove_runs
-from nca_trader.optimum.measure import COUNTED, WARM
+from nca_trader.optimum.measure import COUNTED, WARM, greedy_positions
 from nca_trader.optimum.outside import outside, paths, run_player
 from nca_trader.optimum.rows import Point, Score
 
@@ -580,7 +581,7 @@ def test_paths_hold_whole_pieces_for_any_number_of_assets(monkeypatch, assets):
     assert paths.judge(drawn, np.moveaxis(best, 0, 1)).fraction == pytest.approx(1.0)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_cheat_that_is_given_the_seed_looks_ahead(proven):
     """A planted one: it draws the paths itself. The row says that the seed was given."""
     text = f"""
@@ -603,3 +604,39 @@ def test_a_cheat_that_is_given_the_seed_looks_ahead(proven):
     proof = proven(text, seeds=[5], controls=False)
     assert proof.reached.looks_ahead and "looks ahead" in proof.complaint
     assert proof.row()["seed_given"] is True and not proof.passed
+
+
+@pytest.mark.heavy
+def test_the_control_without_neighbours_shows_what_they_are_worth(proven):
+    """In `ring_hop3` an asset follows the one three places before it."""
+    text = """
+        import numpy as np
+
+        def follow(seen):
+            last = seen[:, :48].reshape(-1, 16, 3)[..., 0]
+            return np.where(np.roll(last, 3, axis=1) > 0, 2, 0)
+    """
+    proof = proven(text, "follow", "ring_hop3")
+    assert proof.reached.fraction > 0.95 and abs(proof.without["no_neighbours"]) < 0.15
+
+
+@pytest.mark.heavy
+def test_a_run_plays_as_it_does_in_this_process(tmp_path):
+    """Bar by bar in another process, and along the whole paths in this one."""
+    market, config = known_market("ou_mid")
+    env = nca.TradingEnv(config=dataclasses.replace(config, market_bars=20_000))
+    nano = load_agent("nano", ["learner.steps=64"])  # hardly trained, it trades all the time
+    run = nca.train(env, nano, tmp_path / "run", seed=0)
+    (proof,) = nca.prove(["ou_mid"], tmp_path / "run", seeds=[9])
+    drawn = paths.draw_paths(market, config, 9)
+    length = paths.HISTORY + WARM + COUNTED + 1
+    config, rows = dataclasses.replace(config, market_bars=length), np.arange(length - 1)
+    each = []
+    for seed in np.random.SeedSequence(9).generate_state(32, np.uint64) >> 1:
+        path = nca.TradingEnv(nca.synthetic.make("ou", num_bars=length, seed=int(seed)), config)
+        given = (path, run.policy, run.params(), rows[None, paths.HISTORY :])
+        each.append(greedy_positions(*given)[0])
+    expected = paths.judge(drawn, np.stack(each, axis=1))
+    assert proof.reached.fraction == pytest.approx(expected.fraction, abs=1e-3)
+    assert proof.reached.turnover == pytest.approx(expected.turnover, abs=1e-3)
+    assert expected.turnover > 0.005 and proof.row()["steps"] >= 64

@@ -285,7 +285,7 @@ def test_a_blend_is_not_judged_on_bars_that_trained_its_run(bars, tmp_path):
     assert walk.result.equity.index[0] == late
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
     def rule(slow=9, share=0.5):
         parts = {"a": (nca.rules.sma_cross(3, slow), share), "b": (patient(4), 1.0 - share)}

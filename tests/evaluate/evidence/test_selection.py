@@ -271,7 +271,7 @@ def test_a_single_score_is_not_called_a_choice():
     assert "the best of 2" in selection_line(dataclasses.replace(one, scored=2), 3)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_the_command_trains_before_the_span_and_names_the_update(bars, tmp_path, capsys):
     write_bars(bars, tmp_path / "bars.parquet")
     agent = {"kind": "'mlp'", "channels": 4, "hidden": 0, "window": 1, "head_hidden": 4}

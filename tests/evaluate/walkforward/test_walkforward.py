@@ -396,7 +396,7 @@ def test_spans_and_training_may_be_given_as_objects(persistent):
     assert (given.result.name, named.result.name) == ("x", "follow")
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_processes_give_the_bits_of_one(persistent):
     spans = {"train": 400, "test": 250, "check": False}
     alone, two = (walked(persistent, workers=n, **spans) for n in (None, 2))
@@ -434,7 +434,7 @@ def test_noise_is_not_distinguishable(index_returns):
     assert all("not distinguishable" in w.verdict for w in verdicts(index_returns, (0,)))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_noise_is_not_distinguishable_on_nine_of_ten_series(index_returns):
     """A selection of the hundred of benchmarks/results/walkforward-noise.json."""
     found = sum("not distinguishable" in w.verdict for w in verdicts(index_returns, range(20)))

@@ -142,7 +142,7 @@ def test_a_walk_of_an_agent_that_tilts_a_base_asks_whether_it_does_that_harm(bar
     assert Run(run.path).replacement is None
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
     env = nca.TradingEnv(bars[:124], ENV)
     still = dataclasses.replace(
@@ -157,7 +157,7 @@ def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
         nca.train(env, several, tmp_path / "c", params=first)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_that_a_walk_cannot_decide_on_is_refused_before_the_first_fold(bars, tmp_path):
     agent = dataclasses.replace(AGENT, num_seeds=2)
     trained = tmp_path / "folds"
