@@ -69,13 +69,6 @@ def test_of_tests_as_near_those_of_the_files_own_room_and_name_come_first():
         assert found == [[*texts][place] for place in order]
 
 
-@pytest.mark.slow
-def test_the_real_graph_knows_a_function_of_the_public_api(root):
-    edges = affected.graph(root)
-    assert "nca_trader/types.py" in edges["tests/test_arguments.py"]  # `nca.Costs`
-    assert "nca_trader/cli/__init__.py" in edges["tests/cli/test_dispatch.py"]
-
-
 def git(folder, *words):
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run(["git", "-C", folder, *identity, *words], check=True, capture_output=True)

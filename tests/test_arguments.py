@@ -53,17 +53,6 @@ def test_no_public_function_takes_more_than_twelve_arguments():
     assert {name: count for name, count in counts.items() if count > 12} == {}
 
 
-def test_costs_alone_are_an_account(bars):
-    costs, grid = nca.Costs(commission=1e-3), {"fast": [5], "slow": [20]}
-    done = nca.sweep(bars, nca.rules.sma_cross, grid, costs, max_gross=0.5, trials=None)
-    record = nca.AccountConfig(costs=costs, max_gross=0.5)
-    assert done.equals(nca.sweep(bars, nca.rules.sma_cross, grid, record, trials=None))
-    again = functools.partial(nca.sweep, bars, nca.rules.sma_cross, grid, costs, trials=None)
-    refusal(lambda: again(costs=costs), "account is given, and costs as well")
-    rule = nca.rules.sma_cross(5, 20)
-    refusal(lambda: nca.walk_forward(bars, rule, 1e-3, train=9), "account is the number 0.001")
-
-
 def test_a_misspelt_field_names_the_nearest_one():
     refusal(lambda: nca.Costs(commision=1e-3), "Costs has no field commision", "'commission'?")
     refusal(lambda: nca.EnvConfig(comission=1e-3), "EnvConfig has no", "'costs.commission'?")

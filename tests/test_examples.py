@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import inspect
+import re
 
 import pytest
 from conftest import ROOT
@@ -12,12 +13,20 @@ import nca_trader as nca
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
+# An example that calls one of these takes seconds, as it compiles; other tests call them too.
+DEAR = (
+    "backtest scan train TradingEnv sweep walk_forward paper_trade leakcheck check_\\w+ report_\\w+"
+)
+DEAR = re.compile(rf"^ *(?:>>>|\.\.\.) .*\b({DEAR.replace(' ', '|')})\(", re.M)
+
+
 def modules():
     """The names of the package's modules whose text has an example."""
     for path in sorted((ROOT / "nca_trader").rglob("*.py")):
-        if ">>> " in path.read_text(encoding="utf-8"):
+        if ">>> " in (text := path.read_text(encoding="utf-8")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            yield pytest.param(name, marks=[pytest.mark.heavy] * bool(DEAR.search(text)))
 
 
 @pytest.mark.parametrize("name", [*modules()])

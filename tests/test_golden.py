@@ -151,9 +151,6 @@ def stopped(strategy):
 
 
 BACKTESTS = {
-    "two indexes, crossing of means": lambda: nca.backtest(
-        index_bars(), nca.rules.sma_cross(50, 200), COSTS
-    ),
     "one index, momentum at the close, rebalanced": lambda: nca.backtest(
         index_bars().select("NASDAQ"), nca.rules.momentum(50), COSTS, "close", "rebalance"
     ),
@@ -165,6 +162,9 @@ BACKTESTS = {
         nca.Costs(commission=5e-4, slippage=2e-4, impact=0.005, fixed_fee=1.0), capital=1e5,
         lot=1.0, min_notional=500.0, max_participation=0.2,
     ),
+    "two indexes, crossing of means": lambda: nca.backtest(
+        index_bars(), nca.rules.sma_cross(50, 200), COSTS
+    ),
     "four assets, borrowed and short": lambda: nca.backtest(
         made_bars(), drawn_targets(made_bars(), 0.9),
         nca.Costs(commission=1e-3, interest_lend=0.02, interest_borrow=0.05, borrow_fee=0.03),
@@ -173,12 +173,14 @@ BACKTESTS = {
 }  # fmt: skip
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BACKTESTS)
 def test_backtests(golden, name):
     metrics = METRICS if "index" in name else ("total_return", "max_drawdown", "exposure")
     golden(name, account_figures(BACKTESTS[name](), metrics), F64)
 
 
+@pytest.mark.heavy
 def test_the_baselines_of_the_demo_s_table(golden):
     job = job_of(None)
     for name, rule in baseline_rules(252).items():
@@ -186,6 +188,7 @@ def test_the_baselines_of_the_demo_s_table(golden):
         golden(f"demo, {name}", account_figures(result, METRICS), F64)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
     [("crossing, f64", "f64", F64), ("crossing, f32", "f32", 1e-5), ("momentum", "f64", F64)],
@@ -204,6 +207,7 @@ def test_sweeps(golden, name, precision, tolerance):
     golden(f"sweep, {name.partition(',')[0]}", figures, tolerance)
 
 
+@pytest.mark.heavy
 def test_a_walk_forward(golden):
     bars, grid = index_bars().select("SP500"), {"fast": (5, 20, 60), "slow": (40, 100)}
     walk = nca.walk_forward(
@@ -218,6 +222,7 @@ def test_a_walk_forward(golden):
     golden("walk-forward", figures, F64)
 
 
+@pytest.mark.heavy
 def test_a_replay_on_paper(golden, tmp_path):
     bars = index_bars()[-700:]
     nca.write_bars(bars, tmp_path / "bars.parquet")
@@ -230,6 +235,7 @@ def test_a_replay_on_paper(golden, tmp_path):
     golden("paper", figures, F64)
 
 
+@pytest.mark.heavy
 def test_an_agent_over_its_backtest(golden, tmp_path):
     """Its parameters are drawn, so that nothing learnt is in the figures but the network itself."""
     bars = made_bars()
@@ -261,6 +267,8 @@ def episode_of(env, action_of, every):
     }
 
 
+@pytest.mark.heavy
+@pytest.mark.few(1)
 @pytest.mark.parametrize("market", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
 def test_an_episode_of_a_frozen_market(golden, market):
     """A change here is another environment, of another version."""

@@ -9,8 +9,6 @@ import sys
 import tomllib
 from unittest import mock
 
-import numpy as np
-import pandas as pd
 import pytest
 
 import nca_trader
@@ -22,7 +20,6 @@ from nca_trader.machine import (
     avoid_tpu,
     memory,
     refuse_versions,
-    tpu_files,
 )
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:  5 kB\nMemAvailable:    600 kB\nHugePages_Total:   0\n"
@@ -145,53 +142,20 @@ def test_jax_is_kept_from_libtpu_where_there_is_no_tpu(tmp_path, monkeypatch, ma
     assert not kept or (after and pathlib.Path(after).is_file())
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="the extra tpu-plan is not installed"
-)
-def test_a_command_says_nothing_of_a_tpu_that_is_not_there(tmp_path, root):
-    if tpu_files():
-        pytest.skip("this machine has a TPU")
-    write_csv(tmp_path / "bars.csv")
-    command = ["backtest", "--strategy=momentum", f"--data={tmp_path / 'bars.csv'}", "--quiet"]
-    command.append("--repair=close-only,no-volume")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_PLAT", "TPU_"))}
-    done = subprocess.run(
-        [sys.executable, "-m", "nca_trader", *command],
-        env=environment | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == "" and "sharpe" in done.stdout.lower()
-
-
-def write_csv(path):
-    days = pd.date_range("2020-01-01", periods=400, tz="UTC")
-    close = 100 + np.random.default_rng(0).normal(size=400).cumsum()
-    pd.DataFrame({"time": days, "close": close}).to_csv(path, index=False)
-
-
 def test_supported_versions_are_those_of_pyproject_and_others_are_refused(root):
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     least, most = SUPPORTED["Python"]
     assert project["requires-python"] == f">={least},<{most}"
     least, most = SUPPORTED["jax"]
     assert f"jax>={least},<{most}" in project["dependencies"]
-    readme = (root / "README.md").read_text()
-    readme = " ".join(readme.split())
+    readme = " ".join((root / "README.md").read_text().split())
     assert "Python 3.11 to 3.13" in readme and "jax 0.10.2 to 0.12" in readme
     for versions, line in {
         ("3.11.0", "0.10.2"): "",
         ("3.13.9", "0.12.9"): "",
-        (
-            "3.14.0",
-            "0.11.2",
-        ): "install Python 3.11 or later, before 3.14.",
+        ("3.14.0", "0.11.2"): "install Python 3.11 or later, before 3.14.",
         ("3.10.14", "0.11.2"): "Python 3.10.14 is not supported",
-        (
-            "3.11.7",
-            "0.10.1",
-        ): "install jax 0.10.2 or later, before 0.13.",
+        ("3.11.7", "0.10.1"): "install jax 0.10.2 or later, before 0.13.",
         ("3.11.7", "0.13.0"): "jax 0.13.0 is not supported",
     }.items():
         found = dict(zip(SUPPORTED, versions, strict=True))

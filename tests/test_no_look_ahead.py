@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from drawn import random_bars
+from drawn import EVERY_COST, random_bars
 from hypothesis import strategies as st
 from windowed import decide_on_window
 
@@ -35,7 +35,6 @@ from nca_trader.evaluate import simulate
 from nca_trader.evaluate.simulate import encode
 from nca_trader.markets import Task, task_of
 from nca_trader.strategies.targets import strategy_targets
-from nca_trader.types import Costs
 
 WARMUP = 74  # bars, the longest of `DEFAULT_FEATURES`
 SHORT, LONG = WARMUP + 30, WARMUP + 46  # rows: few lengths to compile
@@ -63,18 +62,7 @@ EXTRA = {
         delist_haircut=0.3,
         random_costs=(0.5, 2.0),
         feature_dropout=0.1,
-        costs=Costs(
-            commission=1e-3,
-            slippage=5e-4,
-            half_spread=1e-4,
-            impact=0.1,
-            fixed_fee=1.0,
-            borrow_fee=0.02,
-            interest_lend=0.01,
-            interest_borrow=0.03,
-            funding=0.01,
-            liquidation_fee=0.01,
-        ),
+        costs=EVERY_COST,
     ),
     "sizes of volatility": EnvConfig(
         features=("return_1",),
@@ -434,8 +422,8 @@ def _agree(before, after, rows):
 
 
 @pytest.mark.hypothesis  # within it
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.few(5)
+@pytest.mark.parametrize("name", [*CONFIGS][::-1])  # first the one of all features
+@pytest.mark.few(1)
 def test_no_later_bar_changes_what_was_seen_decided_or_earned(name):
     later(name, lengths_of(name), CASES)
 
@@ -445,26 +433,6 @@ def test_no_later_bar_changes_what_was_seen_decided_or_earned(name):
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name not in TWO_LENGTHS])
 def test_bars_that_end_sooner_or_go_on_longer_change_nothing_before(name):
     later(name, rows_of(CONFIGS[name]), 4)
-
-
-@pytest.mark.heavy
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", TWO_LENGTHS)
-def test_bars_added_after_the_last_one_change_nothing(name):
-    """The last bar of the shorter history has no decision: only what both know is compared."""
-    columns = frozenset(columns_of(witness(name).source))
-    assert (
-        disagreements(name, SHORT, Change(SHORT - 1, LONG, 0, columns, frozenset(), 0.1, 0)) == []
-    )
-
-
-@pytest.mark.heavy
-def test_every_fact_has_a_row_for_every_bar_that_it_is_known_at():
-    for length in (SHORT, LONG):
-        facts = facts_of("equity_daily", length)
-        assert {name: len(values) for name, values in facts.items()} == {
-            name: known(name, length) for name in facts
-        }
 
 
 def test_the_law_is_tried_in_two_hundred_cases():
@@ -507,3 +475,23 @@ def test_what_later_bars_do_change():
         "decision 0[3]",  # order
         *(f"{part} {name}" for part in parts for name in ("drawn", "sma_cross", "momentum")),
     }
+
+
+@pytest.mark.heavy
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", TWO_LENGTHS)
+def test_bars_added_after_the_last_one_change_nothing(name):
+    """The last bar of the shorter history has no decision: only what both know is compared."""
+    columns = frozenset(columns_of(witness(name).source))
+    assert (
+        disagreements(name, SHORT, Change(SHORT - 1, LONG, 0, columns, frozenset(), 0.1, 0)) == []
+    )
+
+
+@pytest.mark.heavy
+def test_every_fact_has_a_row_for_every_bar_that_it_is_known_at():
+    for length in (SHORT, LONG):
+        facts = facts_of("equity_daily", length)
+        assert {name: len(values) for name, values in facts.items()} == {
+            name: known(name, length) for name in facts
+        }

@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import functools
 import importlib
 import re
 
@@ -14,8 +15,8 @@ ELSEWHERE = ("nca_trader.envs.sb3", "nca_trader.optimum.gymnax")
 
 def named(tree):
     """The line and the dotted name of everything of ours that a file imports or replaces."""
-    modules = {}
-    for node in ast.walk(tree):
+    modules, nodes = {}, [*ast.walk(tree)]
+    for node in nodes:
         if isinstance(node, ast.Import):
             modules |= {each.asname: each.name for each in node.names if each.asname}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -23,7 +24,7 @@ def named(tree):
                 name = f"{node.module}.{each.name}"
                 modules[each.asname or each.name] = name
                 yield node.lineno, name
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "setattr" and node.args:
             given = [x.value if isinstance(x, ast.Constant) else None for x in node.args[:2]]
             new = any(each.arg == "raising" for each in node.keywords)
@@ -33,6 +34,7 @@ def named(tree):
                 yield node.lineno, f"{modules.get(node.args[0].id, '')}.{given[1]}"
 
 
+@functools.cache
 def is_there(name):
     """Whether a dotted name is a module's or a class's."""
     parts = name.split(".")

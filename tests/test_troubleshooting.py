@@ -70,6 +70,7 @@ def forge(name):
     opened.close()
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("text", [*entries()])
 def test_a_command_prints_what_the_page_says_and_the_remedy_works(text, here, capsys):
     (shown,) = blocks(text, "console")

@@ -304,71 +304,13 @@ def test_configs_take_names_of_own_code_and_refuse_other_words():
         type("Own", (EnvConfig,), {})
 
 
-FEATURE = """
-import jax.numpy as jnp
-import numpy as np
-from nca_trader.data.features import Feature, make_feature
-
-def shape():
-    return make_feature(lambda: np.ones(2), lambda s, bar, n: (s, s), 0)
-def state():
-    return Feature(lambda: np.ones(2), lambda s, bar: (s[:1], bar.close), 0)
-def integer():
-    return Feature(lambda: np.ones(()), lambda s, bar: (s, jnp.int32(1)), 0)
-def raises():
-    return make_feature(lambda: np.ones(()), lambda s, bar, n: (s, bar.klose), 0)
-number = 3
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("shape", r"its value is float64\(2,\); return one float64 number per bar"),
-        ("state", "a bar changes the structure, a shape or a type of its state"),
-        ("integer", "its value is int32"),
-        ("raises", "AttributeError at ext_feature.py line 13"),
-        ("number", "is the number 3; give a Feature"),
-    ],
-)
-def test_a_feature_of_another_shape_or_type_is_refused(own, name, message):
-    own("ext_feature", FEATURE)
-    with pytest.raises(ConfigError, match=message) as refused:
-        FEATURES[f"ext_feature:{name}"]
-    assert len(str(refused.value).splitlines()) == 1
-
-
 REWARD = """
-import jax.numpy as jnp
-from typing import NamedTuple
 from nca_trader.envs.rewards import Below, Reward
 
-def wide(config, spec, step):
-    return step.after
-def raises(config, spec, step):
-    return step.nothing
-class Bad(NamedTuple):
-    x: float
-bad = Reward(wide, Bad)
 def twice(config, spec, step):
     return step.log_return - config.drawdown_penalty * step.kept.after(spec, step.log_return).depth
 deep = Reward(twice, Below)
 """
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("wide", r"returns float32\(2,\); return one number"),
-        ("raises", "AttributeError at ext_reward.py line 9"),
-        ("bad", "its memory has no begin, after, shown"),
-    ],
-)
-def test_a_reward_that_pays_no_number_is_refused(own, name, message):
-    own("ext_reward", REWARD)
-    bars = nca.sample_bars("sp500")[:100]
-    with pytest.raises(ConfigError, match=message):
-        nca.TradingEnv(bars, EnvConfig(features=("return_1",), reward=f"ext_reward:{name}"))
 
 
 def test_a_reward_with_a_memory_of_the_users_is_the_built_in_that_it_copies(own):

@@ -96,29 +96,6 @@ def test_the_resolved_text_leaves_nothing_to_defaults():
             assert re.search(rf"^{field.name} = ", text, re.M)
 
 
-@pytest.mark.heavy
-@given(
-    commission=st.floats(0, 0.1, exclude_max=True),
-    size=st.none() | st.floats(1e-300, 1.0),
-    max_gross=st.none() | st.floats(1.0, 1e300),
-    episode_bars=st.none() | st.integers(2, 2**62),
-    features=st.lists(
-        st.text(st.characters(codec="utf-8")), min_size=1, max_size=3, unique=True
-    ).map(tuple),
-    short=st.booleans(),
-)
-def test_any_config_reads_back_equal(commission, size, max_gross, episode_bars, features, short):
-    config = EnvConfig(
-        costs=Costs(commission=commission),
-        size=size,
-        max_gross=max_gross,
-        episode_bars=episode_bars,
-        features=features,
-        short=short,
-    )
-    assert from_toml_text(EnvConfig, to_toml(config), "any") == config
-
-
 def test_none_is_a_value_where_the_default_is_not_none():
     assert EnvConfig().max_gross == 1.0
     config = from_toml_text(EnvConfig, 'max_gross = "none"', "my.toml")
@@ -337,3 +314,26 @@ def test_the_ends_of_each_range(cls, name, good, bad):
     for value in bad:
         with pytest.raises(ConfigError, match=name):
             cls(**{name: value})
+
+
+@pytest.mark.heavy
+@given(
+    commission=st.floats(0, 0.1, exclude_max=True),
+    size=st.none() | st.floats(1e-300, 1.0),
+    max_gross=st.none() | st.floats(1.0, 1e300),
+    episode_bars=st.none() | st.integers(2, 2**62),
+    features=st.lists(
+        st.text(st.characters(codec="utf-8")), min_size=1, max_size=3, unique=True
+    ).map(tuple),
+    short=st.booleans(),
+)
+def test_any_config_reads_back_equal(commission, size, max_gross, episode_bars, features, short):
+    config = EnvConfig(
+        costs=Costs(commission=commission),
+        size=size,
+        max_gross=max_gross,
+        episode_bars=episode_bars,
+        features=features,
+        short=short,
+    )
+    assert from_toml_text(EnvConfig, to_toml(config), "any") == config

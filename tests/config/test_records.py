@@ -85,14 +85,14 @@ def test_every_changed_byte_of_a_sealed_file_is_seen(mine, name):
     file = mine.path / name
     content = file.read_bytes()
     rng = np.random.default_rng(0)
-    for at in rng.integers(len(content), size=60):
+    for at in rng.integers(len(content), size=24):
         changed = bytearray(content)
         changed[at] ^= 1 << rng.integers(7)
         with pytest.raises((StateError, RunError)) as info:
             file.write_bytes(changed)
             Run(mine.path)
         assert "\n" not in str(info.value) and name in str(info.value)
-    for end in rng.integers(len(content) - 1, size=20):
+    for end in rng.integers(len(content) - 1, size=8):
         file.write_bytes(content[:end])
         with pytest.raises(StateError, match=name):
             Run(mine.path)
@@ -131,13 +131,13 @@ def test_wrong_types_and_keys_of_metrics_trials_and_shards_are_one_line(mine, tm
         (ledger, lambda: trials.entries(mine.runs)),
     ):
         row = open_record(file.read_bytes().splitlines(keepends=True)[0], file.name)[0]
-        for wrong in damaged(row, rng, 60):
+        for wrong in damaged(row, rng, 24):
             file.write_text(seal_record(wrong, indent=None))
             read_or_one_line(read, StateError)
     write_shards([mine.bars], tmp_path / "shards")
     file = tmp_path / "shards" / MANIFEST
     manifest = open_record(file.read_bytes(), MANIFEST)[0]
-    for wrong in damaged(manifest, rng, 80):
+    for wrong in damaged(manifest, rng, 32):
         file.write_text(seal_record(wrong))
         read_or_one_line(lambda: open_shards(tmp_path / "shards"), StateError, ValueError)
 
@@ -149,7 +149,7 @@ def test_wrong_types_and_keys_of_an_exported_file_are_one_line(tiny, tmp_path):
     tensors, about = read_tensors(path, exported.KIND, exported.VERSION)
     for name in ("manifest", "coding", "steps"):
         value = json.loads(about[name])
-        for wrong in [*damaged(value, rng, 40)] if value else [[], 7, {"x": "y"}]:
+        for wrong in [*damaged(value, rng, 16)] if value else [[], 7, {"x": "y"}]:
             changed = about | {name: json.dumps(wrong)}
             write_tensors(path, tensors, changed, exported.KIND, exported.VERSION)
             read_or_one_line(lambda: Exported(path), StateError, RunError, ConfigError)

@@ -17,7 +17,7 @@ CODE = """
     import numpy as np
 
     import nca_trader as nca
-    from nca_trader.data.features import make_feature
+    from nca_trader.data.features import Feature, make_feature
     from nca_trader.envs.rewards import Below, SharpeMemory
 
 
@@ -60,6 +60,9 @@ CODE = """
 
     def three(a=1, b=2, c=3):
         return pay
+
+
+    bad = nca.Reward(pay, Plain)
 
 
     class Deep(Below):
@@ -110,6 +113,14 @@ CODE = """
 
     def needy(period):
         return made
+
+
+    def shrinking():
+        return Feature(lambda: np.ones(2), lambda s, bar: (s[:1], bar.close), 0)
+
+
+    def integer():
+        return Feature(lambda: np.ones(()), lambda s, bar: (s, jnp.int32(1)), 0)
 
 
     def two_parts():
@@ -202,6 +213,8 @@ CODE = """
     net("Wide", __call__=lambda self, x, present: x)
     net("Failing", __call__=lambda self, x, present: raises())
     net("Unbuilt", __init__=lambda self, spec: raises())
+    net("Asking", __init__=lambda self, size: None)
+    net("Dropping", __init__=lambda self, rngs: setattr(self, "d", nnx.Dropout(0.1, rngs=rngs)))
     net("Fieldless", receptive_field=staticmethod(none))
     net("FewField", receptive_field=staticmethod(lambda: 1))
     net("Streamed", begin=begin, stream=stream)
@@ -262,6 +275,7 @@ SLIPS = {
         "shallow": r"Shallow.begin: returns Shallow\(depth=the number 0.0\); return",
         "silent": r"Silent.shown: returns a NoneType; return \(float32\(\),\)",
         "unbegun": r"Unbegun.begin: returns a NoneType; return Unbegun\(depth=float32",
+        "bad": "its memory has no _fields, begin, after, shown",
     },
     "actions": {
         "scheme": CALL, "pay": CALL, "Plain": CALL, "plain": "is a Plain.*; give an ActionScheme",
@@ -272,6 +286,7 @@ SLIPS = {
         "needy": COUNT, "two_parts": COUNT, "none": "is a NoneType; give a Feature", "raises": BOOM,
         "Plain": "is a Plain of slips; give a Feature", "failing_update": BOOM,
         "empty_update": "cannot unpack", "three_values": "return one float64 number per bar",
+        "shrinking": "a bar changes the structure, a shape or a type", "integer": "value is int32",
     },
     "sessions": {
         "none": "is a NoneType; give nca.Sessions", "plain": "is a Plain of slips; give nca.Ses",
@@ -293,7 +308,10 @@ SLIPS = {
         "Empty": r"cells: returns a NoneType; return float32\(1, 2, 2, 4\), where 4 is policy",
         "Wide": r"cells: returns float32\(1, 2, 2, 1\); return float32\(1, 2, 2, 4\)",
         "Fieldless": "receptive_field: returns a NoneType; return a number of bars",
-        "FewField": COUNT, "FewBegin": COUNT,
+        "FewField": COUNT, "FewBegin": COUNT, "Asking": "constructor asks for size; it is given",
+        "Dropping": "is a Rng.*; a policy may hold nnx.Param only",
+        "Net(layers=2)": "its constructor takes no value 'layers'; it takes",
+        "Asking(depth=2)": "asks for size; .* or values in parentheses",
         "Streamed": r"stream: returns \(float32\(\), float32\(2, 1\)\); return .*2, 4\)",
         "NoStream": "stream: returns a NoneType; return",
         "Headed": r"HEAD: returns .*; return .*, logits and a value", "PlainHead": COUNT,

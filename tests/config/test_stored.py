@@ -29,9 +29,48 @@ from nca_trader.runs.manifest import Deployment, Manifest, RunManifest, Selectio
 from nca_trader.runs.trials import DataRecord, Entry
 from nca_trader.types import EnvSpec
 
-STORED = (Manifest, RunManifest, Selection, Deployment, DataRecord, Entry, EnvSpec, Coding)
 PRESETS = [(folder, name) for folder in ("agents", "envs") for name in preset_names(folder)]
+
+
+def both_ways(config):
+    """Round-trips a config through TOML and through JSON."""
+    kind = type(config)
+    assert from_toml_text(kind, to_toml(config), "file") == config
+    assert record(kind, json.loads(json.dumps(plain(config))), "file") == config
+
+
+@pytest.mark.parametrize(("folder", "name"), PRESETS)
+def test_a_preset_reads_back_equal(folder, name):
+    both_ways(load_agent(name) if folder == "agents" else load_env(name))
+
+
+# Values of each type of which every field accepts some.
+TRIED = (True, False, 1, 2, 8, 0.0, 0.25, 0.5, 1.5, "cosine", "close", (1, 2), (0.1, 0.5), ("rsi",))
+
+
+@pytest.mark.parametrize("whole", [EnvConfig, AgentConfig])
+@pytest.mark.few(1)
+def test_every_field_of_a_config_reads_back_equal(whole):
+    tables = {f.name: f.default for f in dataclasses.fields(whole)}
+    tables = {name: part for name, part in tables.items() if dataclasses.is_dataclass(part)}
+    for name, part in {"": whole(), **tables}.items():
+        hints = typing.get_type_hints(type(part))
+        for field, value in itertools.product(dataclasses.fields(part), TRIED):
+            try:
+                given = convert(plain(value), hints[field.name])
+                changed = dataclasses.replace(part, **{field.name: given})
+                config = dataclasses.replace(whole(), **{name: changed}) if name else changed
+            except (ConfigError, Mismatch):
+                continue
+            both_ways(config)
+
+
+STORED = (Manifest, RunManifest, Selection, Deployment, DataRecord, Entry, EnvSpec, Coding)
+
+
 CODINGS = (Coding(), Coding(bits=4, activations=True), Coding(codebook="cosine", group=2))
+
+
 PLAIN = {
     bool: st.booleans(),
     int: st.integers(-(2**63), 2**63 - 1),
@@ -84,35 +123,3 @@ def test_a_stored_record_reads_back_equal_and_knows_its_keys(kind, data):
         del parsed[data.draw(st.sampled_from(needed))]
         with pytest.raises(StateError, match="has no "):
             record(kind, parsed, "file")
-
-
-def both_ways(config):
-    """Round-trips a config through TOML and through JSON."""
-    kind = type(config)
-    assert from_toml_text(kind, to_toml(config), "file") == config
-    assert record(kind, json.loads(json.dumps(plain(config))), "file") == config
-
-
-@pytest.mark.parametrize(("folder", "name"), PRESETS)
-def test_a_preset_reads_back_equal(folder, name):
-    both_ways(load_agent(name) if folder == "agents" else load_env(name))
-
-
-# Values of each type of which every field accepts some.
-TRIED = (True, False, 1, 2, 8, 0.0, 0.25, 0.5, 1.5, "cosine", "close", (1, 2), (0.1, 0.5), ("rsi",))
-
-
-@pytest.mark.parametrize("whole", [AgentConfig, EnvConfig])
-def test_every_field_of_a_config_reads_back_equal(whole):
-    tables = {f.name: f.default for f in dataclasses.fields(whole)}
-    tables = {name: part for name, part in tables.items() if dataclasses.is_dataclass(part)}
-    for name, part in {"": whole(), **tables}.items():
-        hints = typing.get_type_hints(type(part))
-        for field, value in itertools.product(dataclasses.fields(part), TRIED):
-            try:
-                given = convert(plain(value), hints[field.name])
-                changed = dataclasses.replace(part, **{field.name: given})
-                config = dataclasses.replace(whole(), **{name: changed}) if name else changed
-            except (ConfigError, Mismatch):
-                continue
-            both_ways(config)

@@ -118,6 +118,7 @@ def test_a_policy_refuses_what_does_not_change_its_program_and_nothing_else(kind
         assert refused(config, name, value) == same, name
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("reward", REWARDS)
 def test_a_reward_refuses_the_parameters_that_are_not_its_own(reward):
     env = env_of(reward)
@@ -442,6 +443,7 @@ READ = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.__name__)
 def test_what_an_own_encoder_does_not_read_is_refused_by_name(kind):
     targets = (-0.3, 0.0, 0.3)
@@ -470,6 +472,7 @@ def test_parameters_are_float32_where_the_caller_computes_in_float64(kind):
     assert {leaf.dtype for leaf in leaves} == {np.dtype("float32")}
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("quick_compile")
 def test_a_run_with_a_setting_that_its_encoder_does_not_read_goes_on(tmp_path, monkeypatch):
     policy = PolicyConfig(

@@ -64,19 +64,6 @@ def test_decisions_that_fall_between_two_thresholds_are_those_that_differ(bars):
     assert agreement(bars, run, params, in_few_bits(params, 8)).share == 1.0
 
 
-@pytest.mark.heavy
-def test_equity_is_that_of_a_backtest_of_the_positions(bars):
-    env, run, params = by_hand(bars)
-    found = agreement(bars, run, params, in_few_bits(params, 4))
-    x, ready = env.features[:, 0, 0], np.arange(len(bars)) >= run.policy.first_decision
-    for offset, equity in zip((OFFSET, 0.0), found.equity, strict=True):
-        targets = np.where(ready, np.where(x + offset > 0, 1.0, -1.0), np.nan)
-        want = backtest(bars, targets, costs=CONFIG.costs, order="on_change", max_gross=1.0)
-        assert equity == pytest.approx(want.equity.iloc[-1], rel=1e-9)
-    assert found.difference == pytest.approx(found.equity[1] / found.equity[0] - 1)
-    assert found.difference != 0.0
-
-
 def test_continuous_orders_agree_where_they_are_near(bars):
     config = dataclasses.replace(CONFIG, actions="weights")
     _, run, params = by_hand(bars, config)
@@ -93,3 +80,16 @@ def test_bars_that_are_too_few_are_refused(bars):
     _, run, params = by_hand(bars)
     with pytest.raises(BarError, match=r"decides from bar .* on .*; give more"):
         agreement(bars[: run.policy.first_decision], run, params, params)
+
+
+@pytest.mark.heavy
+def test_equity_is_that_of_a_backtest_of_the_positions(bars):
+    env, run, params = by_hand(bars)
+    found = agreement(bars, run, params, in_few_bits(params, 4))
+    x, ready = env.features[:, 0, 0], np.arange(len(bars)) >= run.policy.first_decision
+    for offset, equity in zip((OFFSET, 0.0), found.equity, strict=True):
+        targets = np.where(ready, np.where(x + offset > 0, 1.0, -1.0), np.nan)
+        want = backtest(bars, targets, costs=CONFIG.costs, order="on_change", max_gross=1.0)
+        assert equity == pytest.approx(want.equity.iloc[-1], rel=1e-9)
+    assert found.difference == pytest.approx(found.equity[1] / found.equity[0] - 1)
+    assert found.difference != 0.0

@@ -141,6 +141,7 @@ def test_the_result_has_an_entry_for_each_bar(bars):
     np.testing.assert_array_equal(np.exp(result.log_equity), result.equity)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize("order", ["on_change", "rebalance"])
 def test_a_part_of_the_bars_is_an_account_that_begins_there_flat(bars, fill, order):
@@ -166,6 +167,7 @@ def test_a_part_of_the_bars_is_an_account_that_begins_there_flat(bars, fill, ord
     np.testing.assert_array_equal(result.targets, inside)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_its_targets(bars, name):
     strategy = RULES[name]()
@@ -241,6 +243,7 @@ def test_the_targets_of_a_run_are_its_most_probable_actions(bars, run):
     np.testing.assert_allclose(again.log_equity, result.log_equity, rtol=0, atol=1e-14)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chunk", [1, 64])
 def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkeypatch, chunk):
     whole = backtest(bars, run, start=FIRST)
@@ -249,19 +252,6 @@ def test_bars_encoded_in_pieces_decide_as_bars_encoded_at_once(bars, run, monkey
     np.testing.assert_array_equal(pieces.targets, whole.targets)
     np.testing.assert_array_equal(pieces.log_equity, whole.log_equity)
     np.testing.assert_allclose(pieces.logits, whole.logits, atol=1e-5)
-
-
-@pytest.mark.heavy
-def test_a_run_says_how_many_of_its_bars_it_has_seen(bars, run):
-    def in_sample(start, stop=None):
-        return backtest(bars, run, start=str(bars.time[start]), stop=stop).in_sample
-
-    assert seen_rows(bars, run) == TRAINED
-    assert in_sample(0) == TRAINED
-    assert in_sample(TRAINED - 1) == 1
-    assert in_sample(TRAINED) == 0
-    assert in_sample(100, str(bars.time[120])) == 20
-    assert backtest(bars, np.zeros((240, 2))).in_sample is None
 
 
 def test_a_run_starts_after_the_bars_that_it_saw_and_each_look_is_counted(
@@ -320,3 +310,16 @@ def test_a_strategy_counts_once_for_the_same_targets_on_the_same_bars(tmp_path):
     nca.sweep(bars, rules.sma_cross, {"fast": [5], "slow": [20, 40, 60]}, trials=tmp_path)
     assert nca.backtest(bars, several[1], trials=tmp_path).tried == 4
     assert nca.backtest(bars, several[1]).tried is None
+
+
+@pytest.mark.heavy
+def test_a_run_says_how_many_of_its_bars_it_has_seen(bars, run):
+    def in_sample(start, stop=None):
+        return backtest(bars, run, start=str(bars.time[start]), stop=stop).in_sample
+
+    assert seen_rows(bars, run) == TRAINED
+    assert in_sample(0) == TRAINED
+    assert in_sample(TRAINED - 1) == 1
+    assert in_sample(TRAINED) == 0
+    assert in_sample(100, str(bars.time[120])) == 20
+    assert backtest(bars, np.zeros((240, 2))).in_sample is None

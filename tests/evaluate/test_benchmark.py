@@ -7,7 +7,7 @@ import ledger
 import numpy as np
 import pytest
 import statsmodels.api as sm
-from drawn import random_bars, rich_bars
+from drawn import EVERY_COST, random_bars, rich_bars
 
 import nca_trader as nca
 from nca_trader.errors import ConfigError
@@ -66,27 +66,16 @@ def test_a_bar_without_a_return_is_left_out_and_constants_have_no_beta():
         benchmark.relative(r, market[:10], 252.0)
 
 
-EVERY = nca.Costs(
-    commission=5e-4,
-    slippage=2e-4,
-    half_spread=1e-4,
-    impact=0.1,
-    fixed_fee=1.0,
-    borrow_fee=0.02,
-    interest_lend=0.04,
-    interest_borrow=0.07,
-    funding=0.03,
-)
 RULES = {"capital": 1e5, "delist_after": 5, "delist_haircut": 0.2}
 
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 def test_the_benchmark_is_a_ledger_that_buys_each_asset_once(fill):
     bars = rich_bars(np.random.default_rng(0), 120, 3)
-    result = nca.backtest(bars, nca.rules.always_flat(), EVERY, fill, **RULES)
+    result = nca.backtest(bars, nca.rules.always_flat(), EVERY_COST, fill, **RULES)
     listed = bars.present.cumsum(axis=0) * bars.present == 1
     once = np.where(listed, 1 / 3, np.nan)
-    account = ledger.run(bars, once, dataclasses.asdict(EVERY), {"fill": fill, **RULES})
+    account = ledger.run(bars, once, dataclasses.asdict(EVERY_COST), {"fill": fill, **RULES})
     np.testing.assert_allclose(result.benchmark, account.equity, rtol=1e-10)
     assert all(
         account.went[name].any() for name in ("dividends", "funding", "interest", "delisting")
@@ -101,8 +90,8 @@ def test_a_holder_has_no_alpha_whatever_is_paid_and_earned(seed):
     rng = np.random.default_rng(seed)
     bars = rich_bars(rng, 150, 3)
     costs = nca.Costs(
-        **{field.name: getattr(EVERY, field.name) * rng.integers(0, 3)
-           for field in dataclasses.fields(EVERY) if getattr(EVERY, field.name)}
+        **{field.name: getattr(EVERY_COST, field.name) * rng.integers(0, 3)
+           for field in dataclasses.fields(EVERY_COST) if getattr(EVERY_COST, field.name)}
     )  # fmt: skip
     fill = ("next_open", "close")[seed % 2]
     more = {**RULES, **({"start": str(bars.index[40])} if seed > 3 else {})}

@@ -106,6 +106,7 @@ def test_the_portfolio_is_what_a_hand_would_note():
     np.testing.assert_allclose(weight, [0, 0.55 / 1.05, 0.6 / 1.1, 0.6 / 1.1, 0], atol=1e-12)
 
 
+@pytest.mark.heavy
 def test_a_span_begins_with_the_order_in_force():
     rng = np.random.default_rng(5)
     bars = random_bars(rng, 200, 1)

@@ -153,6 +153,7 @@ def test_every_field_has_a_value_here_and_a_default_in_the_table():
 
 
 @of_each("ledger")
+@pytest.mark.drawn(6)
 def test_a_backtest_is_what_the_judge_says(field):
     """Sizes and delays are applied to the targets by hand; a limit of risk is none of the judge's.
 
@@ -178,7 +179,7 @@ def test_a_backtest_is_what_the_judge_says(field):
 
 
 @of_each("reruns")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_every_rerun_passes_it_on_whole(field):
     """The stress, the uncharged sentence, a page's baselines and buy and hold."""
     result, account = backtest(account=of(field)), of(field)
@@ -198,7 +199,7 @@ def test_every_rerun_passes_it_on_whole(field):
 
 
 @of_each("sweep")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_sweep_is_the_backtest(field):
     given = {"precision": "f64", "trials": None}
     table = nca.sweep(BARS, rule, {"scale": [1.0, 0.5]}, account=of(field), **given)
@@ -208,8 +209,9 @@ def test_a_sweep_is_the_backtest(field):
     assert table.equals(again)
 
 
+@pytest.mark.heavy
 @of_each("walk")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_walk_forward_is_the_backtest(field):
     """One that refits nothing, so that its folds are one strategy."""
     walk = walk_forward(BARS, RULE, train=FIRST, test=30, account=of(field))
@@ -229,7 +231,7 @@ def test_a_walk_forward_is_the_backtest(field):
 
 
 @of_each("paper")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_replay_on_paper_is_the_backtest(field, tmp_path):
     nca.write_bars(BARS, tmp_path / "bars.parquet")
     given = (RULE, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db")
@@ -243,7 +245,7 @@ def test_a_replay_on_paper_is_the_backtest(field, tmp_path):
 
 
 @of_each("gymnasium")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_an_environment_is_the_backtest(field):
     config = nca.EnvConfig(
         features=("return_1",), actions="weights", size=0.6, max_gross=None, random_start=False,
@@ -270,8 +272,9 @@ def test_an_environment_is_the_backtest(field):
     np.testing.assert_allclose(found, want[1 : len(found) + 1], rtol=2e-5)
 
 
+@pytest.mark.heavy
 @of_each("blend")
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 def test_a_part_of_a_blend_decides_on_such_an_account(field):
     account = dataclasses.replace(of(field), risk=None)
     mix = nca.blend({"whole": (LOOKS, 1.0)}, account=account)
@@ -282,6 +285,7 @@ def test_a_part_of_a_blend_decides_on_such_an_account(field):
 
 
 @pytest.mark.parametrize("field", VALUES)
+@pytest.mark.few(6)
 def test_a_search_trains_and_scores_with_it(field, tmp_path, monkeypatch):
     seen = {}
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import bars_of
@@ -18,7 +17,7 @@ from drawn import bars_of
 import nca_trader as nca
 from nca_trader.evaluate import simulate
 from nca_trader.evaluate.combinations import RULES
-from nca_trader.strategies import rolling, targets
+from nca_trader.strategies import targets
 
 COSTS = nca.Costs(commission=5e-4, slippage=2e-4)
 
@@ -103,23 +102,6 @@ def test_limits_and_rates_are_compiled_as_usual(monkeypatch):
     nca.backtest(made(60, 33), np.full((60, 33), 0.01), COSTS)
 
 
-def own(levels):
-    """Returns a user's rule, whose orders have these levels."""
-
-    def rule(span=3, loss=0.02):
-        mean = rolling.ew_mean(span)
-
-        def act(state, bar):
-            state, average = mean.update(state, bar.close, bar.present)
-            prices = {"stop_price": bar.close * (1 - loss), "limit_price": bar.close * (1 + loss)}
-            given = {name: prices.get(name, loss) for name in levels}
-            return state, nca.Order(jnp.where(bar.close > average, 0.3, 0.0), **given)
-
-        return nca.Strategy(mean.init, act, "own")
-
-    return rule
-
-
 AS_USERS = """
 import sys
 import jax, jax.numpy as jnp, numpy as np
@@ -155,6 +137,7 @@ np.testing.assert_array_equal(found, [[6.0, 5.0], [2.0, 7.0], [4.0, 3.0]])
 """
 
 
+@pytest.mark.heavy
 def test_what_one_kernel_cannot_hold_is_compiled_as_users_compile_it(root):
     """A sweep of 4,200 numbers, and writes to several places: XLA refuses either in one kernel.
 

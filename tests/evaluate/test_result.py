@@ -12,6 +12,8 @@ import nca_trader as nca
 from nca_trader.errors import ConfigError
 from nca_trader.evaluate import metrics
 
+BARS = random_bars(np.random.default_rng(4), 120, 1)
+MOMENTUM = nca.rules.momentum(5)
 HOLDING = ["dividends", "interest", "borrow_fee", "funding", "ruin"]
 
 
@@ -23,8 +25,7 @@ def adds_up(result):
 
 
 def test_a_strategy_without_an_order_has_no_trades_and_prints():
-    bars = random_bars(np.random.default_rng(0), 50, 1)
-    flat = nca.backtest(bars, nca.rules.always_flat(), nca.Costs(interest_lend=0.05))
+    flat = nca.backtest(BARS, nca.rules.always_flat(), nca.Costs(interest_lend=0.05))
     assert flat.trades.empty and flat.orders.empty and flat.metrics["trades"] == 0
     assert np.isnan(flat.metrics["sharpe"]) and flat.metrics["interest"] > 0
     text = str(flat)
@@ -32,6 +33,7 @@ def test_a_strategy_without_an_order_has_no_trades_and_prints():
     adds_up(flat)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("targets", "account", "says"),
     [
@@ -82,8 +84,7 @@ def test_the_summary_has_twenty_lines_and_the_benchmark_beside_it():
 def test_plots_shade_and_name_what_is_in_sample():
     import dataclasses
 
-    bars = random_bars(np.random.default_rng(4), 120, 1)
-    result = nca.backtest(bars, nca.rules.momentum(5))
+    result = nca.backtest(BARS, MOMENTUM)
 
     def named(figure):
         texts = figure.axes[0].get_legend().get_texts()
@@ -97,8 +98,7 @@ def test_plots_shade_and_name_what_is_in_sample():
 
 
 def test_results_side_by_side():
-    bars = random_bars(np.random.default_rng(4), 120, 1)
-    first, second = (nca.backtest(bars, nca.rules.momentum(n)) for n in (5, 9))
+    first, second = (nca.backtest(BARS, nca.rules.momentum(n)) for n in (5, 9))
     both = nca.compare([first, second])
     assert both.table.index.tolist() == ["momentum 5", "momentum 9"]
     assert both.table.loc["momentum 9", "sharpe"] == second.metrics["sharpe"]
@@ -112,22 +112,8 @@ def test_results_side_by_side():
         nca.compare([first, "x"])
 
 
-@pytest.mark.heavy
-def test_a_page_and_a_table_are_written_only_to_suffixes_that_are_theirs(tmp_path):
-    bars = random_bars(np.random.default_rng(4), 120, 1)
-    result = nca.backtest(bars, nca.rules.momentum(5), nca.Costs(commission=1e-3))
-    for write in (result.report, result.save):
-        with pytest.raises(ConfigError, match=r"\.html"):
-            write(tmp_path / "x.pdf")
-    page = result.report(tmp_path / "x.html", command="nca-trader backtest --strategy momentum")
-    text = page.read_text(encoding="utf-8")
-    assert "price-chart" in text and "Content-Security-Policy" in text
-    assert result.save(tmp_path / "x.csv").exists()
-
-
 def test_metrics_keep_their_names_and_come_with_those_of_trades_and_the_benchmark():
-    bars = random_bars(np.random.default_rng(4), 250, 1)
-    found = nca.backtest(bars, nca.rules.momentum(5)).metrics
+    found = nca.backtest(BARS, MOMENTUM).metrics
     assert {
         "bars", "total_return", "cagr", "annual_volatility", "sharpe", "sortino", "max_drawdown",
         "calmar", "hit_rate", "skewness", "kurtosis", "exposure", "turnover", "omega", "tail_ratio",
@@ -142,24 +128,22 @@ def test_metrics_keep_their_names_and_come_with_those_of_trades_and_the_benchmar
 
 @pytest.mark.heavy
 def test_a_function_that_was_not_checked_is_marked_on_the_page(tmp_path):
-    bars = random_bars(np.random.default_rng(4), 120, 1)
 
     def tomorrow(bars):
         return np.sign(np.append(np.diff(bars.close[:, 0]), 0.0))
 
-    marked = nca.backtest(bars, tomorrow, check=False)
+    marked = nca.backtest(BARS, tomorrow, check=False)
     assert "UNCHECKED" in str(marked)
     assert "UNCHECKED" in marked.report(tmp_path / "x.html").read_text(encoding="utf-8")
 
     def yesterday(bars):
         return np.sign(np.append(0.0, np.diff(bars.close[:, 0])))
 
-    assert "UNCHECKED" not in str(nca.backtest(bars, yesterday))
+    assert "UNCHECKED" not in str(nca.backtest(BARS, yesterday))
 
 
 def test_a_result_keeps_what_it_computed():
-    bars = random_bars(np.random.default_rng(4), 120, 1)
-    result = nca.backtest(bars, nca.rules.momentum(5))
+    result = nca.backtest(BARS, MOMENTUM)
     assert result.trades is result.trades and isinstance(result.trades, pd.DataFrame)
 
 
@@ -178,16 +162,14 @@ def test_a_week_has_no_growth_of_a_year():
 
 
 def test_a_winner_that_is_still_open_is_counted_next_to_the_win_rate():
-    bars = random_bars(np.random.default_rng(4), 200, 1)
-    result = nca.backtest(bars, nca.rules.buy_and_hold())
+    result = nca.backtest(BARS, nca.rules.buy_and_hold())
     assert "trades 1, 1 open, win rate of the ended n/a" in str(result)
 
 
 @pytest.mark.heavy
 def test_who_was_charged_nothing_reads_it_and_what_costs_would_leave(tmp_path):
-    bars = random_bars(np.random.default_rng(4), 300, 1)
-    free = nca.backtest(bars, nca.rules.momentum(5))
-    paid = nca.backtest(bars, nca.rules.momentum(5), nca.Costs(commission=5e-4, slippage=2e-4))
+    free = nca.backtest(BARS, MOMENTUM)
+    paid = nca.backtest(BARS, MOMENTUM, nca.Costs(commission=5e-4, slippage=2e-4))
     left = f"total return {paid.metrics['total_return']:.1%}"
     for text in (str(free), free._repr_html_(), free.report(tmp_path / "a.html").read_text()):
         assert "NOTHING CHARGED: at 5 bp commission and 2 bp slippage" in text and left in text

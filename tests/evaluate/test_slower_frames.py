@@ -57,17 +57,6 @@ def result(bars, run):
     return nca.backtest(bars, run, start=str(bars.time[0]), look=False)
 
 
-@pytest.mark.heavy
-def test_an_environment_holds_until_its_slow_bars_are_warm(bars, run):
-    for first in range(13):  # of any first bar of a day, with holes
-        part = bars[first : first + 260]
-        env = nca.TradingEnv(part, ENV)
-        assert env.spec.warmup == WARMUP and env.spec.bar_seconds == STEP
-        assert (np.asarray(env.features)[WARMUP:][part.present[WARMUP:]] != 0).all()
-    assert run.spec.warmup == WARMUP == nca.Run(run.path).spec.warmup
-    assert run.policy.first_decision > WARMUP
-
-
 def test_the_warm_up_counts_bars_outside_the_sessions():
     time = pd.date_range("2024-02-12", periods=1_200, freq="30min").to_numpy("datetime64[ns]")
     drawn = random_bars(np.random.default_rng(0), len(time), 1)
@@ -80,43 +69,6 @@ def test_the_warm_up_counts_bars_outside_the_sessions():
         part = clock[first : first + 1_120]
         late = nca.TradingEnv(part, dataclasses.replace(ENV, features=("1d:rsi",)))
         assert (np.asarray(late.features)[spec.warmup :] != 0).all()
-
-
-@pytest.mark.heavy
-def test_gymnasium_shards_and_a_blend_see_what_the_backtest_sees(bars, run, result, tmp_path):
-    env = nca.TradingEnv(bars, ENV)
-    made = gymnasium.make("nca_trader/Trading-v0", bars=bars, config=ENV, window=1)
-    row = env.spec.warmup + 40
-    seen, _ = made.reset(options={"start": row})
-    features = np.asarray(env.features)[row].ravel()
-    np.testing.assert_array_equal(seen[: len(features)], features)
-    shards = write_shards(bars, tmp_path / "shards", rows=len(bars))
-    np.testing.assert_array_equal(nca.TradingEnv(shards, ENV).features, env.features)
-    blended = nca.backtest(
-        bars, nca.blend({"agent": (run, 1.0)}), ENV.costs, start=str(bars.time[0]), look=False
-    )
-    targets = result.targets.to_numpy()
-    assert np.isfinite(targets).any()
-    np.testing.assert_array_equal(blended.targets.to_numpy()[-100:], targets[-100:])
-
-
-@pytest.mark.heavy
-def test_a_loaded_agent_and_its_compiled_functions_see_the_same(bars, run):
-    late = bars[: run.policy.first_decision + 30]
-    seen = np.asarray(nca.TradingEnv(late, ENV).features)
-    made = portable(run)
-    memory = made.begin["observe"]
-    observe = jax.jit(made.observe.call)
-    with float64_on_cpu():
-        for row, bar in enumerate(late.each()):
-            memory, values, _, _ = observe(memory, *(getattr(bar, name) for name in made.fields))
-            np.testing.assert_array_equal(values, seen[row])
-    agent, flat = nca.load(run.path), np.zeros(2)
-    live = agent.stream()
-    for row, bar in enumerate(late.each()):
-        target = live.update(bar, flat)
-        if row == len(late) - 1:
-            np.testing.assert_array_equal(target, agent.decide(late, flat, ordered=flat))
 
 
 @pytest.mark.heavy
@@ -206,3 +158,51 @@ def test_own_code_of_a_slower_frame_needs_the_same_consent(bars, tmp_path, monke
     monkeypatch.setattr("nca_trader.runs.consent._allowed", set())
     with pytest.raises(RunError, match="mine_slow"):
         nca.Run(run.path)
+
+
+@pytest.mark.heavy
+def test_an_environment_holds_until_its_slow_bars_are_warm(bars, run):
+    for first in range(13):  # of any first bar of a day, with holes
+        part = bars[first : first + 260]
+        env = nca.TradingEnv(part, ENV)
+        assert env.spec.warmup == WARMUP and env.spec.bar_seconds == STEP
+        assert (np.asarray(env.features)[WARMUP:][part.present[WARMUP:]] != 0).all()
+    assert run.spec.warmup == WARMUP == nca.Run(run.path).spec.warmup
+    assert run.policy.first_decision > WARMUP
+
+
+@pytest.mark.heavy
+def test_gymnasium_shards_and_a_blend_see_what_the_backtest_sees(bars, run, result, tmp_path):
+    env = nca.TradingEnv(bars, ENV)
+    made = gymnasium.make("nca_trader/Trading-v0", bars=bars, config=ENV, window=1)
+    row = env.spec.warmup + 40
+    seen, _ = made.reset(options={"start": row})
+    features = np.asarray(env.features)[row].ravel()
+    np.testing.assert_array_equal(seen[: len(features)], features)
+    shards = write_shards(bars, tmp_path / "shards", rows=len(bars))
+    np.testing.assert_array_equal(nca.TradingEnv(shards, ENV).features, env.features)
+    blended = nca.backtest(
+        bars, nca.blend({"agent": (run, 1.0)}), ENV.costs, start=str(bars.time[0]), look=False
+    )
+    targets = result.targets.to_numpy()
+    assert np.isfinite(targets).any()
+    np.testing.assert_array_equal(blended.targets.to_numpy()[-100:], targets[-100:])
+
+
+@pytest.mark.heavy
+def test_a_loaded_agent_and_its_compiled_functions_see_the_same(bars, run):
+    late = bars[: run.policy.first_decision + 30]
+    seen = np.asarray(nca.TradingEnv(late, ENV).features)
+    made = portable(run)
+    memory = made.begin["observe"]
+    observe = jax.jit(made.observe.call)
+    with float64_on_cpu():
+        for row, bar in enumerate(late.each()):
+            memory, values, _, _ = observe(memory, *(getattr(bar, name) for name in made.fields))
+            np.testing.assert_array_equal(values, seen[row])
+    agent, flat = nca.load(run.path), np.zeros(2)
+    live = agent.stream()
+    for row, bar in enumerate(late.each()):
+        target = live.update(bar, flat)
+        if row == len(late) - 1:
+            np.testing.assert_array_equal(target, agent.decide(late, flat, ordered=flat))

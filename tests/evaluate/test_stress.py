@@ -19,35 +19,7 @@ def bars():
     return nca.sample_bars("sp500").select("SP500")[-300:]
 
 
-def ledger(bars, targets, commission):
-    """Equity of cash and units, filled at the next open each time the target changes."""
-    cash, units, last, waiting, equity = 1.0, 0.0, np.nan, np.nan, []
-    for open_, close, target in zip(bars.open[:, 0], bars.close[:, 0], targets, strict=True):
-        if not np.isnan(waiting):
-            worth = cash + units * open_
-            bought = (worth * waiting - units * open_) / open_
-            if waiting == 1.0:  # all cash, the commission included
-                bought = cash / (open_ * (1.0 + commission))
-            cash -= bought * open_ + commission * abs(bought) * open_
-            units, waiting = units + bought, np.nan
-        equity.append(cash + units * close)
-        if not np.isnan(target) and target != last:
-            last = waiting = target
-    return np.array(equity)
-
-
-@pytest.mark.parametrize("delay", [0, 1, 4])
-def test_a_late_order_equals_a_hand_ledger_of_later_targets(bars, delay):
-    rng = np.random.default_rng(delay)
-    targets = np.where(rng.random(300) < 0.1, rng.integers(0, 2, 300), np.nan)
-    targets[0] = 0.0
-    late = np.concatenate([np.full(delay, np.nan), targets[: 300 - delay]])
-    expected = ledger(bars, late, 1e-3)
-    costs = nca.Costs(commission=1e-3)
-    result = nca.backtest(bars, targets, costs, order="on_change", delay=delay)
-    np.testing.assert_allclose(result.equity, expected, rtol=1e-12)
-
-
+@pytest.mark.few(2)
 @pytest.mark.parametrize("make", ["array", "function", "strategy"])
 def test_every_form_of_targets_is_late_alike(bars, make):
     rule = nca.rules.sma_cross(5, 20)
@@ -134,14 +106,6 @@ def test_without_costs_there_are_none_to_stress(bars):
     assert "No costs" not in charged.sentence
 
 
-@pytest.mark.slow
-def test_there_is_no_break_even_without_costs_or_without_a_gain(bars):
-    free = nca.backtest(bars, np.ones(300), order="on_change").stress(delays=())
-    assert np.isnan(free.break_even) and "nothing" not in free.sentence
-    lost = nca.backtest(bars, np.tile([1.0, 0.0], 150), nca.Costs(commission=5e-3))
-    assert np.isnan(lost.stress(delays=()).break_even)
-
-
 @pytest.mark.heavy
 def test_more_capital_than_volume_earns_less_of_a_good_thing(rising):
     result = nca.backtest(rising, np.ones(300), COSTS, order="on_change")
@@ -188,7 +152,36 @@ def test_a_delay_is_a_whole_number(bars, delay):
         nca.rules.momentum(20).with_delay(delay)
 
 
-@pytest.mark.slow
+def ledger(bars, targets, commission):
+    """Equity of cash and units, filled at the next open each time the target changes."""
+    cash, units, last, waiting, equity = 1.0, 0.0, np.nan, np.nan, []
+    for open_, close, target in zip(bars.open[:, 0], bars.close[:, 0], targets, strict=True):
+        if not np.isnan(waiting):
+            worth = cash + units * open_
+            bought = (worth * waiting - units * open_) / open_
+            if waiting == 1.0:  # all cash, the commission included
+                bought = cash / (open_ * (1.0 + commission))
+            cash -= bought * open_ + commission * abs(bought) * open_
+            units, waiting = units + bought, np.nan
+        equity.append(cash + units * close)
+        if not np.isnan(target) and target != last:
+            last = waiting = target
+    return np.array(equity)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 4])
+def test_a_late_order_equals_a_hand_ledger_of_later_targets(bars, delay):
+    rng = np.random.default_rng(delay)
+    targets = np.where(rng.random(300) < 0.1, rng.integers(0, 2, 300), np.nan)
+    targets[0] = 0.0
+    late = np.concatenate([np.full(delay, np.nan), targets[: 300 - delay]])
+    expected = ledger(bars, late, 1e-3)
+    costs = nca.Costs(commission=1e-3)
+    result = nca.backtest(bars, targets, costs, order="on_change", delay=delay)
+    np.testing.assert_allclose(result.equity, expected, rtol=1e-12)
+
+
+@pytest.mark.heavy
 def test_reruns_of_an_agent_are_one_look_at_its_bars(tiny, tmp_path):
     run, bars = tiny.copy(tmp_path / "copy").run, tiny.bars
     first = nca.backtest(bars, run)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 import pandas as pd
@@ -123,21 +122,6 @@ def test_the_returns_of_plain_trades_are_those_that_backtesting_py_published(
     assert len(table) == len(stated) > 40
     np.testing.assert_allclose(table["pnl"], stated["PnL"], rtol=1e-9)
     np.testing.assert_allclose(table["return"], stated["ReturnPct"], rtol=1e-9)
-
-
-def test_a_hundred_thousand_bars_with_thousands_of_trades_take_a_fraction_of_a_second():
-    rng = np.random.default_rng(0)
-    bars = random_bars(rng, 100_000, 1, spread=0.001, unit="m")
-    side = np.repeat(rng.choice([-1.0, 0.0, 1.0], 5_000), 20)[:, None]
-    change = np.diff(side, axis=0, prepend=0.0)
-    found = trace(bars, np.ones(100_000), change / bars.open, side / bars.open)
-    begun = time.perf_counter()
-    fills = trades.fills_in(bars, found, rules_of())
-    table = trades.trade_table(fills, bars, rules_of())
-    spent = time.perf_counter() - begun
-    assert len(table) > 2_000
-    # About 0.05 s; a loop over bars would take seconds.
-    assert spent < 1.0
 
 
 def test_the_reasons_have_the_codes_of_the_trace():

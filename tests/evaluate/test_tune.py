@@ -75,30 +75,6 @@ def test_a_search_that_was_stopped_proposes_what_an_unbroken_one_would(bars, tmp
         searched(bars, tmp_path / "b" / "t", seeds=1)
 
 
-@pytest.mark.slow
-def test_a_search_scores_at_true_costs_what_was_trained_at_higher_ones(bars, tmp_path, monkeypatch):
-    charged = nca.Costs(commission=2e-3)
-    env = dataclasses.replace(ENV, costs=charged, random_costs=(8.0, 8.0))
-    seen, backtest = [], searching.backtest
-
-    def noted(*args, **more):
-        seen.append(backtest(*args, **more))
-        return seen[-1]
-
-    monkeypatch.setattr(searching, "backtest", noted)
-    space = {"learner.num_epochs": Range(choices=(1, 2))}
-    found = nca.tune(bars, AGENT, space, tmp_path / "t", env=env, trials=1, seeds=1, steps=128)
-    (result,) = seen
-    # The same orders of an account that knows nothing of runs, at each of the two costs.
-    rules = {"order": env.order, "fill": env.fill, "max_gross": env.max_gross}
-    start = str(result.equity.index[0])
-    true, inflated = (
-        nca.backtest(bars.between(start, None), result.targets, costs, **rules).metrics["sharpe"]
-        for costs in (charged, charged.scaled(8.0))
-    )
-    assert found.score == pytest.approx(true, rel=1e-9) and abs(true - inflated) > 0.1
-
-
 def test_wrong_searches_are_one_line(bars, tmp_path):
     for more, said in (
         ({"trials": 0}, "trials=0: give a whole number"),
@@ -123,21 +99,28 @@ def test_a_grid_and_a_space_are_parsed():
     assert space["p.kind"].choices == ("mlp", "gru")
 
 
-@pytest.mark.slow
-def test_the_commands_tune_and_walkforward_run(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tiny.folder)
-    words = f"--env env.toml --agent agent.toml --data bars.csv --folder {tmp_path}/t --json"
-    space = "--space optimizer.learning_rate=1e-4:1e-3:log"
-    assert main(f"tune {words} {space} --trials 1 --until 2020-07-19".split()) == 0
-    assert '"count": 1' in capsys.readouterr().out.splitlines()[-1]
-    walk = (
-        "walkforward --data bars.csv --strategy momentum --grid lookback=3,9 --train 120 --test 60"
+@pytest.mark.heavy
+def test_a_search_scores_at_true_costs_what_was_trained_at_higher_ones(bars, tmp_path, monkeypatch):
+    charged = nca.Costs(commission=2e-3)
+    env = dataclasses.replace(ENV, costs=charged, random_costs=(8.0, 8.0))
+    seen, backtest = [], searching.backtest
+
+    def noted(*args, **more):
+        seen.append(backtest(*args, **more))
+        return seen[-1]
+
+    monkeypatch.setattr(searching, "backtest", noted)
+    space = {"learner.num_epochs": Range(choices=(1, 2))}
+    found = nca.tune(bars, AGENT, space, tmp_path / "t", env=env, trials=1, seeds=1, steps=128)
+    (result,) = seen
+    # The same orders of an account that knows nothing of runs, at each of the two costs.
+    rules = {"order": env.order, "fill": env.fill, "max_gross": env.max_gross}
+    start = str(result.equity.index[0])
+    true, inflated = (
+        nca.backtest(bars.between(start, None), result.targets, costs, **rules).metrics["sharpe"]
+        for costs in (charged, charged.scaled(8.0))
     )
-    page = tmp_path / "walk.html"
-    assert main([*walk.split(), "--json", "--out", str(page)]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith('{"folds": [{') and '"verdict": "Out of sample over 2 folds' in last
-    assert "--grid lookback=3,9" in page.read_text() and "Folds, one row each" in page.read_text()
+    assert found.score == pytest.approx(true, rel=1e-9) and abs(true - inflated) > 0.1
 
 
 @pytest.mark.heavy
@@ -165,3 +148,20 @@ def test_work_that_was_stopped_is_not_resumed_with_other_own_code(
     for what, work in kept.items():
         with pytest.raises(RunError, match=f"a {what} of something else: code.stored_fee:fee"):
             work()
+
+
+@pytest.mark.heavy
+def test_the_commands_tune_and_walkforward_run(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tiny.folder)
+    words = f"--env env.toml --agent agent.toml --data bars.csv --folder {tmp_path}/t --json"
+    space = "--space optimizer.learning_rate=1e-4:1e-3:log"
+    assert main(f"tune {words} {space} --trials 1 --until 2020-07-19".split()) == 0
+    assert '"count": 1' in capsys.readouterr().out.splitlines()[-1]
+    walk = (
+        "walkforward --data bars.csv --strategy momentum --grid lookback=3,9 --train 120 --test 60"
+    )
+    page = tmp_path / "walk.html"
+    assert main([*walk.split(), "--json", "--out", str(page)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith('{"folds": [{') and '"verdict": "Out of sample over 2 folds' in last
+    assert "--grid lookback=3,9" in page.read_text() and "Folds, one row each" in page.read_text()

@@ -9,16 +9,13 @@ import subprocess
 import sys
 import types
 
-import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from scipy import stats
 
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.errors import ConfigError, NcaTraderError
-from nca_trader.evaluate.figures import PRINTED, settings
 from nca_trader.optimum import board
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.outside import outside, paths
@@ -94,25 +91,6 @@ def test_each_form_tells_the_same(tmp_path, capsys):
     assert not re.search(r'(src|href)="https?:', page)
 
 
-@pytest.mark.parametrize(("size", "narrow"), [((11.6, 4.2), False), ((4.6, 3.7), True)])
-def test_a_legend_of_ten_agents_leaves_room_and_stays_in_its_picture(size, narrow):
-    names = [
-        "nca_trader nano",
-        "nca_trader mlp",
-        "rejax PPO",
-        "SB3 DQN",
-        "sb3-contrib RecurrentPPO",
-    ]
-    entries = board.entries_of([row(name=name) for n in names for name in (n, f"{n}, tuned")])
-    with matplotlib.rc_context(settings(PRINTED)):
-        figure = Figure(size, layout="constrained")
-        board.draw_market(figure, entries, board._colours(entries), PRINTED, narrow)
-        figure.draw_without_rendering()
-    (legend,) = figure.legends
-    assert legend.get_window_extent().x1 <= figure.bbox.x1
-    assert all(axes.get_window_extent().height > 1.5 * figure.dpi for axes in figure.axes)
-
-
 def test_who_was_trained_elsewhere_has_a_level_and_no_curve(tmp_path, capsys):
     rows = [row(), row(name="own", fraction=0.97, curve=[[None, None, 0.97, 0.01]], steps=None)]
     rows += [impossible(name="other", seed=None, market=m) for m in ("ou_mid", "ou_mid", "hidden")]
@@ -129,13 +107,11 @@ WRONG = [
     ("steps", "many", "steps = "),
     ("fraction", True, "fraction = true"),
     ("fraction", NAN, "not within"),
-    ("fraction", 2**62, "not within"),
     ("error", math.inf, "not within"),
     ("error", -0.1, "below 0"),
     ("seed", None, "without 'seed'"),
     ("entry", {"steps": "many"}, "whose 'steps' is of another type"),
     ("entry", {"steps": 10**12}, "not within"),
-    ("entry", {"steps": -1}, "below 0"),
     ("entry", {"name": {}}, "whose 'name' is"),
     ("versions", "1", "versions = "),
     ("versions", {"jax": [NAN]}, "versions.jax = "),
@@ -232,13 +208,9 @@ def test_a_repetition_within_its_error_agrees_and_one_beyond_differs():
 )
 def test_rows_that_vary_much_agree_with_nothing(fractions, found, verdict):
     about = {"curve": [], "complaint": "goes bankrupt"}
+    error = 1e9 if fractions == [0.9] else 0.01
     rows = [
-        row(
-            seed=k,
-            fraction=f,
-            error=1e9 if fractions == [0.9] else 0.01,
-            **(about if f is None else {}),
-        )
+        row(seed=k, fraction=f, error=error, **(about if f is None else {}))
         for k, f in enumerate(fractions)
     ]
     (entry,) = board.entries_of(rows)

@@ -23,8 +23,7 @@ from nca_trader.optimum import frozen as frozen_markets
 from nca_trader.optimum.frozen import digest_of, frozen
 from nca_trader.optimum.prove import BARS
 
-ONE_OF_EACH = ("ou_mid", "garleanu_pedersen", "ring_hop3")  # Discrete, Box, MultiDiscrete
-ONE_ASSET = ("ou_mid", "hidden")  # of which an action is a number
+ONE_OF_EACH = ("garleanu_pedersen", "ou_mid", "ring_hop3")  # Box, Discrete, MultiDiscrete
 # All that `nca_trader/ou_mid-v1` fixes, written by hand.
 OU_MID = {
     "id": "nca_trader/ou_mid-v1", "window": 1, "episode_bars": 1024, "market_bars": 262144,
@@ -96,7 +95,7 @@ def test_an_edited_preset_is_refused(monkeypatch, tmp_path):
         ({"draw": "a"}, "draw is the text 'a'; give a whole number"),
         ({"draw": None}, "draw is a NoneType; give a whole number"),
         ({"market": ["ou_mid", "hidden"]}, "no frozen environment"),
-        ({"render_mode": "ansi"}, "render_mode='ansi'"),
+        pytest.param({"render_mode": "ansi"}, "render_mode=.ansi.", marks=pytest.mark.heavy),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*render_mode:UserWarning")
@@ -116,6 +115,7 @@ def test_a_market_that_is_not_frozen_is_refused(name):
         frozen(name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 @pytest.mark.filterwarnings("ignore:.*symmetric and normalized space:UserWarning")
 def test_an_episode_pays_what_the_market_pays(name):
@@ -174,6 +174,22 @@ def test_a_draw_is_another_path_of_the_same_market():
 
 
 @pytest.mark.heavy
+def test_moving_volatility_shows_the_size_of_returns():
+    # `return_1` divides by a recent volatility, and so shows the size of a return less well.
+    config = dataclasses.replace(frozen("moving_volatility").config, market_bars=15_000)
+    env = frozen_markets.env_of(config, 0)
+    names = config.features
+    wild = np.abs(np.diff(np.log(env.bars.close[:, 0]), prepend=np.nan))
+    features = np.asarray(env.features)[5_000:, 0]
+    shown = {name: np.abs(features[:, names.index(name)]) for name in ("return_1", "return_level")}
+    alike = {name: np.corrcoef(seen, wild[5_000:])[0, 1] for name, seen in shown.items()}
+    assert alike["return_level"] > 0.99 and alike["return_1"] < 0.95, alike
+
+
+ONE_ASSET = ("ou_mid", "hidden")  # of which an action is a number
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["ou_mid", "hidden", "garleanu_pedersen", "ring_hop3"])
 @pytest.mark.few(2)
 def test_the_pure_functions_are_the_episode_of_gymnasium(name):
@@ -197,15 +213,3 @@ def test_the_pure_functions_are_the_episode_of_gymnasium(name):
         np.testing.assert_allclose(seen[i], expected, atol=1e-6)
         assert abs(rewards[i] - reward) <= 1e-6 and ends[i] == truncated
     assert truncated
-
-
-def test_moving_volatility_shows_the_size_of_returns():
-    # `return_1` divides by a recent volatility, and so shows the size of a return less well.
-    config = dataclasses.replace(frozen("moving_volatility").config, market_bars=50_000)
-    env = frozen_markets.env_of(config, 0)
-    names = config.features
-    wild = np.abs(np.diff(np.log(env.bars.close[:, 0]), prepend=np.nan))
-    features = np.asarray(env.features)[5_000:, 0]
-    shown = {name: np.abs(features[:, names.index(name)]) for name in ("return_1", "return_level")}
-    alike = {name: np.corrcoef(seen, wild[5_000:])[0, 1] for name, seen in shown.items()}
-    assert alike["return_level"] > 0.99 and alike["return_1"] < 0.95, alike

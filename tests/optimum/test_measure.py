@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import random_params
@@ -159,16 +158,6 @@ def test_pieces_run_in_groups_are_run_alone(monkeypatch):
     alone = [measure.greedy_positions(env, policy, params, row[None])[0] for row in rows]
     np.testing.assert_allclose(grouped, alone, rtol=2e-5, atol=1e-6)
     assert grouped.shape == (5, 20, 1) and len(np.unique(grouped)) > 10
-
-
-@pytest.mark.heavy
-def test_an_agent_is_judged_on_the_whole_path():
-    env = env_of("ou_mid")
-    policy = make_policy(TINY, env.spec)
-    # One that sees nothing holds the same all along: it trades once a piece and earns nothing.
-    blind = jax.tree.map(jnp.zeros_like, policy.init(jax.random.key(0)))
-    reached = measure.reached_by(env, policy, blind)
-    assert reached.turnover < 0.01 and abs(reached.fraction) < 0.1
 
 
 def test_bars_of_no_known_optimum_are_refused():

@@ -112,7 +112,7 @@ DRAWS = np.random.default_rng(7).uniform(size=(5, 6))
 
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("reward", ["log", "simple"])
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_ou_equals_value_iteration_on_a_grid(draw, reward):
     phi, sigma = 0.2 + 0.76 * draw[0], 0.005 + 0.03 * draw[1]
     cost = draw[2] * 0.8 * sigma
@@ -127,7 +127,7 @@ def test_ou_equals_value_iteration_on_a_grid(draw, reward):
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_ar1_equals_value_iteration_on_a_grid(draw):
     phi, sigma = (-1) ** int(draw[0] * 10) * (0.1 + 0.8 * draw[1]), 0.005 + 0.03 * draw[2]
     cost = draw[3] * 0.5 * abs(phi) * sigma
@@ -277,57 +277,8 @@ def test_the_ring_equals_its_stationary_covariance(draw):
     np.testing.assert_allclose(own, 0.0, atol=1e-15)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("draw", [*DRAWS[:3], None])
-def test_a_panel_with_a_limit_equals_a_linear_program(draw):
-    """The flow over (state, held, next position), of the market's own default where None."""
-    given = {"assets": 3}
-    if draw is not None:
-        given = {
-            "assets": 2, "common": 0.006 * draw[0], "own": 0.001 + 0.004 * draw[1],
-            "common_stay": 0.5 + 0.45 * draw[2], "own_stay": 0.1 + 0.8 * draw[3],
-            "cost": 0.004 * draw[4], "quadratic": 0.02 * draw[5], "gross": 1 + draw[0],
-        }  # fmt: skip
-    market = synthetic.market("factor_panel", **given)
-    full = market.parameters
-    assets = full["assets"]
-    loading = [1 + full["spread"] * (1 - 2 * i / (assets - 1)) for i in range(assets)]
-    held = []
-    for signs in itertools.product((0, 1, -1), repeat=assets):
-        over = max(sum(map(abs, signs)) / full["gross"], 1.0)
-        held.append([s / over for s in signs])
-    states = list(itertools.product((1, -1), repeat=assets + 1))
-    stays = [full["common_stay"], *[full["own_stay"]] * assets]
-    chain = np.array([
-        [math.prod(k if x == y else 1 - k for x, y, k in zip(s, n, stays, strict=True))
-         for n in states]
-        for s in states
-    ])  # fmt: skip
-    n, p = len(states), len(held)
-    a, b = np.array(held)[None, :], np.array(held)[:, None]  # next, held
-    fee = (full["cost"] * np.abs(a - b) + full["quadratic"] / 2 * (a - b) ** 2).sum(-1)
-    pays = np.empty((n, p, p))
-    for row, (factor, *own) in enumerate(states):
-        mean = [b * full["common"] * factor + full["own"] * o
-                for b, o in zip(loading, own, strict=True)]  # fmt: skip
-        pays[row] = np.array(held) @ mean - fee
-    # What flows out of (s, held) flows in from all (s', held') that hold it next.
-    out = sparse.kron(sparse.eye(n * p), np.ones((1, p)))
-    into = sparse.kron(chain.T, sparse.kron(np.ones((1, p)), sparse.eye(p)))
-    rows = sparse.vstack([out - into, np.ones((1, n * p * p))])
-    found = linprog(
-        -pays.ravel(), A_eq=rows, b_eq=[0.0] * (n * p) + [1.0], bounds=(0, None), method="highs"
-    )
-    assert found.success, found.message
-    assert market.optimum == pytest.approx(-found.fun, rel=1e-6, abs=1e-9)
-    # The limit binds, and both costs matter.
-    if draw is None:
-        for change in ({"gross": 3.0}, {"cost": 0.0}, {"quadratic": 0.0}):
-            assert synthetic.market("factor_panel", **change).optimum > 1.03 * market.optimum
-
-
 @pytest.mark.parametrize("draw", [*DRAWS[:4], None])
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_a_volatility_that_moves_equals_a_sum_over_beliefs_on_a_grid(draw):
     """Lines between 2,001 beliefs, Gauss's returns, and a search for each belief's weight."""
     given = {}
@@ -404,17 +355,6 @@ def test_followers_equal_the_stationary_covariance_of_their_stacked_returns(draw
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_a_martingale_pays_no_policy(draw):
-    sigma, cost = 0.005 + 0.05 * draw[0], 0.01 * draw[1]
-    z, weight = np.polynomial.hermite_e.hermegauss(60)
-    mean = weight @ (np.exp(sigma * z - sigma**2 / 2) - 1) / weight.sum()
-    assert mean == pytest.approx(0.0, abs=1e-12)
-    market = synthetic.market("martingale", sigma=sigma, cost=cost)
-    other = value_iteration(lambda v: v, np.array([mean]), cost)
-    assert market.optimum == pytest.approx(other, abs=1e-9)
-
-
-@pytest.mark.parametrize("draw", DRAWS)
 def test_a_lagged_market_pays_the_mean_absolute_forecast(draw):
     """The variance as a sum over all shocks, the mean as a quadrature: no closed form of either."""
     phi, sigma, lag = 1.8 * draw[0] - 0.9, 0.005 + 0.03 * draw[1], 2 + int(9 * draw[2])
@@ -455,3 +395,63 @@ def test_where_trading_never_pays_but_returns_drift_the_best_is_to_hold():
     # E[simple return] of an OU log-price is exp(var(diff) / 2) - 1 and var(diff) 2 s^2 / (1 + phi).
     market = synthetic.market("ou", cost=0.5, reward="simple")
     assert market.optimum == pytest.approx(math.expm1(0.01**2 / 1.95), rel=1e-9)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("draw", [*DRAWS[:3], None])
+def test_a_panel_with_a_limit_equals_a_linear_program(draw):
+    """The flow over (state, held, next position), of the market's own default where None."""
+    given = {"assets": 3}
+    if draw is not None:
+        given = {
+            "assets": 2, "common": 0.006 * draw[0], "own": 0.001 + 0.004 * draw[1],
+            "common_stay": 0.5 + 0.45 * draw[2], "own_stay": 0.1 + 0.8 * draw[3],
+            "cost": 0.004 * draw[4], "quadratic": 0.02 * draw[5], "gross": 1 + draw[0],
+        }  # fmt: skip
+    market = synthetic.market("factor_panel", **given)
+    full = market.parameters
+    assets = full["assets"]
+    loading = [1 + full["spread"] * (1 - 2 * i / (assets - 1)) for i in range(assets)]
+    held = []
+    for signs in itertools.product((0, 1, -1), repeat=assets):
+        over = max(sum(map(abs, signs)) / full["gross"], 1.0)
+        held.append([s / over for s in signs])
+    states = list(itertools.product((1, -1), repeat=assets + 1))
+    stays = [full["common_stay"], *[full["own_stay"]] * assets]
+    chain = np.array([
+        [math.prod(k if x == y else 1 - k for x, y, k in zip(s, n, stays, strict=True))
+         for n in states]
+        for s in states
+    ])  # fmt: skip
+    n, p = len(states), len(held)
+    a, b = np.array(held)[None, :], np.array(held)[:, None]  # next, held
+    fee = (full["cost"] * np.abs(a - b) + full["quadratic"] / 2 * (a - b) ** 2).sum(-1)
+    pays = np.empty((n, p, p))
+    for row, (factor, *own) in enumerate(states):
+        mean = [b * full["common"] * factor + full["own"] * o
+                for b, o in zip(loading, own, strict=True)]  # fmt: skip
+        pays[row] = np.array(held) @ mean - fee
+    # What flows out of (s, held) flows in from all (s', held') that hold it next.
+    out = sparse.kron(sparse.eye(n * p), np.ones((1, p)))
+    into = sparse.kron(chain.T, sparse.kron(np.ones((1, p)), sparse.eye(p)))
+    rows = sparse.vstack([out - into, np.ones((1, n * p * p))])
+    found = linprog(
+        -pays.ravel(), A_eq=rows, b_eq=[0.0] * (n * p) + [1.0], bounds=(0, None), method="highs"
+    )
+    assert found.success, found.message
+    assert market.optimum == pytest.approx(-found.fun, rel=1e-6, abs=1e-9)
+    # The limit binds, and both costs matter.
+    if draw is None:
+        for change in ({"gross": 3.0}, {"cost": 0.0}, {"quadratic": 0.0}):
+            assert synthetic.market("factor_panel", **change).optimum > 1.03 * market.optimum
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_martingale_pays_no_policy(draw):
+    sigma, cost = 0.005 + 0.05 * draw[0], 0.01 * draw[1]
+    z, weight = np.polynomial.hermite_e.hermegauss(60)
+    mean = weight @ (np.exp(sigma * z - sigma**2 / 2) - 1) / weight.sum()
+    assert mean == pytest.approx(0.0, abs=1e-12)
+    market = synthetic.market("martingale", sigma=sigma, cost=cost)
+    other = value_iteration(lambda v: v, np.array([mean]), cost)
+    assert market.optimum == pytest.approx(other, abs=1e-9)

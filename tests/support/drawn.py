@@ -9,6 +9,19 @@ import numpy as np
 import nca_trader as nca
 from nca_trader.types import Bars, EnvSpec
 
+EVERY_COST = nca.Costs(
+    commission=5e-4,
+    slippage=2e-4,
+    half_spread=1e-4,
+    impact=0.1,
+    fixed_fee=1.0,
+    borrow_fee=0.02,
+    interest_lend=0.04,
+    interest_borrow=0.07,
+    funding=0.03,
+    liquidation_fee=0.01,
+)
+
 
 def bars_of(close, open_=None, start="2020-01-01", step="D", **columns):
     """Bars `[N, A]` of these prices, a day or another `step` apart; what is not given is plain."""

@@ -67,22 +67,6 @@ def test_paper_trades_it_too_and_says_so(deployed, tiny, tmp_path):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", ["buy and hold", "equal weight"])
-def test_a_hold_in_an_account_that_sizes_by_volatility_buys(tmp_path, name):
-    bars = random_bars(np.random.default_rng(2), 300, 2)
-    env = dataclasses.replace(nca.load_env("panel_daily"), volatility_span=20)
-    assert env.sizing == "volatility"
-    run = untrained_run(tmp_path / "run", bars, env, nca.load_agent("nano"))
-    decided = Deployment(baseline=name, year=20, sentence=SENTENCE, data=run.manifest.data)
-    run.write_json("deployment.json", decided)
-    write_bars(bars, tmp_path / "bars.csv")
-    done = paper_trade(run.path, f"replay:{tmp_path / 'bars.csv'}", tmp_path / "paper")
-    assert done["orders"] >= 2 and done["equity"] != 1.0
-    result = nca.backtest(bars, Run(run.path), start=str(bars.index[0]))
-    assert done["equity"] == pytest.approx(result.equity.iloc[-1], rel=1e-12)
-
-
-@pytest.mark.heavy
 def test_a_control_is_never_deployed(tmp_path):
     """The exposure-matched hold knows the span that is judged."""
     bars = random_bars(np.random.default_rng(2), 150, 1)
@@ -124,3 +108,19 @@ def test_an_agent_that_is_not_deployed_is_exported_only_by_force(deployed, tmp_p
     given = ["export", "--run", str(copy.path), "--out", str(out), "--data", str(copy.data)]
     assert main(given) == 2 and not out.exists()
     assert main([*given, "--force-agent", "--min-agreement", "0"]) == 0 and out.exists()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["buy and hold", "equal weight"])
+def test_a_hold_in_an_account_that_sizes_by_volatility_buys(tmp_path, name):
+    bars = random_bars(np.random.default_rng(2), 300, 2)
+    env = dataclasses.replace(nca.load_env("panel_daily"), volatility_span=20)
+    assert env.sizing == "volatility"
+    run = untrained_run(tmp_path / "run", bars, env, nca.load_agent("nano"))
+    decided = Deployment(baseline=name, year=20, sentence=SENTENCE, data=run.manifest.data)
+    run.write_json("deployment.json", decided)
+    write_bars(bars, tmp_path / "bars.csv")
+    done = paper_trade(run.path, f"replay:{tmp_path / 'bars.csv'}", tmp_path / "paper")
+    assert done["orders"] >= 2 and done["equity"] != 1.0
+    result = nca.backtest(bars, Run(run.path), start=str(bars.index[0]))
+    assert done["equity"] == pytest.approx(result.equity.iloc[-1], rel=1e-12)

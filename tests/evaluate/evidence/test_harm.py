@@ -21,9 +21,9 @@ def pair(seed, years, ours, theirs, correlation):
     return tuple(0.01 * (z + s / math.sqrt(YEAR)) for z, s in ((agent, ours), (base, theirs)))
 
 
-def judged(agent, base, twice=None, **options):
+def judged(agent, base, twice=None, repetitions=500):
     doubled = (agent, base) if twice is None else twice
-    return harm({"tilt": agent}, ("the base", base), doubled, YEAR, **options)
+    return harm({"tilt": agent}, ("the base", base), doubled, YEAR, repetitions)
 
 
 def ratio(returns):
@@ -38,7 +38,7 @@ def test_the_bound_is_that_of_the_normal_law(correlation):
     c = np.corrcoef(agent, base)[0, 1]
     variance = 2 * (1 - c) + (ours**2 + theirs**2 - 2 * ours * theirs * c**2) / (2 * YEAR)
     error = math.sqrt(variance / 20)
-    found = judged(agent, base)
+    found = judged(agent, base, repetitions=2000)
     assert found.differences == pytest.approx((ours - theirs,) * 2, rel=1e-9)
     assert found.bounds == pytest.approx((ours - theirs - 1.645 * error,) * 2, abs=0.1 * error)
     assert found.needed == pytest.approx(2.487 * error, rel=0.08)
@@ -51,7 +51,7 @@ def test_the_bound_is_that_of_another_bootstrap():
     base, own = 0.01 * volatility * rng.standard_t(5, (2, 10 * YEAR))
     base, own = (r + 0.1 * np.roll(r, 1) for r in (base, own))
     agent = base + 0.25 * own
-    found = judged(agent, base)
+    found = judged(agent, base, repetitions=2000)
     others = CircularBlockBootstrap(20, np.column_stack([agent, base]), seed=5)
     (by_arch,), _ = others.conf_int(
         lambda rows: -np.diff(ratio(rows)), 2000, method="basic", size=0.95, tail="lower"
@@ -79,6 +79,11 @@ def test_both_costs_have_to_pass():
     assert not judged(dear, base, (dear, cheap)).passed
     richer, poorer = (agent + 0.01 * x / math.sqrt(YEAR) for x in (0.4, -0.1))
     assert judged(richer, base).gained and not judged(richer, base, (poorer, base)).gained
+    # Each has its own luck, and what is needed is needed at both.
+    noisy = agent + 0.004 * np.random.default_rng(0).standard_normal(len(agent))
+    one, other = judged(agent, base, (noisy, base)), judged(noisy, base, (agent, base))
+    assert one.bounds == pytest.approx(other.bounds[::-1], rel=1e-9)
+    assert one.needed == other.needed > 1.5 * judged(agent, base).needed
 
 
 def test_harm_and_a_gain_of_nothing_are_called_what_they_are():
@@ -98,7 +103,7 @@ def test_harm_and_a_gain_of_nothing_are_called_what_they_are():
 def test_the_bound_at_true_costs_is_that_of_the_gate_against_the_base():
     agent, base = pair(4, 8, 0.6, 0.5, 0.95)
     assert judged(agent, base).bounds[0] == pytest.approx(
-        gate({"tilt": agent}, {"the base": base}, YEAR).bound, rel=1e-9
+        gate({"tilt": agent}, {"the base": base}, YEAR, 500).bound, rel=1e-9
     )
 
 

@@ -93,6 +93,24 @@ def test_in_the_place_of_an_agent_that_harms_its_base_trades(tmp_path):
 
 
 @pytest.mark.heavy
+def test_an_agent_without_a_base_is_asked_one_question(tmp_path):
+    bars = rising(4, years=3)
+    run = untrained_run(tmp_path / "run", bars, ENV, nca.load_agent("nano"))
+    _, found, run = decided(run, bars)
+    assert found.harm is None and found.trades == found.passed
+    assert found.deployed in (found.agent, found.baseline)
+
+
+def test_a_base_of_own_code_is_not_loaded_where_none_may_be(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("import nca_trader as nca\nRULE = nca.rules.momentum(5)\n")
+    monkeypatch.chdir(tmp_path)
+    run = tilting(tmp_path / "run", rising(5, years=2), 0.0, "mine.py:RULE")
+    assert Run(run.path).base.name == "momentum 5"
+    with pytest.raises(RunError, match=r"own code mine\.py:RULE, which is not loaded here"):
+        _ = Run(run.path, allow_code=None).base
+
+
+@pytest.mark.heavy
 def test_an_agent_that_gains_on_its_base_trades(tmp_path):
     bars = rising(3)
     run = tilting(tmp_path / "run", bars, 1.0)
@@ -109,21 +127,3 @@ def test_an_agent_that_gains_on_its_base_trades(tmp_path):
     )
     apart = ours.metrics["sharpe"] - theirs.metrics["sharpe"]
     assert found.harm.differences[1] == pytest.approx(apart, rel=1e-9)
-
-
-@pytest.mark.heavy
-def test_an_agent_without_a_base_is_asked_one_question(tmp_path):
-    bars = rising(4, years=3)
-    run = untrained_run(tmp_path / "run", bars, ENV, nca.load_agent("nano"))
-    _, found, run = decided(run, bars)
-    assert found.harm is None and found.trades == found.passed
-    assert found.deployed in (found.agent, found.baseline)
-
-
-def test_a_base_of_own_code_is_not_loaded_where_none_may_be(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("import nca_trader as nca\nRULE = nca.rules.momentum(5)\n")
-    monkeypatch.chdir(tmp_path)
-    run = tilting(tmp_path / "run", rising(5, years=2), 0.0, "mine.py:RULE")
-    assert Run(run.path).base.name == "momentum 5"
-    with pytest.raises(RunError, match=r"own code mine\.py:RULE, which is not loaded here"):
-        _ = Run(run.path, allow_code=None).base

@@ -238,7 +238,40 @@ def test_a_backtest_begins_after_the_selection_span(whole, bars):
     assert result.in_sample == 0
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
+def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
+    """The gate again, from the stored returns of every score and backtests of the rules."""
+    run, _ = whole
+    copy = shutil.copytree(run.path, tmp_path / "run")
+    found = select.decide(Run(copy))
+    agent = backtest(bars, Run(copy, force_agent=True), start=FROM, stop=TO, look=False)
+    rules = baseline_rules(min(round(bars.bars_per_year), bars.row(FROM)))
+    given = {"start": FROM, "stop": TO, "account": agent.rules}
+    others = {name: backtest(bars, rule, **given).excess_returns for name, rule in rules.items()}
+    every = {f"the mean agent after update {k}": v for k, v in read_returns(run).items()}
+    want = gate(every, others, bars.bars_per_year)
+    assert (found.baseline, found.agent) == (want.baseline, want.agent)
+    assert found.bound == pytest.approx(want.bound, rel=1e-2)
+    # The choice among all scores is in the bound.
+    alone = gate({found.agent: every[found.agent]}, others, bars.bars_per_year)
+    assert found.bound < alone.bound
+    decided = Run(copy).deployment
+    assert decided.sentence == found.sentence and "one-sided 95% bound" in found.sentence
+    assert (decided.data.first, decided.data.last) == (select.data.first, select.data.last)
+    assert not found.passed and Run(copy).replacement.name == decided.baseline
+    traded = backtest(bars, Run(copy))
+    assert decided.baseline in traded.name
+    assert traded.equity.index[0] == bars.index[bars.row(TO)]
+
+
+def test_a_single_score_is_not_called_a_choice():
+    one = Selection(update=7, score=0.25, scored=1)
+    said = "update 7: Sharpe ratio 0.25 of the mean agent on the selection span"
+    assert selection_line(one, 3) == said
+    assert "the best of 2" in selection_line(dataclasses.replace(one, scored=2), 3)
+
+
+@pytest.mark.heavy
 def test_the_command_trains_before_the_span_and_names_the_update(bars, tmp_path, capsys):
     write_bars(bars, tmp_path / "bars.parquet")
     agent = {"kind": "'mlp'", "channels": 4, "hidden": 0, "window": 1, "head_hidden": 4}
@@ -273,36 +306,3 @@ def test_the_command_trains_before_the_span_and_names_the_update(bars, tmp_path,
     assert any(
         line.startswith(f"selected: update {run.selection.update}, the best of 3") for line in lines
     )
-
-
-@pytest.mark.heavy
-def test_the_span_decides_what_trades(whole, bars, select, tmp_path):
-    """The gate again, from the stored returns of every score and backtests of the rules."""
-    run, _ = whole
-    copy = shutil.copytree(run.path, tmp_path / "run")
-    found = select.decide(Run(copy))
-    agent = backtest(bars, Run(copy, force_agent=True), start=FROM, stop=TO, look=False)
-    rules = baseline_rules(min(round(bars.bars_per_year), bars.row(FROM)))
-    given = {"start": FROM, "stop": TO, "account": agent.rules}
-    others = {name: backtest(bars, rule, **given).excess_returns for name, rule in rules.items()}
-    every = {f"the mean agent after update {k}": v for k, v in read_returns(run).items()}
-    want = gate(every, others, bars.bars_per_year)
-    assert (found.baseline, found.agent) == (want.baseline, want.agent)
-    assert found.bound == pytest.approx(want.bound, rel=1e-2)
-    # The choice among all scores is in the bound.
-    alone = gate({found.agent: every[found.agent]}, others, bars.bars_per_year)
-    assert found.bound < alone.bound
-    decided = Run(copy).deployment
-    assert decided.sentence == found.sentence and "one-sided 95% bound" in found.sentence
-    assert (decided.data.first, decided.data.last) == (select.data.first, select.data.last)
-    assert not found.passed and Run(copy).replacement.name == decided.baseline
-    traded = backtest(bars, Run(copy))
-    assert decided.baseline in traded.name
-    assert traded.equity.index[0] == bars.index[bars.row(TO)]
-
-
-def test_a_single_score_is_not_called_a_choice():
-    one = Selection(update=7, score=0.25, scored=1)
-    said = "update 7: Sharpe ratio 0.25 of the mean agent on the selection span"
-    assert selection_line(one, 3) == said
-    assert "the best of 2" in selection_line(dataclasses.replace(one, scored=2), 3)

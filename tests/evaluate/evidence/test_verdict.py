@@ -2,9 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -82,12 +79,6 @@ def test_only_an_interval_that_excludes_zero_makes_a_difference(low, high, found
     if not math.isnan(low):
         assert ("excludes 0" in said) == (low > 0 or high < 0)
         assert f"{low:.2f} to {high:.2f}" in said
-
-
-def test_the_numbers_of_both_and_the_span_are_said():
-    said = verdict(evidence(-0.05, 0.02), num_trials=3)
-    assert "Out of sample, 2013-01-02 to 2014-07-15" in said
-    assert "20.0% against 30.0%" in said and "0.60 against 0.70" in said
 
 
 @pytest.mark.parametrize(("share", "named"), [(0.95, True), (0.987, True), (0.949, False)])
@@ -215,9 +206,9 @@ def test_weighing_real_curves_gives_differences_a_second_derivation_confirms():
 
 def test_more_return_at_the_same_sharpe_ratio_is_no_better():
     """Twice the position earns twice the mean return, which is apart from 0; the ratio is equal."""
-    market = np.random.default_rng(2).normal(0.002, 0.01, (1500, 1))
+    market = np.random.default_rng(2).normal(0.002, 0.01, (600, 1))
     once, twice = (
-        made_up_result(name, np.full((1500, 1), w), market, rate=0.0)
+        made_up_result(name, np.full((600, 1), w), market, rate=0.0)
         for name, w in (("hold", 1.0), ("twice", 2.0))
     )
     weighed = weigh(twice, {"hold": once}, 252.0)
@@ -241,9 +232,9 @@ def test_a_choice_is_false_in_at_most_five_of_a_hundred(count, below, power):
 
 
 def test_a_control_that_knows_the_span_is_not_the_baseline_to_beat():
-    market = np.random.default_rng(3).normal(0.001, 0.01, (500, 1))
+    market = np.random.default_rng(3).normal(0.001, 0.01, (120, 1))
     names = {"buy and hold": -0.2, "exposure-matched hold": 0.5}
-    rules = {n: made_up_result(n, np.full((500, 1), w), market) for n, w in names.items()}
+    rules = {n: made_up_result(n, np.full((120, 1), w), market) for n, w in names.items()}
     assert weigh(rules["buy and hold"], rules, 252.0).best == "buy and hold"
     alone = {"exposure-matched hold": rules["exposure-matched hold"]}
     assert weigh(rules["buy and hold"], alone, 252.0).best == "exposure-matched hold"
@@ -265,28 +256,15 @@ def test_baselines_under_easier_rules_are_refused():
             weigh(agent, {"hold": fake(market, 1.0, **rules)}, 252.0)
 
 
-@pytest.mark.heavy
-def test_only_a_page_costs_matplotlib_and_only_an_interval_costs_arch():
-    code = (
-        "import sys, nca_trader, nca_trader.evaluate.evidence.verdict, nca_trader.progress;"
-        "print([name for name in ('matplotlib', 'jinja2', 'arch') if name in sys.modules])"
-    )
-    root = pathlib.Path(__file__).resolve().parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
 def test_intervals_of_returns_summed_over_bars_are_those_of_the_bars(monkeypatch):
     rng = np.random.default_rng(0)
-    market = rng.normal(4e-4, 0.01, (2001, 1))
-    held = np.repeat(rng.choice([0.0, 1.0], 201), 10)[:2001, None]
+    market = rng.normal(4e-4, 0.01, (401, 1))
+    held = np.repeat(rng.choice([0.0, 1.0], 41), 10)[:401, None]
     agent = made_up_result("agent", held, market)
-    baselines = {"buy and hold": made_up_result("buy and hold", np.ones((2001, 1)), market)}
+    baselines = {"buy and hold": made_up_result("buy and hold", np.ones((401, 1)), market)}
     exact = weigh(agent, baselines, 252.0)
-    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.LONG", 2000)
-    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.RESAMPLED", 500)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.LONG", 400)
+    monkeypatch.setattr("nca_trader.evaluate.evidence.verdict.RESAMPLED", 100)
     summed = weigh(agent, baselines, 252.0)
     there, here = (x.differences["buy and hold"] for x in (exact, summed))
     assert here.mean_return == there.mean_return and summed.moments == exact.moments

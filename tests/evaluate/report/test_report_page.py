@@ -8,7 +8,6 @@ import json
 import re
 import zlib
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,7 +37,9 @@ def result():
 def text(result, tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "x.html"
     command = f"nca-trader backtest --data '{HOSTILE}'"
-    return result.report(path, command=command).read_text(encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:  # plots take most of the time
+        patch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
+        return result.report(path, command=command).read_text(encoding="utf-8")
 
 
 def unpacked(text):
@@ -132,6 +133,7 @@ def test_indicators_of_a_rule_are_its_own_means_and_those_given_take_their_place
         chart.price_chart(crossed, {"level": np.arange(299.0)})
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("rule", "name", "by_hand"),
     [
@@ -209,17 +211,6 @@ def test_folds_are_marked_where_they_begin():
     wide, narrow = drawn.split('<div class="narrow">')
     assert wide.count(">fold 0<") == wide.count(">fold 1<") == narrow.count(">0</text>") == 1
     assert page.fold_starts(None) == page.fold_starts(folds[["sharpe"]]) == {}
-
-
-def test_a_long_name_in_a_legend_is_broken_and_not_cut():
-    time = pd.date_range("2020-01-01", periods=30, tz="UTC")
-    name = "half equal weight, half time-series momentum 252, and another half of it"
-    drawn = plots.equity_plot(
-        [figures.Curve(name, pd.Series(np.linspace(1, 2, 30), time), "agent")]
-    )
-    narrow = drawn[drawn.index('<div class="narrow">') :]
-    parts = [x for x in re.findall(r">([^<>]+)</text>", narrow) if len(x) > 3 and x in name]
-    assert " ".join(parts) == name and max(map(len, parts)) <= 40 and len(parts) > 1
 
 
 def test_a_long_history_is_joined_into_candles(result, monkeypatch):
@@ -350,26 +341,26 @@ def test_a_sweep_of_one_parameter_of_names_or_without_a_ratio_still_makes_a_page
     assert "<svg" not in nca.report_sweep(never, tmp_path / "3.html").read_text()
 
 
-def test_the_page_of_a_walk_forward_has_its_verdict_and_no_other(result, tmp_path, monkeypatch):
+@pytest.mark.parametrize("verdict", ["", "Out of sample over 1 fold, it is no better than hold."])
+@pytest.mark.few(1)
+def test_the_page_of_a_result_takes_a_sweep_and_folds_whose_verdict_is_the_pages(
+    result, table, tmp_path, monkeypatch, verdict
+):
     monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
     folds = pd.DataFrame({"sharpe": [0.5]})
-    folds.attrs["verdict"] = "Out of sample over 1 fold, it is not distinguishable from hold."
-    page = nca.report(result.bars, result, tmp_path / "x.html", folds=folds)
-    text = page.read_text(encoding="utf-8")
-    assert text.count(folds.attrs["verdict"]) == 1
-    assert text.index(folds.attrs["verdict"]) < text.index("<h2>Walk-forward</h2>")
-    assert "the difference in mean return is" not in text
-
-
-def test_the_page_of_a_result_takes_a_sweep_and_folds(result, table, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
-    folds = pd.DataFrame({"sharpe": [0.5]})
+    if verdict:
+        folds.attrs["verdict"] = verdict
     page = nca.report(result.bars, result, tmp_path / "x.html", sweep=table, folds=folds)
     text = page.read_text(encoding="utf-8")
     assert "<h2>Sweep</h2>" in text and "<h2>Walk-forward</h2>" in text
+    if verdict:
+        assert text.count(verdict) == 1 and "the difference in mean return is" not in text
+        assert text.index(verdict) < text.index("<h2>Walk-forward</h2>")
+        return
     assert f"one of {len(table)} trials" in text and "how many were tried is not known" not in text
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("days", [7, 40, 400, 800, 1000, 1090, 1300, 9000])
 def test_every_span_of_dates_has_ticks(days):
     """matplotlib warns, which fails a test, where no interval of dates fits the ticks."""
@@ -377,31 +368,6 @@ def test_every_span_of_dates_has_ticks(days):
     values = pd.Series(np.linspace(1.0, 1.1, 200), index)
     found = plots.equity_plot([figures.Curve("agent", values, "agent")])
     assert found.count("<svg") == 2
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("length", "assets", "every"), [(1, 1, "D"), (2, 1, "D"), (30, 1, "min"), (60, 9, "D")]
-)
-def test_short_spans_and_many_assets_make_a_page(length, assets, every, tmp_path, monkeypatch):
-    monkeypatch.setattr(plots, "svg", lambda *_: Markup("<svg></svg>"))
-    bars = random_bars(np.random.default_rng(3), length, assets)
-    time = pd.date_range("2020-01-01", periods=length, freq=every).to_numpy()
-    names = tuple(f"asset {number}" for number in range(assets))
-    bars = dataclasses.replace(bars, time=time, symbols=names)
-    text = nca.backtest(bars, nca.rules.momentum(1)).report(tmp_path / "x.html").read_text()
-    assert not re.search(r">\s*nan\s*<", text, re.IGNORECASE)
-    assert ("From 2020-01-01 00:00 to 2020-01-01 00:29, " in text) == (every == "min")
-    title = "momentum 1 on asset 0, asset 1, asset 2, asset 3 and 5 more"
-    assert (f"<h1>{title}</h1>" in text) == (assets == 9)
-
-
-def test_a_style_that_is_set_elsewhere_changes_no_plot_of_a_page():
-    returns = np.random.default_rng(0).normal(size=500)
-    plain = plots.histogram(returns)
-    with matplotlib.rc_context({"font.size": 20, "axes.labelsize": 30, "figure.dpi": 200}):
-        assert plots.histogram(returns) == plain
-        assert matplotlib.rcParams["font.size"] == 20  # theirs stands
 
 
 def test_a_section_is_printed_with_the_names_of_its_columns():

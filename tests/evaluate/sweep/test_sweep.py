@@ -97,10 +97,11 @@ def refuse_other_metrics(table, rule, bars, costs, precision, **options):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("precision", ["f32", "f64"])
-@pytest.mark.few(2)
-def test_a_sweep_equals_a_loop_of_backtests(name, precision):
+@pytest.mark.few(1)
+def test_a_sweep_equals_a_loop_of_backtests(name, precision, monkeypatch):
     rule, grid, assets, options = CASES[name]
     bars = made(assets=assets, missing=0.1 if name == "assets" else 0.0)
+    monkeypatch.setattr(module, "RETURNS_BYTES", 16 * len(bars))  # programs of one combination
     table = nca.sweep(
         bars, rule, grid, COSTS, precision=precision, trials=None, tails=True, **options
     )
@@ -118,6 +119,7 @@ def test_a_grid_without_numbers_is_its_backtests():
         assert table["equity"].iloc[row] == pytest.approx(equity, rel=1e-6)
 
 
+@pytest.mark.heavy
 def test_a_rule_that_looks_back_further_than_its_grid_says_is_its_backtest():
     def wider(slow):
         return nca.rules.sma_cross(2, 3 * slow + 1)
@@ -127,21 +129,6 @@ def test_a_rule_that_looks_back_further_than_its_grid_says_is_its_backtest():
     for row, slow in enumerate((5, 20)):
         equity = nca.backtest(bars, wider(slow), COSTS).equity.iloc[-1]
         assert table["equity"].iloc[row] == pytest.approx(equity, rel=1e-6)
-
-
-@pytest.mark.heavy
-def test_tails_equal_those_of_the_backtests(monkeypatch):
-    bars, costs = made(300, drift=3e-4), nca.Costs(commission=5e-4, interest_lend=0.05)
-    monkeypatch.setattr(module, "RETURNS_BYTES", 16 * 300 * 2)
-    grid = {"fast": [3, 6, 9], "loss": [None]}
-    plain = nca.sweep(bars, stopped, grid, costs, trials=None)
-    table = nca.sweep(bars, stopped, grid, costs, trials=None, tails=True)
-    assert set(table.columns) - set(plain.columns) == set(module.TAILS)
-    np.testing.assert_array_equal(plain["equity"], table["equity"])
-    for _, row in table.iterrows():
-        m = nca.backtest(bars, stopped(int(row["fast"]), row["loss"]), costs).metrics
-        for key in module.TAILS:
-            assert row[key] == pytest.approx(m[key], rel=1e-5, abs=1e-9), key
 
 
 def test_the_neighbours_of_the_best_are_those_of_the_grid():
@@ -157,9 +144,12 @@ def test_the_neighbours_of_the_best_are_those_of_the_grid():
     assert len(neighbours(table[:1], ["a", "b", "c"], 0)) == 0
 
 
-def test_a_lonely_peak_is_named():
-    bars = made(400, seed=5)
-    table = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
+@pytest.fixture(scope="module")
+def table():
+    return nca.sweep(made(300), nca.rules.sma_cross, SMA, COSTS, trials=None)
+
+
+def test_a_lonely_peak_is_named(table):
     search, grid = table.attrs["search"], table.set_index(["fast", "slow"])["sharpe"]
     best = grid.idxmax()
     near = [
@@ -174,34 +164,26 @@ def test_a_lonely_peak_is_named():
     assert f"{min(near):.2f} at worst" in table.attrs["verdict"]
 
 
-def test_numbers_do_not_depend_on_the_width_of_programs(monkeypatch):
-    bars = made(300)
-    whole = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
-    monkeypatch.setattr(module, "WIDEST", 4)
-    parts = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
-    np.testing.assert_array_equal(whole.to_numpy(), parts.to_numpy())
-
-
-def test_workers_change_no_number_and_a_cluster_takes_no_program(monkeypatch):
+def test_workers_change_no_number_and_a_cluster_takes_no_program(table, monkeypatch):
     bars, pools = made(300), []
-    whole = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None)
     pool = module.concurrent.futures.ThreadPoolExecutor
     monkeypatch.setattr(
         module.concurrent.futures, "ThreadPoolExecutor", lambda n: pools.append(n) or pool(n)
     )
     again = nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, workers="3")
-    np.testing.assert_array_equal(whole.to_numpy(), again.to_numpy())
+    np.testing.assert_array_equal(table.to_numpy(), again.to_numpy())
     assert pools == [3]
     for workers, says in (("tcp://desk:1", "one program on this machine"), (0, "of at least 1")):
         with pytest.raises(nca.ConfigError, match=says):
             nca.sweep(bars, nca.rules.sma_cross, SMA, COSTS, trials=None, workers=workers)
 
 
-def test_an_interrupted_sweep_resumes(tmp_path, monkeypatch):
-    bars = made(300)
-    monkeypatch.setattr(module, "WIDEST", 8)
-    grid = {"fast": range(2, 12), "slow": range(20, 40, 5)}
+def test_an_interrupted_sweep_resumes_and_its_numbers_do_not_depend_on_the_width_of_programs(
+    tmp_path, monkeypatch
+):
+    bars, grid = made(300), {"fast": range(2, 12), "slow": range(20, 40, 5)}
     whole = nca.sweep(bars, nca.rules.sma_cross, grid, COSTS, trials=None)
+    monkeypatch.setattr(module, "WIDEST", 8)
     written = []
 
     def broken(self, number, outcome):
@@ -236,31 +218,6 @@ def above(bars, n=5, scale=1.0):
     return scale * (close > close.rolling(int(n)).mean()).to_numpy(np.float64)
 
 
-@pytest.mark.heavy
-def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
-    bars, grid = made(200), {"n": range(3, 30)}
-    whole = nca.sweep(bars, above, grid, COSTS, trials=None)
-    kept = module.WorkFolder.write
-
-    def broken(self, number, arrays):
-        if number == 3:
-            raise KeyboardInterrupt
-        kept(self, number, arrays)
-
-    monkeypatch.setattr(module.WorkFolder, "write", broken)
-    with pytest.raises(KeyboardInterrupt):
-        nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
-    monkeypatch.undo()
-    written = len(list(tmp_path.glob("part-*.npz")))
-    # A machine of more cores cuts other parts, and keeps to those that are there.
-    monkeypatch.setattr("nca_trader.evaluate.sweep.sweep.cores", lambda: 1)
-    CALLS.clear()
-    again = nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
-    pd.testing.assert_frame_equal(again, whole, check_exact=True)
-    width = json.loads((tmp_path / "sweep.json").read_text())["width"]
-    assert written == 3 and set(CALLS) == {3, *range(4 + 3 * width, 30)}
-
-
 def test_a_rule_with_other_values_inside_is_another_sweep(tmp_path):
     bars, grid = made(200), {"n": [5, 10]}
     half = functools.partial(above, scale=0.5)
@@ -270,15 +227,6 @@ def test_a_rule_with_other_values_inside_is_another_sweep(tmp_path):
     for other in (functools.partial(above, scale=0.6), above):
         with pytest.raises(nca.RunError, match="a sweep of something else: "):
             nca.sweep(bars, other, grid, trials=None, resume=tmp_path)
-
-
-@pytest.mark.heavy
-def test_parameters_that_are_no_numbers_are_compiled_in():
-    table = nca.sweep(
-        made(300), nca.rules.breakout, {"lookback": [10, 20], "stop": [None, 0.05]}, trials=None
-    )
-    assert table["stop"].tolist() == [None, 0.05, None, 0.05]
-    assert table["equity"].nunique() == 4
 
 
 def numpy_rule(bars, lookback=10):
@@ -348,10 +296,9 @@ def test_a_function_of_a_file_is_looped_over_processes(held, monkeypatch, caplog
     assert (len(list(pids.iterdir())) > 1) == (not held)
 
 
-def test_a_page_says_what_its_figures_are_of(tmp_path):
-    table = nca.sweep(made(200), nca.rules.momentum, {"lookback": [5, 9]}, COSTS, trials=None)
+def test_a_page_says_what_its_figures_are_of(table, tmp_path):
     text = nca.report_sweep(table, tmp_path / "x.html").read_text()
-    assert "A: 200 bars, 2010-01-01 to 2010-07-19; commission 0.0005, slippage 0.0002." in text
+    assert "A: 300 bars, 2010-01-01 to 2010-10-27; commission 0.0005, slippage 0.0002." in text
     assert "In sample: the best combination was chosen on these bars." in text
 
 
@@ -439,51 +386,7 @@ def test_a_trial_is_what_was_ordered_whatever_its_name_code_or_costs(tmp_path):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("precision", ["f32", "f64"])
-@pytest.mark.few(1)
-def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tmp_path):
-    """With continuous targets, with stops, and where a function of bars runs in a loop."""
-    bars = made(300)
-
-    def numpy_rule(bars, lookback=5):
-        return np.asarray(nca.backtest(bars, nca.rules.momentum(lookback)).targets)
-
-    for rule, grid in (
-        (nca.rules.volatility_hold, {"annual": [0.1, 0.15, 0.2]}),
-        (nca.rules.breakout, {"lookback": [10, 20], "stop": [None, 0.02]}),
-        (nca.rules.momentum, {"lookback": [3, 5, 9]}),
-    ):
-        table = nca.sweep(bars, rule, grid, COSTS, precision=precision, trials=tmp_path)
-        number = table.attrs["search"]["trials"]
-        for one in table[list(grid)].to_dict("records"):
-            values = {k: None if v is None or v != v else v for k, v in one.items()}
-            values = {k: int(v) if k == "lookback" else v for k, v in values.items()}
-            assert nca.backtest(bars, rule(**values), COSTS, trials=tmp_path).tried == number
-    table = nca.sweep(bars, numpy_rule, {"lookback": [3, 5, 9]}, trials=tmp_path)
-    assert table.attrs["search"]["trials"] == number
-
-
-CROSS = {"fast": range(4, 36, 4), "slow": range(40, 140, 10)}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_zoom_into_the_winner_does_not_raise_the_deflated_ratio(draws, tmp_path):
-    changes = []
-    for seed in range(draws):
-        bars, folder = made(900, seed=100 + seed), tmp_path / str(seed)
-        first = nca.sweep(bars, nca.rules.sma_cross, CROSS, trials=folder).attrs["search"]
-        near = {k: range(v - 2, v + 3) for k, v in first["combination"].items()}
-        second = nca.sweep(bars, nca.rules.sma_cross, near, trials=folder).attrs["search"]
-        assert first["trials"] < second["trials"] <= first["trials"] + 24
-        assert second["trials_variance"] >= first["trials_variance"]
-        changes.append(second["deflated_sharpe"] - first["deflated_sharpe"])
-    assert np.median(changes) <= 0.0
-
-
-@pytest.mark.heavy
-def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings():
-    table = nca.sweep(made(300), nca.rules.sma_cross, SMA, COSTS, trials=None)
+def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings(table):
     search = table.attrs["search"]
     assert json.loads(json.dumps(search)) == search
     assert {"deflated_sharpe", "pbo", "spa_cash", "spa_hold", "trials"} <= search.keys()
@@ -496,6 +399,7 @@ def test_the_search_is_a_plain_dictionary_and_the_verdict_two_findings():
     assert "Choice" not in alone.attrs["verdict"]
 
 
+@pytest.mark.heavy
 def test_an_edge_that_all_combinations_share_is_an_edge_and_no_choice():
     """The other way about, too: what PBO says of the choice changes nothing about the edge."""
     bars = made(1500, seed=3)
@@ -554,6 +458,7 @@ def test_the_verdict_is_false_in_at_most_five_of_a_hundred_and_finds_what_was_pl
     assert (weak >= [80, 53, 10]).all() and (strong >= [97, 88, 64]).all()
 
 
+@pytest.mark.heavy
 def test_a_planted_edge_is_found():
     table = nca.sweep(
         planted(0, 0.0015), nca.rules.time_series_momentum, WIDE, fill="close", trials=None
@@ -561,3 +466,71 @@ def test_a_planted_edge_is_found():
     assert "better than cash and than buy and hold" in table.attrs["verdict"]
     assert "which of them is the best is more than luck" in table.attrs["verdict"]
     assert 6 <= table.attrs["search"]["combination"]["lookback"] <= 16
+
+
+@pytest.mark.heavy
+def test_a_loop_that_was_interrupted_resumes(tmp_path, monkeypatch):
+    bars, grid = made(200), {"n": range(3, 30)}
+    whole = nca.sweep(bars, above, grid, COSTS, trials=None)
+    kept = module.WorkFolder.write
+
+    def broken(self, number, arrays):
+        if number == 3:
+            raise KeyboardInterrupt
+        kept(self, number, arrays)
+
+    monkeypatch.setattr(module.WorkFolder, "write", broken)
+    with pytest.raises(KeyboardInterrupt):
+        nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    monkeypatch.undo()
+    written = len(list(tmp_path.glob("part-*.npz")))
+    # A machine of more cores cuts other parts, and keeps to those that are there.
+    monkeypatch.setattr("nca_trader.evaluate.sweep.sweep.cores", lambda: 1)
+    CALLS.clear()
+    again = nca.sweep(bars, above, grid, COSTS, trials=None, resume=tmp_path)
+    pd.testing.assert_frame_equal(again, whole, check_exact=True)
+    width = json.loads((tmp_path / "sweep.json").read_text())["width"]
+    assert written == 3 and set(CALLS) == {3, *range(4 + 3 * width, 30)}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("precision", ["f32", "f64"])
+@pytest.mark.few(1)
+def test_a_sweep_counts_what_a_backtest_of_each_combination_counts(precision, tmp_path):
+    """With continuous targets, with stops, and where a function of bars runs in a loop."""
+    bars = made(300)
+
+    def numpy_rule(bars, lookback=5):
+        return np.asarray(nca.backtest(bars, nca.rules.momentum(lookback)).targets)
+
+    for rule, grid in (
+        (nca.rules.volatility_hold, {"annual": [0.1, 0.15, 0.2]}),
+        (nca.rules.breakout, {"lookback": [10, 20], "stop": [None, 0.02]}),
+        (nca.rules.momentum, {"lookback": [3, 5, 9]}),
+    ):
+        table = nca.sweep(bars, rule, grid, COSTS, precision=precision, trials=tmp_path)
+        number = table.attrs["search"]["trials"]
+        for one in table[list(grid)].to_dict("records"):
+            values = {k: None if v is None or v != v else v for k, v in one.items()}
+            values = {k: int(v) if k == "lookback" else v for k, v in values.items()}
+            assert nca.backtest(bars, rule(**values), COSTS, trials=tmp_path).tried == number
+    table = nca.sweep(bars, numpy_rule, {"lookback": [3, 5, 9]}, trials=tmp_path)
+    assert table.attrs["search"]["trials"] == number
+
+
+CROSS = {"fast": range(4, 36, 4), "slow": range(40, 140, 10)}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("draws", [4, pytest.param(60, marks=pytest.mark.slow)])
+def test_a_zoom_into_the_winner_does_not_raise_the_deflated_ratio(draws, tmp_path):
+    changes = []
+    for seed in range(draws):
+        bars, folder = made(900, seed=100 + seed), tmp_path / str(seed)
+        first = nca.sweep(bars, nca.rules.sma_cross, CROSS, trials=folder).attrs["search"]
+        near = {k: range(v - 2, v + 3) for k, v in first["combination"].items()}
+        second = nca.sweep(bars, nca.rules.sma_cross, near, trials=folder).attrs["search"]
+        assert first["trials"] < second["trials"] <= first["trials"] + 24
+        assert second["trials_variance"] >= first["trials_variance"]
+        changes.append(second["deflated_sharpe"] - first["deflated_sharpe"])
+    assert np.median(changes) <= 0.0

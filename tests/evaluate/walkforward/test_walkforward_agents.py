@@ -65,16 +65,6 @@ def test_sizes_that_follow_volatility_are_applied_once(bars):
 
 
 @pytest.mark.heavy
-def test_the_gate_says_what_to_deploy(bars, alone):
-    gate = alone[0].gate
-    assert gate.baseline in alone[0].baselines
-    assert gate.baseline not in ("best constant weight", "exposure-matched hold")
-    assert gate.sentence in repr(alone[0])
-    # Untrained in effect, on random bars: nothing better can be shown.
-    assert not gate.passed and gate.deployed == gate.baseline
-
-
-@pytest.mark.heavy
 def test_folds_that_are_there_are_not_trained_again(bars, alone, monkeypatch):
     monkeypatch.setattr(refit, "train", None)
     again = walked(bars, folder=alone[2])
@@ -103,38 +93,6 @@ def test_a_warm_start_begins_with_the_fold_before(bars, monkeypatch):
 
 
 @pytest.mark.heavy
-def test_a_walk_of_an_agent_that_tilts_a_base_asks_whether_it_does_that_harm(bars, tmp_path):
-    env = dataclasses.replace(ENV, actions="weights")
-    policy = dataclasses.replace(AGENT.policy, base="time_series_momentum(lookback=5)")
-    still = dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
-    agent = dataclasses.replace(AGENT, policy=policy, optimizer=still)
-    done = nca.walk_forward(bars, agent, **SPANS, seeds=1, env=env)
-    name = "time-series momentum 5"
-    assert done.result.equity.equals(done.baselines[name].equity)
-    assert done.gate.harm.base == name and done.gate.harm.bounds == (0.0, 0.0)
-    assert done.gate.trades and done.gate.sentence in repr(done)
-    assert "No harm shown, no gain shown" in done.folds.attrs["verdict"]
-    run = untrained_run(tmp_path / "run", bars, env, agent)
-    done.deploy(run)
-    assert Run(run.path).replacement is None
-
-
-@pytest.mark.slow
-def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
-    env = nca.TradingEnv(bars[:124], ENV)
-    still = dataclasses.replace(
-        AGENT, optimizer=dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
-    )
-    first = nca.train(env, AGENT, tmp_path / "a", seed=3).params()
-    second = nca.train(env, still, tmp_path / "b", seed=4, params=first).params()
-    for name, leaf in leaves_of(first).items():
-        np.testing.assert_allclose(leaves_of(second)[name], leaf, rtol=1e-6, atol=1e-12)
-    with pytest.raises(ConfigError, match="params: begins one agent, and this one has num_seeds"):
-        several = dataclasses.replace(AGENT, num_seeds=2)
-        nca.train(env, several, tmp_path / "c", params=first)
-
-
-@pytest.mark.heavy
 def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_path):
     done, _, _ = alone
     agent = dataclasses.replace(AGENT, num_seeds=2)
@@ -157,7 +115,49 @@ def test_a_walk_records_what_trades_in_the_place_of_the_run(bars, alone, tmp_pat
         rule.deploy(run)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
+def test_the_gate_says_what_to_deploy(bars, alone):
+    gate = alone[0].gate
+    assert gate.baseline in alone[0].baselines
+    assert gate.baseline not in ("best constant weight", "exposure-matched hold")
+    assert gate.sentence in repr(alone[0])
+    # Untrained in effect, on random bars: nothing better can be shown.
+    assert not gate.passed and gate.deployed == gate.baseline
+
+
+@pytest.mark.heavy
+def test_a_walk_of_an_agent_that_tilts_a_base_asks_whether_it_does_that_harm(bars, tmp_path):
+    env = dataclasses.replace(ENV, actions="weights")
+    policy = dataclasses.replace(AGENT.policy, base="time_series_momentum(lookback=5)")
+    still = dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
+    agent = dataclasses.replace(AGENT, policy=policy, optimizer=still)
+    done = nca.walk_forward(bars, agent, **SPANS, seeds=1, env=env)
+    name = "time-series momentum 5"
+    assert done.result.equity.equals(done.baselines[name].equity)
+    assert done.gate.harm.base == name and done.gate.harm.bounds == (0.0, 0.0)
+    assert done.gate.trades and done.gate.sentence in repr(done)
+    assert "No harm shown, no gain shown" in done.folds.attrs["verdict"]
+    run = untrained_run(tmp_path / "run", bars, env, agent)
+    done.deploy(run)
+    assert Run(run.path).replacement is None
+
+
+@pytest.mark.heavy
+def test_a_run_begins_with_the_parameters_that_it_is_given(bars, tmp_path):
+    env = nca.TradingEnv(bars[:124], ENV)
+    still = dataclasses.replace(
+        AGENT, optimizer=dataclasses.replace(AGENT.optimizer, learning_rate=1e-30)
+    )
+    first = nca.train(env, AGENT, tmp_path / "a", seed=3).params()
+    second = nca.train(env, still, tmp_path / "b", seed=4, params=first).params()
+    for name, leaf in leaves_of(first).items():
+        np.testing.assert_allclose(leaves_of(second)[name], leaf, rtol=1e-6, atol=1e-12)
+    with pytest.raises(ConfigError, match="params: begins one agent, and this one has num_seeds"):
+        several = dataclasses.replace(AGENT, num_seeds=2)
+        nca.train(env, several, tmp_path / "c", params=first)
+
+
+@pytest.mark.heavy
 def test_a_run_that_a_walk_cannot_decide_on_is_refused_before_the_first_fold(bars, tmp_path):
     agent = dataclasses.replace(AGENT, num_seeds=2)
     trained = tmp_path / "folds"
