@@ -106,16 +106,6 @@ def test_bars_that_the_run_saw_are_said_loudly(own, command, options, in_sample,
     assert trials.count(own.run.root, "test") == (looks or 0)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("stop", ["2020-07-20", "2020-07-21", "2020-07-23"])
-@pytest.mark.few(1)
-def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
-    page = own.folder / "run.html"
-    given = ("--run", own.path, "--data", own.data, "--stop", stop, "--out", page)
-    assert command("backtest", *given).code == 0
-    assert not re.search(r"\bnan\b|\binf\b", words(page), re.IGNORECASE)
-
-
 def test_the_command_and_its_page_say_that_nothing_was_filled(tiny, tmp_path, command):
     page = tmp_path / "page.html"
     words = ("--strategy=always_flat", f"--data={tiny.data}", f"--out={page}", "--quiet")
@@ -123,18 +113,6 @@ def test_the_command_and_its_page_say_that_nothing_was_filled(tiny, tmp_path, co
     assert said.code == 0 and said.err == ""
     for text in (said.out, page.read_text()):
         assert text.count("NO FILLS: nothing was ever bought or sold") >= 1
-
-
-@pytest.mark.heavy
-def test_python_writes_the_same_page(tiny, tmp_path, command):
-    page, own = tmp_path / "command.html", tmp_path / "python.html"
-    given = ("--strategy=momentum", f"--data={tiny.data}", "--stop", UNTIL, f"--out={page}")
-    assert command("backtest", *given).code == 0
-    result = backtest(tiny.bars, rules.momentum(), stop=UNTIL, trials=tmp_path / "runs")
-    assert nca.report(tiny.bars, result, own) == own
-    # But for the command that makes it again, and the time at which it was made.
-    again, here = (words(p).split() for p in (page, own))
-    assert len(here) > 300 and len(set(again) ^ set(here)) < 25
 
 
 @pytest.mark.heavy

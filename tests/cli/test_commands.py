@@ -7,7 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from typing import Any, NamedTuple
 
 import jax
@@ -59,15 +58,6 @@ def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
 
 
 @pytest.mark.heavy
-def test_the_command_line_trains_what_python_trains(command, mine):
-    command(*mine.train_command(mine.runs / "again"))
-    there = json.loads((mine.runs / "again" / "metrics.jsonl").read_text().splitlines()[-1])
-    here = mine.run.metrics()[-1]
-    assert there.pop("checksum")
-    assert {**there, "steps_per_s": 0} == {**here, "steps_per_s": 0}
-
-
-@pytest.mark.heavy
 def test_backtest_of_a_run_may_take_another_number_of_steps(command, mine):
     options = ("backtest", "--run", mine.path, "--data", mine.data, "--json")
     said = command(*options, "--steps", 3)
@@ -97,20 +87,6 @@ def test_backtest_writes_both_kinds_of_table(command, mine, tmp_path, suffix):
     assert said.code == 0
     read = pd.read_csv if suffix == "csv" else pd.read_parquet
     assert len(read(out)) == len(mine.bars)
-
-
-@pytest.mark.heavy
-def test_a_replay_can_be_watched_at_a_speed(command, mine, tmp_path):
-    options = ["--run", mine.path, "--feed", f"replay:{mine.data}", "--start", "2020-07-19"]
-    began = time.monotonic()
-    quick = command("paper", *options, "--journal", tmp_path / "a", "--json").json
-    whole = time.monotonic() - began
-    slow = command("paper", *options, "--journal", tmp_path / "b", "--speed", "150", "--json").json
-    assert slow == quick and time.monotonic() - began - whole > (len(mine.bars) - 1) / 150
-    said = command(
-        "paper", *options[:2], "--feed", "mine:feed", "--journal", tmp_path / "c", "--speed", "2"
-    )
-    assert said.code == 2 and "--speed has no effect without a replay" in said.err
 
 
 ABOVE = """

@@ -7,11 +7,9 @@ import json
 import os
 import pathlib
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
 import types
 
 import numpy as np
@@ -225,34 +223,3 @@ def test_the_demo_of_a_simulated_panel_ends_with_its_page(tmp_path, root):
     assert decided["sentence"] in done.stdout
     lines = (tmp_path / "trials.jsonl").read_text().splitlines()
     assert [json.loads(line)["kind"] for line in lines] == ["train", "test"]
-
-
-@pytest.mark.heavy
-def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):
-    # Far too many steps to end by itself within the test.
-    args = command("--agent", tiny, "--steps", 10_000_000, "--out", tmp_path)
-    process = subprocess.Popen(
-        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root, env=QUICK
-    )
-    until = time.monotonic() + 500
-    while time.monotonic() < until:
-        rows = list(tmp_path.glob("demo-*/metrics.jsonl"))
-        if rows and rows[0].read_text().count("\n") >= 3:
-            break
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=500)
-    assert process.returncode == 130, err
-    (folder,) = tmp_path.glob("demo-*")
-    said = out.splitlines()[-1]
-    assert "go on with: nca-trader demo" in said and f"--resume {folder}" in said
-    done = [int(path.name) for path in (folder / "checkpoints").iterdir()]
-    assert max(done) == (folder / "metrics.jsonl").read_text().count("\n")
-
-
-def test_an_unknown_agent_is_refused_with_nothing_written(tmp_path, root):
-    args = command("--agent", "nanoo", "--out", tmp_path / "out")
-    done = subprocess.run(args, capture_output=True, text=True, cwd=root, timeout=500)
-    assert done.returncode == 2
-    assert "nano" in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()

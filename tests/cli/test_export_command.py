@@ -1,18 +1,13 @@
 """`export`: a table, a file that `backtest` and `paper` read, and a refusal below the bar."""
 
-import dataclasses
 import pathlib
 import re
 
-import numpy as np
 import pytest
-from drawn import random_bars
-from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
+from tiny import TRAINING_ROWS, UNTIL
 
 from nca_trader.data.bars import write_bars
 from nca_trader.evaluate import simulate as module
-from nca_trader.runs import trials
-from nca_trader.runs.exported import Exported
 
 
 @pytest.fixture
@@ -53,15 +48,6 @@ def test_a_file_is_written_and_backtest_and_paper_read_it(export, command, tmp_p
     assert said.json["fills"] > 0
 
 
-@pytest.mark.slow
-def test_a_page_tells_of_an_exported_agent(export, command, tmp_path):
-    assert export("--min-agreement", "0").code == 0
-    page = tmp_path / "page.html"
-    data = ("--data", export.tiny.data)
-    assert command("backtest", "--run", export.path, *data, "--out", page).code == 0
-    assert "channels = 4" in page.read_text()
-
-
 def test_too_few_agreements_are_refused_and_nothing_is_written(export, monkeypatch):
     def apart(*args):
         return module.Agreement(0.98, 100, (1.0, 1.1))
@@ -76,29 +62,6 @@ def test_too_few_agreements_are_refused_and_nothing_is_written(export, monkeypat
         said.err,
     )
     assert export(*data, "--min-agreement", "0.98").code == 0 and export.path.exists()
-
-
-@pytest.mark.heavy
-def test_steps_of_activations_are_those_of_the_training_span_alone(export, tmp_path):
-    """Other bars behind the span, and much wilder ones, give the same file to the byte."""
-    options = ("--activations", "--min-agreement", "0", "--repair", "keep-jumps", "--data")
-    assert export(*options, export.tiny.data).code == 0
-    first = export.path.read_bytes()
-    ours = export.tiny.bars
-    wild = random_bars(np.random.default_rng(9), NUM_BARS, 2)
-    before = (np.arange(NUM_BARS) < TRAINING_ROWS)[:, None]
-    swing = np.where(np.arange(NUM_BARS) % 2, 3.0, 1.0)[:, None]
-    values = {
-        name: np.where(before, getattr(ours, name), getattr(wild, name) * swing)
-        for name in ("open", "high", "low", "close", "volume")
-    }
-    other = tmp_path / "other.csv"
-    write_bars(dataclasses.replace(ours, **values), other)
-    assert export(*options, other).code == 0
-    assert export.path.read_bytes() == first
-    assert all(step > 0 for step in Exported(export.path).weights.steps.values())
-    # Bars behind the span were looked at, each time: the ledger says so.
-    assert trials.count(export.tiny.runs, "test") == 2
 
 
 def test_bars_that_did_not_train_the_run_calibrate_nothing(export, tmp_path):

@@ -223,57 +223,6 @@ def local(days, opens, closes, step, zone=NEW_YORK):
     return times.tz_localize(zone).tz_convert("UTC").tz_localize(None)
 
 
-def calendars(first, years):
-    """Six kinds of markets: their times, and the bars a year by the calendar's own rules."""
-    last = first + pd.DateOffset(years=years)
-    days = pd.DatetimeIndex(trading_days(f"{first:%Y-%m-%d}", f"{last:%Y-%m-%d}")[0])
-    every = pd.date_range(first, last, inclusive="left")
-    saturdays = every[every.day_of_week == 5][3::17]  # special sessions, three a year
-    hours = pd.date_range(first, last, freq="1h", inclusive="left")
-    tokyo = [
-        local(days, *span, "30min", "Asia/Tokyo")
-        for span in (("09:00", "11:30"), ("12:30", "15:00"))
-    ]
-    return {
-        "weekdays": (days, 252),
-        "stamped at the day's end": (days + pd.Timedelta(1, "D"), 252),
-        "stamped at New York's midnight": (days.tz_localize(NEW_YORK).tz_convert(None), 252),
-        "special Saturdays": (days.union(saturdays), 252 + 365.2425 / 7 / 17),
-        "half hours": (local(days, "09:30", "16:00", "30min"), 252 * 13),
-        "a break at noon": (tokyo[0].union(tokyo[1]), 252 * 10),
-        "extended hours": (local(days, "04:00", "20:00", "1h"), 252 * 16),
-        "FX with Sunday bars": (every[every.day_of_week != 5], 365.2425 * 6 / 7),
-        "hours of FX": (
-            fx_times(first, last, "1h").tz_localize(None),
-            24 * (365.2425 * 5 / 7 - 1.5),
-        ),
-        "days of a market that never closes": (every, 365.2425),
-        "hours of a market that never closes": (hours, 24 * 365.2425),
-        "minutes": (local(days[:150], "09:30", "16:00", "1min"), 98_280),
-    }  # fmt: skip
-
-
-LEAST_DAYS, NEAR = 28, 0.02  # from four weeks on: a holiday or a special session in each hides none
-
-
-@pytest.mark.heavy
-@settings(max_examples=5, deadline=None)
-@given(first=st.dates(datetime.date(2015, 1, 1), datetime.date(2021, 12, 31)))
-def test_bars_in_a_year_stay_near_the_truth_as_a_file_grows(first):
-    for name, (times, want) in calendars(pd.Timestamp(first), 3).items():
-        times = times.to_numpy("datetime64[ns]")
-        ends = times[0] + np.arange(LEAST_DAYS, 1090, 13) * np.timedelta64(1, "D")
-        rows = np.unique(np.searchsorted(times, ends[ends <= times[-1]]))
-        found = np.array([bars_per_year(times[:row]) for row in rows])
-        worst = np.argmax(np.abs(found / want - 1.0))
-        assert abs(found[worst] / want - 1.0) < NEAR, (name, times[rows[worst]], found[worst], want)
-        # Nor does one more bar change it: over the two years after which all is counted, too.
-        two_years = np.searchsorted(times, times[0] + np.timedelta64(730, "D"))
-        some = [*rows[:3], *range(two_years - 3, min(two_years + 3, len(times)))]
-        ratios = [bars_per_year(times[: row + 1]) / bars_per_year(times[:row]) for row in some]
-        assert np.abs(np.array(ratios) - 1.0).max() < 0.012, (name, ratios)
-
-
 STAMPS = {
     # Zone, days of a week, local clocks and the length of a bar.
     "New York": ("America/New_York", 5, ["00:00"], "1d"),

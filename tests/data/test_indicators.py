@@ -150,21 +150,6 @@ def test_leakcheck_passes_a_function_of_past_bars_and_finds_one_that_knows_all(b
         nca.leakcheck(nca.indicator(counts, "close", lookback=5), one, cases=5)
 
 
-@pytest.mark.heavy
-def test_leakcheck_says_what_a_longer_lookback_would_change(bars):
-    def average(close):
-        return pd.Series(close).ewm(span=10).mean()
-
-    def notes(lookback):
-        return nca.leakcheck(
-            nca.indicator(average, "close", lookback=lookback), bars, cases=5
-        ).notes
-
-    (note,) = notes(12)
-    assert "with twice its lookback of 12 bars a value of average differs by up to" in note
-    assert notes(80) == ()
-
-
 OWN = """
 import nca_trader as nca
 

@@ -11,7 +11,8 @@ import pytest
 from refused import refusal
 
 from nca_trader.data.bars import read_bars
-from nca_trader.errors import BarError
+
+pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture
@@ -45,23 +46,6 @@ def test_fewer_names_than_fields_are_refused_and_read_by_number(messy):
         np.testing.assert_array_equal(getattr(bars, name)[:, 0], want)
     berlin = bars.index.tz_convert("Europe/Berlin").strftime("%Y-%m-%d,%H:%M:%S")
     assert list(berlin) == [",".join(line[:2]) for line in lines]
-
-
-def test_newest_first_is_refused_and_mended(messy, shared):
-    path = messy / "BTC_USD-Hourly.csv.gz"
-    alone = pd.read_csv(path)
-    assert alone["unix"].iloc[0] > alone["unix"].iloc[-1]  # its returns run backwards
-    said = refusal(read_bars, path)
-    assert "D015 line 2 and 33,258 more" in said and "timezone=" in said
-    assert "D020 line 3 and 33,257 more: times run backwards, newest first" in said
-    bars = read_bars(path, timezone="UTC", repair="sort")
-    want = pd.read_parquet(shared / "data" / "btcusd_hourly_2018_2022.parquet")
-    np.testing.assert_array_equal(bars.time, want["time"].to_numpy("datetime64[ns]"))
-    for name in ("open", "high", "low", "close"):
-        np.testing.assert_array_equal(getattr(bars, name)[:, 0], want[name])
-    # The other time column, of seconds since 1970, says the same.
-    other = read_bars(path, columns="time=unix", repair="sort")
-    assert other.digest() == bars.digest()
 
 
 def test_day_first_dates_are_proved_and_gaps_are_missing_bars(messy):
@@ -119,24 +103,6 @@ def test_columns_in_another_order_and_decades_of_closes_alone_are_read_and_noted
     assert bars.note == f"{told}8,547 of 23,104 bars have open = high = low = close."
     assert (bars.volume == 0).sum() == 5_496
     assert str(bars.time[0])[:10] == lines[0][0] and str(bars.time[-1])[:10] == lines[-1][0]
-
-
-def test_minutes_that_the_exchange_left_out_are_missing_bars(messy):
-    path = messy / "UNITTEST_BTC-1m.feather"
-    alone = pd.read_feather(path)
-    steps = alone["date"].diff().dropna()
-    assert (steps > pd.Timedelta("1min")).sum() == 538  # row n is not minute n
-    bars = read_bars(path)
-    assert bars.present.all() and len(bars) == len(alone)
-    full = read_bars(path, every="1min")
-    span = alone["date"].iloc[-1] - alone["date"].iloc[0]
-    assert len(full) == span // pd.Timedelta("1min") + 1
-    assert (np.diff(full.time) == np.timedelta64(1, "m")).all()
-    want = alone.set_index("date").reindex(full.index)
-    np.testing.assert_array_equal(full.present[:, 0], want["close"].notna())
-    np.testing.assert_array_equal(full.close[:, 0], want["close"].ffill())
-    np.testing.assert_array_equal(full.open[:, 0], want["open"].fillna(want["close"].ffill()))
-    np.testing.assert_array_equal(full.volume[:, 0], want["volume"].fillna(0.0))
 
 
 def test_a_long_file_under_other_names_is_refused_and_read_by_name(messy):
@@ -198,54 +164,6 @@ def test_missing_prices_splits_and_other_papers_of_a_long_file_are_told(messy):
     # Two tickers never had a price; another is two papers.
     assert not {"0051B", "4764B"} & set(whole.symbols)
     assert {"JPM.PG", "JPM.PG-2015"} <= set(whole.symbols)
-
-
-def test_ticks_are_refused_and_their_digits_are_times_to_the_millisecond(messy):
-    path = messy / "quote_tick_data.csv.gz"
-    alone = pd.read_csv(path)
-    assert len(alone) == 9_499 and alone.columns[0] == "20200101 170000065"  # one tick is lost
-    with pytest.raises(ValueError):
-        pd.to_datetime(alone.iloc[:, 0], format="ISO8601")
-    assert "D023 line 1 holds values" in refusal(read_bars, path)
-    options = {"columns": "time=1,close=2", "repair": "close-only,no-volume"}
-    assert "D015 line 1 and 9,499 more: time '20200101 170000065'" in refusal(
-        read_bars, path, **options
-    )
-    bars = read_bars(path, timezone="Etc/GMT+5", **options)
-    lines = raw_lines(path)
-    local = bars.index.tz_convert("Etc/GMT+5")
-    assert [t.strftime("%Y%m%d %H%M%S%f")[:-3] for t in local] == [line[0] for line in lines]
-    np.testing.assert_array_equal(bars.close[:, 0], [float(line[1]) for line in lines])
-
-
-@pytest.mark.parametrize("name", ["btcperp_minute_2022_01", "btcusd_hourly_2018_2022"])
-def test_crypto_sets_are_read_as_they_stand(shared, name):
-    path = shared / "data" / f"{name}.parquet"
-    assert "D015 row 0" in refusal(read_bars, path)
-    bars, want = read_bars(path, timezone="UTC"), pd.read_parquet(path)
-    told = {"btcusd_hourly_2018_2022": "Columns that are not used: volume_usd."}
-    assert bars.present.all() and bars.note == told.get(name, "")
-    np.testing.assert_array_equal(bars.time, want["time"].to_numpy("datetime64[ns]"))
-    for field in ("open", "high", "low", "close", "volume"):
-        np.testing.assert_array_equal(getattr(bars, field)[:, 0], want[field])
-
-
-def test_quotes_are_not_taken_for_assets(shared):
-    path = shared / "data" / "eurusd_hourly_quotes.parquet"
-    assert "D005 no volume column" in refusal(read_bars, path, timezone="UTC")
-    bars, want = read_bars(path, timezone="UTC", repair="no-volume"), pd.read_parquet(path)
-    assert bars.symbols == ("EURUSD",)
-    np.testing.assert_array_equal(bars.close[:, 0], want["close"])
-    bid = read_bars(
-        path,
-        timezone="UTC",
-        repair="no-volume",
-        columns="open=bid_open,high=bid_high,low=bid_low,close=bid_close",
-    )
-    np.testing.assert_array_equal(bid.low[:, 0], want["bid_low"])
-    only = want.drop(columns=["open", "high", "low", "close"])
-    with pytest.raises(BarError, match="D003 no close column"):
-        read_bars(only, timezone="UTC")
 
 
 @pytest.mark.parametrize("name", ["us_equity_daily", "us_equity_hourly"])

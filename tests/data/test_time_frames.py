@@ -14,7 +14,7 @@ from nca_trader.config import env
 from nca_trader.config.extensions import name_of
 from nca_trader.data.calendar import OUTSIDE, SESSIONS, Sessions
 from nca_trader.data.feature_sets import feature_set
-from nca_trader.data.features import BUILT_IN, FEATURES, Feature, make_feature
+from nca_trader.data.features import make_feature
 from nca_trader.data.resampling import resample
 from nca_trader.data.time_frames import TimeFrame
 from nca_trader.errors import BarError, ConfigError
@@ -255,31 +255,6 @@ def test_bars_of_another_length_are_refused():
         nca.EnvConfig(features=("rsi",), sessions="new_york")
     with pytest.raises(ConfigError, match="sessions='newyork' is not known"):
         nca.EnvConfig(features=("1d:rsi",), sessions="newyork")
-
-
-@pytest.mark.slow
-def test_every_feature_has_slower_frames():
-    bars = drawn(pd.date_range("2024-01-02", periods=300, freq="10min"))
-    for name in BUILT_IN:
-        assert np.isfinite(feature_set((f"30min:{name}",), 600).batch(bars)).all(), name
-    assert isinstance(FEATURES["rsi"], Feature) and "1h:rsi" not in FEATURES
-
-
-def ahead(bars):
-    """A planted leak: each slow bar is seen one bar before it is over."""
-    found = feature_set(("1h:rsi",), 600).batch(bars)
-    return np.concatenate([found[1:], found[-1:]])
-
-
-@pytest.mark.heavy
-def test_leakcheck_passes_a_slower_frame_and_finds_one_seen_a_bar_early():
-    bars = drawn(pd.date_range("2024-01-02 00:20", periods=250, freq="10min"))
-    report = nca.leakcheck("1h:rsi", bars, cases=40)
-    assert report.ok and report.reacted > 20, report
-    report = nca.leakcheck(ahead, bars, cases=40)
-    assert not report.ok and "close" in report.columns, report
-    # It shows at the last bar before the end of an hour alone.
-    assert bars.index[report.example.row].minute == 40
 
 
 def test_times_outside_every_session_are_in_no_slow_bar():

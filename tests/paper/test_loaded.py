@@ -25,10 +25,10 @@ CASES = {
     "steps of orders": ({"actions": "orders"}, {}, True),
     "sizes by volatility": ({"sizing": "volatility"}, {}, True),
     "weights": ({"actions": "weights", "order": "rebalance"}, {}, False),
-    "fills at the close": ({"actions": "weights", "fill": "close"}, {}, False),
     "tilts of a base": ({"actions": "weights"}, {"policy": BASE}, False),
     "the mean of three": ({}, {"num_seeds": 3}, True),
     "a margin": ({"maintenance_margin": 0.25, "borrow": True, "max_gross": 2.0}, {}, True),
+    "fills at the close": ({"actions": "weights", "fill": "close"}, {}, False),
 }
 
 
@@ -76,13 +76,13 @@ def before(result, row):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_a_decision_is_that_of_the_backtest_bit_for_bit(backtested, case):
     env, agent, _ = CASES[case]
     bars, run, result = backtested(env, agent)
     loaded, targets = load(run.path), result.targets.to_numpy()
     first = run.policy.first_decision
-    rows = [first, *range(first + 1, len(bars), 41), len(bars) - 1]
+    rows = [first, *range(first + 1, len(bars), 80), len(bars) - 1]
     for row in rows:
         found = loaded.decide(bars[: row + 1], *before(result, row))
         if result.fill == "close":  # what is held is computed by hand here, to rounding
@@ -93,7 +93,7 @@ def test_a_decision_is_that_of_the_backtest_bit_for_bit(backtested, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_a_stream_decides_as_the_backtest(backtested, case):
     env, agent, chosen = CASES[case]
     bars, run, result = backtested(env, agent)
@@ -125,19 +125,6 @@ def test_a_stream_that_begins_with_history_is_the_same_stream(backtested):
         named = dict(zip(bars.symbols[::-1], held[::-1], strict=True))
         one = whole.update(next(bars[row : row + 1].each()), held, ordered=held)
         np.testing.assert_array_equal(late.update(bars[row : row + 1], named, ordered=named), one)
-
-
-@pytest.mark.heavy
-def test_what_was_ordered_before_is_what_the_last_call_returned(backtested):
-    bars, run, result = backtested({"actions": "orders"}, {})
-    agent, first = nca.load(run.path), run.policy.first_decision
-    told, untold = (agent.stream(bars[:first]) for _ in range(2))
-    rows = range(first, len(bars))
-    weights, last = result.weights.to_numpy(), result.targets.shift(1).fillna(0.0).to_numpy()
-    found = [untold.update(bars[r : r + 1], weights[r]) for r in rows]
-    again = [told.update(bars[r : r + 1], weights[r], ordered=last[r]) for r in rows]
-    np.testing.assert_array_equal(found, again)
-    assert len(np.unique(found)) > 2
 
 
 @pytest.mark.heavy

@@ -121,7 +121,7 @@ def traded(stage, folder, venue, desk, clock, asked=None, num_bars=4):
 def drawn(first, last, seed):
     """Some moments between two, and these."""
     between = range(first, last + 1)
-    return sorted({first, last, *random.Random(seed).sample(between, min(len(between), 5))})
+    return sorted({first, last, *random.Random(seed).sample(between, min(len(between), 2))})
 
 
 @pytest.mark.heavy
@@ -230,6 +230,7 @@ class Dripping(FakeAlpaca):
         (("GET", "/v2/orders:by_client_order_id"), "file"),
     ],
 )
+@pytest.mark.few(2)
 def test_an_answer_that_drips_holds_up_the_end_of_a_session_once(
     stage, tmp_path, monkeypatch, keys, path, way
 ):

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import json
 import struct
-import subprocess
 import sys
 import threading
 
@@ -13,11 +12,9 @@ import tiny as experiment
 
 import nca_trader as nca
 from nca_trader import ConfigError, train
-from nca_trader.cli import main
 from nca_trader.config import extensions
 from nca_trader.config.spans import Range
 from nca_trader.runs import trackers as module
-from nca_trader.runs.manifest import Run
 from nca_trader.runs.trackers import numbers_of, subject_of, track_results, tracker_of
 
 LONGER = 4 * experiment.STEPS_PER_UPDATE
@@ -95,13 +92,6 @@ def test_event_files_hold_every_row_and_the_configuration(bench, tmp_path):
     config = json.loads(text)
     assert config["seed"] == 0 and config["agent"]["policy"]["channels"] == 4
     assert config["env"]["features"] == ["return_1", "return_5"]
-
-
-@pytest.mark.heavy
-def test_without_a_folder_they_lie_in_the_run(bench):
-    pytest.importorskip("tensorboardX")
-    run = bench("tensorboard")
-    assert_shows(shown(run.path / "tensorboard")[0], run)
 
 
 @pytest.mark.heavy
@@ -300,30 +290,3 @@ def test_a_missing_library_is_named(monkeypatch, kind, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=f"needs {library}.*pip install {library}"):
         tracker_of(kind)
-
-
-@pytest.mark.heavy
-def test_the_command_tracks(tiny, tmp_path, capsys):
-    pytest.importorskip("tensorboardX")
-    there = tiny.copy(tmp_path / "there")
-    words = ["train", "--env", there.folder / "env.toml", "--agent", there.folder / "agent.toml"]
-    words += ["--data", there.data, "--run", tmp_path / "ran", "--quiet"]
-    assert main([*map(str, words), "--track", f"tensorboard:{tmp_path / 'board'}"]) == 0
-    assert_shows(shown(tmp_path / "board" / "ran")[0], Run(tmp_path / "ran"))
-    words = ["backtest", "--run", tmp_path / "ran", "--data", there.data, "--json"]
-    assert main([*map(str, words), "--track", f"tensorboard:{tmp_path / 'board'}"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    rows, _ = shown(tmp_path / "board" / "ran")
-    assert rows[max(rows)]["test/sharpe"] == pytest.approx(found["sharpe"], rel=1e-6)
-    assert "reward" in rows[max(rows)]  # the last row of training stands
-    refused = ["backtest", "--strategy", "sma_cross", "--data", str(there.data)]
-    assert main([*refused, "--track", "tensorboard"]) == 2
-
-
-@pytest.mark.heavy
-def test_nothing_is_imported_that_is_not_named(root):
-    code = (
-        "import sys, nca_trader.cli, nca_trader.learner.train, nca_trader.runs.trackers;"
-        "sys.exit('tensorboardX' in sys.modules or 'wandb' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

@@ -220,7 +220,7 @@ def test_a_wild_asset_may_move_further_than_a_calm_one(stage, bars):
 
 def test_a_file_has_been_checked_for_jumps_already(bars):
     out, codes = passed(Gate(SYMBOLS), [*bars[:60], scaled(bars[60], 100.0), *bars[61:]])
-    assert len(out) == 120 and codes == [] and not any(each.late for each in out)
+    assert len(out) == 80 and codes == [] and not any(each.late for each in out)
 
 
 def test_the_same_bars_give_the_same_verdicts_and_a_learnt_history_too(bars):

@@ -16,7 +16,6 @@ from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import frame_of, read_bars, write_bars
-from nca_trader.envs import load_env
 from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.simulate import legs_between, scan_targets
@@ -88,8 +87,12 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
 @pytest.mark.parametrize(
     "env",
     [
-        {"base": "half_and_half(lookback=30)", "actions": "weights"},
-        {"fill": "close"},
+        {
+            "base": "half_and_half(lookback=30)",
+            "actions": "weights",
+            "fill": "close",
+            "reward": "differential_sharpe",
+        },
         {"order": "rebalance"},
         {"actions": "weights", "random_costs": (5.0, 10.0)},
         {"short": False},
@@ -102,10 +105,9 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
             "borrow": True,
             "dead_band": 0.02,
         },
-        {"reward": "differential_sharpe", "fill": "close"},
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_other_rules_agree_as_well(bars, tmp_path, env):
     if "sizing" in env and ROUNDING:
         pytest.skip("sizes round otherwise without optimisation; see tests/test_rounding.py")
@@ -122,16 +124,6 @@ def agree(bars, folder, **run):
     assert parity.ok, parity.sentence
     assert parity.fills > 10
     return parity
-
-
-@pytest.mark.heavy
-def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path):
-    bars = stage.bars(num_bars=320, missing=0.03)
-    quoted = np.random.default_rng(0).uniform(0, 1e-3, bars.close.shape)
-    bars = dataclasses.replace(bars, half_spread=np.where(bars.present, quoted, np.nan))
-    panel = load_env("panel_daily")
-    parity = agree(bars, tmp_path, features=panel.features, actions=panel.actions)
-    assert parity.logits_off < 1e-5
 
 
 RULES = [{}, {"fill": "close"}, {"order": "rebalance"}, {"reward": "drawdown"}]
