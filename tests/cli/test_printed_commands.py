@@ -121,6 +121,7 @@ def test_the_page_of_a_backtest_holds_the_command_that_makes_it_again(command, m
     assert made.sub("", page.read_text()) == made.sub("", first)
 
 
+@pytest.mark.heavy
 def test_what_export_prints_reads_the_file_that_it_wrote(command, mine, monkeypatch):
     monkeypatch.setattr(export, "latencies", lambda *_: [{"stream_us": 1.0, "window_us": 1.0}] * 2)
     out = mine.folder / "my agent.nca"

@@ -1,12 +1,8 @@
 """Calendars: sessions known beforehand, positions flat at their close, bars in a year."""
 
-import datetime
-
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nca_trader.data.bars import read_bars
 from nca_trader.data.calendar import (
@@ -314,67 +310,12 @@ def test_nights_weekends_and_markets_that_never_close_are_no_gaps(time, zone, ev
     ).sum() == 1 + shut
 
 
-def clocks_of_a_market(draw, opens, closes):
-    """One or two pauses between two minutes of the day, each with its stretch of trading."""
-    first = draw(st.integers(opens + 40, opens + 90))
-    pauses = [(first, first + draw(st.integers(5, 90)))]
-    if draw(st.booleans()):
-        second = draw(st.integers(pauses[0][1] + 40, closes - 130))
-        pauses.append((second, second + draw(st.integers(5, 90))))
-    edges = [opens, *(minute for pause in pauses for minute in pause), closes]
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-@st.composite
-def markets(draw):
-    """A market written down minute by minute: its bars in UTC, their clock, its days and step."""
-    step = draw(st.sampled_from([1, 10, 60, 120, 180, 300, 600, 900, 1200, 1800]))
-    most = {1: 3, 10: 10, 60: 150}.get(step, 500)
-    zone = draw(st.sampled_from([NEW_YORK, "Europe/Berlin", "Asia/Tokyo", "Asia/Kolkata", "UTC"]))
-    days = pd.bdate_range(
-        draw(st.dates(datetime.date(2019, 1, 1), datetime.date(2022, 12, 31))),
-        periods=draw(st.integers(3, most)),
-    )
-    opens = draw(st.integers(7 * 60, 10 * 60))
-    spans = clocks_of_a_market(draw, opens, opens + 450)
-    # Bars are cut by the clock, or count from each open.
-    by_clock = draw(st.booleans())
-    of_day = [
-        np.arange(60 * a // step * step if by_clock else 60 * a, 60 * z, step) for a, z in spans
-    ]
-    of_day = np.unique(np.concatenate(of_day)).astype("timedelta64[s]")
-    clock = np.tile(of_day, len(days))
-    local = pd.DatetimeIndex(np.repeat(days.to_numpy("datetime64[s]"), len(of_day)) + clock)
-    return local.tz_localize(zone), clock, days, np.timedelta64(step, "s"), zone
-
-
 def missing(time, step, zone=None):
     """The expected times without a bar, in UTC."""
     stamps = time.tz_convert(None).to_numpy("datetime64[ns]")
     expected, _ = expected_times(stamps, step.astype("timedelta64[ns]"), zone)
     assert len(np.unique(expected)) == len(expected)
     return pd.DatetimeIndex(np.setdiff1d(expected, stamps), tz="UTC")
-
-
-@pytest.mark.heavy
-@settings(max_examples=25, deadline=None)
-@given(market=markets(), given_zone=st.booleans(), seed=st.integers(0, 2**32 - 1))
-def test_a_pause_within_the_hours_is_no_gap_and_a_dropped_bar_is_one(market, given_zone, seed):
-    time, clock, days, step, zone = market
-    named = zone if given_zone else None
-    assert len(missing(time, step, named)) == 0
-    keep = np.random.default_rng(seed).random(len(time)) > 0.02
-    keep[[0, -1]] = True
-    # Such a time of the day is there on most others, and its hour in one week of five.
-    few = pd.Series(keep).groupby(clock).transform("mean").to_numpy() < 0.6
-    hour = pd.Series(time.tz_localize(None)).dt.strftime("%a %H")
-    few |= pd.Series(keep).groupby(hour).transform("sum").to_numpy() == 0
-    keep |= few
-    assert list(missing(time[keep], step, named)) == list(time[~keep].tz_convert("UTC"))
-    if len(days) > 40:  # a holiday is missing bars, and so is the afternoon of a half day
-        date = time.tz_localize(None).normalize()
-        shut = (date == days[20]) | ((date == days[27]) & (clock > np.median(clock)))
-        assert list(missing(time[~shut], step, named)) == list(time[shut].tz_convert("UTC"))
 
 
 @pytest.mark.parametrize(("zone", "pause"), [(NEW_YORK, 45), ("Europe/Berlin", 20)])

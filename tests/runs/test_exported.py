@@ -118,16 +118,6 @@ def test_a_coding_that_is_none_is_refused(changes, remedy):
         dataclasses.replace(Coding(), **changes)
 
 
-@pytest.mark.slow
-def test_steps_are_the_same_for_an_agent_that_computes_parts_again(tiny):
-    run, env = tiny.run, tiny.env
-    coding, given = Coding(activations=True), (env.features[:8], env.bars.present[:8])
-    plain = compact(run, run.params(), coding, *given).steps
-    policy = dataclasses.replace(run.agent_config.policy, remat="step")
-    run.agent_config = dataclasses.replace(run.agent_config, policy=policy)
-    assert compact(run, run.params(), coding, *given).steps == plain and len(plain) == 4
-
-
 def forged(file, change):
     """Rewrites a file's header and data by hand, with the checksum that they then have."""
     content = file.read_bytes()

@@ -251,7 +251,7 @@ def test_a_row_is_json_for_any_reader_and_shows_no_checksum_to_ours(four):
     assert four.metrics() == raw == Rows(four.lines.path).poll()
 
 
-@pytest.mark.parametrize(("number", "every"), [(2, 13), (3, 1)])
+@pytest.mark.parametrize(("number", "every"), [(2, 13), (3, 4)])
 def test_a_flipped_bit_of_a_row_is_named_and_only_that_row_is_left_out(four, number, every, caplog):
     rows, path = four.metrics(), four.lines.path
     content = path.read_bytes()
@@ -318,6 +318,7 @@ LOST = {"none": {}, "torn": {}, "no end": {3, 4}, "no end of all": {5}, "torn at
 
 @pytest.mark.parametrize("done", range(6))
 @pytest.mark.parametrize("name", DAMAGE)
+@pytest.mark.few(16)
 def test_a_resumed_run_keeps_the_rows_of_its_updates_whatever_is_damaged(four, name, done):
     four.append(four.metrics()[-1] | {"update": 5})
     rows, path = four.metrics(), four.lines.path

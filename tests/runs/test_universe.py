@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import re
 
-import jax
 import numpy as np
 import pytest
 from drawn import random_bars
@@ -16,7 +14,6 @@ from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError
 from nca_trader.evaluate.export import measure
-from nca_trader.evaluate.report.summary import caveats
 from nca_trader.paper.session.parity import compare
 from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import Coding, read_run, write_exported
@@ -96,23 +93,6 @@ def test_an_asset_that_starts_late_and_ends_early_is_as_if_absent_outside_its_sp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("neighbours", ["none", "all"])
-def test_training_learns_from_assets_of_different_spans(tmp_path, neighbours):
-    bars = without(without(panel("ABCD"), "C", 0, 150), "D", 60, 240)
-    agent = dataclasses.replace(
-        AGENT, policy=dataclasses.replace(AGENT.policy, neighbours=neighbours)
-    )
-    env = nca.TradingEnv(bars, dataclasses.replace(SIZED, random_costs=(5.0, 10.0)))
-    run = nca.train(env, agent, tmp_path / "run")
-    rows = run.metrics()
-    assert all(row["skipped"] == 0 and np.isfinite(row["loss"]) for row in rows)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params()))
-    result = nca.backtest(bars, run, start=FIRST, look=False)
-    assert np.isfinite(result.equity).all() and result.num_fills > 20
-    assert (result.weights["C"][:150] == 0.0).all() and (result.weights["C"][150:] != 0.0).all()
-
-
-@pytest.mark.slow
 def test_an_exported_panel_agent_trades_others_on_paper_as_in_its_backtest(tmp_path):
     run = made(tmp_path / "abc", panel("ABC"))
     others = without(panel("VWXY", seed=5), "Y", 0, 70)
@@ -168,15 +148,3 @@ def test_the_backtest_names_the_symbols_that_did_not_train_the_agent(tmp_path, c
     assert main(args) == 0
     said = "2 of 3 symbols did not train it: X, Y; it was trained on A, B, C."
     assert said in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_example_of_the_guide_runs(root, tmp_path, monkeypatch, capsys):
-    text = (root / "docs/guides/panels.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
-    monkeypatch.chdir(tmp_path)
-    exec(code, names := {})
-    result = names["result"]
-    assert "1 of 2 symbols did not train it" in " ".join(caveats(result))
-    assert result.in_sample == 0 and result.num_fills > 10
-    assert (result.weights.abs().sum() > 0.0).all()
