@@ -234,7 +234,7 @@ def test_a_folder_of_parquet_files_is_one_table_and_names_columns(tmp_path, smal
 
 @pytest.mark.parametrize("kind", ["parquet", "feather", "folder"])
 def test_no_more_than_parts_of_a_binary_table_are_held(kind, tmp_path, small_chunks):
-    rows = 100_000
+    rows = 200_000
     folder = tmp_path / "bars.parquet"
     path = folder / "part.parquet" if kind == "folder" else tmp_path / f"bars.{kind}"
     path.parent.mkdir(exist_ok=True)

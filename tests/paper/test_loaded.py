@@ -176,6 +176,7 @@ def test_a_baseline_that_was_deployed_decides_in_the_agents_place(backtested, mo
             np.testing.assert_array_equal(found, standing[row])
 
 
+@pytest.mark.heavy
 def test_the_service_of_the_guide_answers_with_target_weights(opened):
     bars, agent = opened
     *_, service = blocks((ROOT / "docs" / "guides" / "serve.md").read_text(), "python")

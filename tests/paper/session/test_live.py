@@ -72,6 +72,7 @@ def asked_of(room, begin):
     "strategy",
     [LONG.with_delay(5), nca.blend({"long": (LONG, 1.0), "none": (nca.rules.random(), 0.0)})],
 )
+@pytest.mark.few(1)
 def test_a_strategy_gets_the_bars_that_it_remembers_of_each_asset(stage, tmp_path, strategy):
     """A third of the bars is missing, and its target is that on all bars from the first on."""
     room = Room(stage, tmp_path)

@@ -191,6 +191,7 @@ def late(inputs):
 
 
 @pytest.mark.parametrize("change", ["feature", "fill", "cost"])
+@pytest.mark.few(2)
 def test_a_change_in_paper_is_found(bars, run, files, stage, tmp_path, change, honest, monkeypatch):
     agent = honest
     if change == "feature":
