@@ -17,7 +17,7 @@ import pytest
 
 from nca_trader import BarError, load_env, sample_bars, write_bars
 from nca_trader.cli import demo as demo_command
-from nca_trader.cli import main
+from nca_trader.cli import demo_sections, main
 from nca_trader.cli.demo import job_of
 from nca_trader.config.toml import to_toml
 from nca_trader.evaluate.evidence import inference
@@ -170,6 +170,27 @@ def test_the_page_says_what_the_result_may_be_and_what_to_try_next(demo):
     assert "504 bars" in result["checks"]["Independent bars per parameter"]
     assert "What to try next" in page and "demo --panel" in page
     assert "--deploy" in said
+
+
+def test_what_a_tilt_changed_and_earned_is_counted_by_hand():
+    returns = 0.01 * np.random.default_rng(0).normal(size=(2, 60))
+    of = [
+        types.SimpleNamespace(
+            name="half", weights=[weights, [0.5, -0.25]] * 30, excess_returns=each,
+            bars_per_year=30.0, equity=pd.Series([1.0] * 59 + [end]),
+            metrics={"sharpe": sharpe, "turnover": sharpe},
+        )
+        for weights, each, end, sharpe in (
+            ([0.5, 0.25], returns[0], 1.21, 0.5), ([0.5, -0.25], returns[1], 1.0, 0.25)
+        )
+    ]  # fmt: skip
+    found = demo_sections.tilt_section(*of)
+    facts = dict(found.facts)
+    assert "its base, half" in found.verdict
+    # 0.5 of one asset at every other bar, of 0.75; two years.
+    assert facts["Positions"].startswith("33.3% of its base's")
+    assert facts["Return over its base"].startswith("+9.53% a year")
+    assert facts["Sharpe ratio less its base's"].startswith("+0.250, 95% interval ")
 
 
 def test_a_panel_is_cut_into_spans_that_follow_each_other(tmp_path):

@@ -633,7 +633,7 @@ def test_the_table_has_a_row_for_each_option_and_an_option_for_each_row(command)
     assert {*OPTIONS[command][1]} == options_of(command)
 
 
-@pytest.mark.drawn(len(ROWS) // 16)
+@pytest.mark.drawn(len(ROWS) // 24)
 @pytest.mark.parametrize(("command", "option"), ROWS, ids=[".".join(row) for row in ROWS])
 def test_an_option_changes_what_is_done(command, option, folder, monkeypatch):
     base, rows = OPTIONS[command]

@@ -75,6 +75,7 @@ def check(command, mine):
 @pytest.mark.parametrize(
     "strategy", ["sma_cross", "feature:return_1", "code.py:honest", "code.py:rule", "code.py:held"]
 )
+@pytest.mark.few(3)
 def test_no_look_ahead_is_exit_0(check, strategy):
     before = list(sys.path)
     said = check(strategy, "--json", "--quiet")  # a slow machine shows progress

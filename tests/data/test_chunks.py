@@ -34,6 +34,7 @@ def outcome(source, **options):
 
 
 @pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.few(13)
 def test_every_planted_fault_is_told_alike_however_the_file_is_cut(name, tmp_path, small_chunks):
     _, plant, repair = PLANTS[name]
     cells = market(2, length=20).cells

@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import pathlib
+import shutil
 import struct
 import tracemalloc
 
@@ -40,11 +42,17 @@ def compacted(tiny, coding):
     return compact(run, run.params(), coding, env.features, env.bars.present)
 
 
-@pytest.fixture
-def file(tiny, tmp_path):
-    path = tmp_path / "agent"
+@pytest.fixture(scope="module")
+def written(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("exported") / "agent"
     write_exported(path, tiny.run, compacted(tiny, Coding(bits=8)))
     return path
+
+
+@pytest.fixture
+def file(written, tmp_path):
+    """A copy to be changed."""
+    return pathlib.Path(shutil.copy(written, tmp_path))
 
 
 @pytest.mark.heavy

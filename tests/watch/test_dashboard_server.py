@@ -242,6 +242,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.few(3)
 def test_any_number_of_clients_that_hold_on_denies_nothing_to_others(guarded, journal, attack):
     port, cookie = guarded
     path, *headers = ATTACKS[attack]

@@ -395,7 +395,7 @@ def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stag
 
 
 @pytest.mark.parametrize("name", [*baseline_rules(20)][:-1])
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name):
     """Each deployable baseline that trades, where the first three orders are rejected or too old.
 

@@ -166,6 +166,7 @@ def other(**fields):
         ("fill-unusable", other(ts=2**62 * 3)),
     ],
 )
+@pytest.mark.few(9)
 def test_what_a_venue_booked_and_changes_halts_and_resume_passes_over_it(
     stage, tmp_path, code, change, again
 ):
