@@ -1,5 +1,7 @@
 """Progress of whole commands: on standard error, in pipes too, and never with --quiet."""
 
+import pytest
+
 import nca_trader as nca
 
 
@@ -7,6 +9,7 @@ def written():
     nca.write_bars(nca.sample_bars("sp500")[:200], "bars.csv")
 
 
+@pytest.mark.heavy
 def test_a_quiet_command_shows_none_and_neither_does_a_program_in_a_pipe(
     command, monkeypatch, capsys
 ):

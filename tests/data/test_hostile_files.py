@@ -278,6 +278,7 @@ def test_a_message_stays_short_and_keeps_its_remedy(tmp_path):
 
 @pytest.mark.parametrize("symbol", ["=1+1", "+A", "-A", "@SUM(A1)", "\tA", "\r=1", "A\nB", "\x1b"])
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+@pytest.mark.few(7)
 def test_a_symbol_that_a_spreadsheet_would_run_is_not_written_as_text(tmp_path, symbol, suffix):
     bars = sample_bars("sp500")[:10].select("SP500")
     object.__setattr__(bars, "symbols", (symbol,))

@@ -63,7 +63,7 @@ def test_missing_bars_are_not_counted():
 
 
 def test_a_slower_frame_counts_its_own_bars():
-    bars = random_bars(np.random.default_rng(3), 8_000, 1, unit="m")
+    bars = random_bars(np.random.default_rng(3), 4_500, 1, unit="m")
     found = feature_set(("15min:rsi", "5min:macd"), 60)
     assert 15 * 230 < found.memory < 15 * 260
     whole = found.batch(bars)

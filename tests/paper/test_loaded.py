@@ -15,7 +15,6 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.config import EnvConfig
-from nca_trader.runs.exported import Coding, compact, write_exported
 
 FEATURES = ("return_1", "rsi")
 BASE = dataclasses.replace(AGENT.policy, base="half_and_half(lookback=30)", tilt_limit=0.5)
@@ -125,35 +124,6 @@ def test_a_stream_that_begins_with_history_is_the_same_stream(backtested):
         named = dict(zip(bars.symbols[::-1], held[::-1], strict=True))
         one = whole.update(next(bars[row : row + 1].each()), held, ordered=held)
         np.testing.assert_array_equal(late.update(bars[row : row + 1], named, ordered=named), one)
-
-
-@pytest.mark.heavy
-def test_an_agent_that_remembers_what_it_earned_streams_with_its_equity(backtested):
-    bars, run, result = backtested({"reward": "drawdown"}, {})
-    agent, first = nca.load(run.path), run.policy.first_decision
-    with pytest.raises(nca.ConfigError, match=r"observes what it earned.*use `stream`"):
-        agent.decide(bars, [0.0, 0.0])
-    live = agent.stream(bars[:first])
-    with pytest.raises(nca.ConfigError, match="equity: the agent observes"):
-        live.update(bars[first : first + 1], [0.0, 0.0])
-    for row in range(first, len(bars)):
-        held, worth = result.weights.to_numpy()[row], 7e6 * result.equity.iloc[row]
-        found = live.update(bars[row : row + 1], held, equity=worth)
-        np.testing.assert_array_equal(found, result.targets.to_numpy()[row])
-
-
-@pytest.mark.heavy
-def test_an_exported_file_and_other_symbols_decide_too(backtested, tmp_path):
-    bars, run, _ = backtested({}, {})
-    file = tmp_path / "agent.nca"
-    write_exported(file, run, compact(run, run.params(), Coding(bits=16), None, None))
-    agent = nca.load(file)
-    assert agent.symbols == bars.symbols
-    other = random_bars(np.random.default_rng(9), 120, 3)
-    result = nca.backtest(other, agent.run)
-    found = agent.decide(other, *before(result, 119))
-    np.testing.assert_array_equal(found, result.targets.to_numpy()[119])
-    assert agent.stream(other[:10]).symbols == other.symbols
 
 
 @pytest.mark.heavy

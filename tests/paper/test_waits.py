@@ -105,6 +105,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.few(2)
 def test_no_wait_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_path, name):
     """Property: at any wait for a time; counted in the session's own seconds."""
 

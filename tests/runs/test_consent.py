@@ -469,6 +469,7 @@ def evil(value):
     return "evil:run(x=1)" if isinstance(value, str) and value not in SYMBOLS else value
 
 
+@pytest.mark.heavy
 def test_a_forged_journal_runs_no_code(here):
     paper = "paper --run runs/plain --feed replay:bars.csv --journal good.db"
     assert main(paper.split()) == 0

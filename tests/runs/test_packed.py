@@ -76,6 +76,15 @@ def test_a_leaf_that_unpacks_to_more_than_its_shape_is_refused(run, unread, capl
     assert "a leaf unpacks to more than its shape" in caplog.text
 
 
+@pytest.mark.parametrize(("packed", "most"), [(10, 100), (80, 160)])
+def test_a_file_may_unpack_to_the_larger_of_two_bounds(monkeypatch, packed, most):
+    monkeypatch.setattr(machine, "LARGE", 100)
+    monkeypatch.setattr(machine, "PACKED", 2)
+    machine.refuse_packed(most, packed)
+    with pytest.raises(ValueError, match=f"{packed} bytes unpack to {most + 1}"):
+        machine.refuse_packed(most + 1, packed)
+
+
 def test_parameters_that_are_packed_too_well_are_refused(run, monkeypatch, caplog):
     with_leaves(run, lambda k, v: np.zeros_like(v))
     monkeypatch.setattr(machine, "LARGE", 0)

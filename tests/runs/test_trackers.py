@@ -1,7 +1,5 @@
 """A tracker shows each row of metrics.jsonl, and training never waits for it or ends with it."""
 
-import dataclasses
-import importlib
 import json
 import struct
 import sys
@@ -176,29 +174,6 @@ def test_a_search_and_a_walk_forward_are_tracked(tiny, tmp_path):
     assert "gate/" in str(own.calls[-1][1])
 
 
-@pytest.mark.heavy
-def test_an_installed_package_offers_a_tracker_of_its_own(bench, tmp_path, monkeypatch):
-    about = tmp_path / "site" / "other-1.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
-    point = "[nca_trader.trackers]\nother = other_tracker:Other\nbroken = other_tracker:none\n"
-    (about / "entry_points.txt").write_text(point)
-    code = "made = []\nclass Other:\n    def __init__(self, options):\n"
-    code += "        self.options, self.calls = options, []; made.append(self)\n"
-    each = ("start(self, subject, step)", "log(self, step, row)", "finish(self, results)")
-    code += "".join(f"    def {one}: self.calls.append(1)\n" for one in each)
-    (tmp_path / "site" / "other_tracker.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    assert "other_tracker" not in sys.modules
-    bench("other:here")
-    (own,) = importlib.import_module("other_tracker").made
-    assert own.options == "here" and len(own.calls) == 4
-    with pytest.raises(ConfigError, match="Known: tensorboard, wandb, other, broken"):
-        tracker_of("wandbb" * 3)
-    with pytest.raises(ConfigError, match="broken"):
-        tracker_of("broken")
-
-
 def test_a_tracker_of_the_current_folder_is_not_installed(tmp_path, monkeypatch):
     about = tmp_path / "other-1.dist-info"
     about.mkdir()
@@ -215,16 +190,6 @@ def test_a_tracker_of_the_current_folder_is_not_installed(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="has no start"):  # found where it is installed
         tracker_of("planted:[]")
     extensions.installed_points.cache_clear()
-
-
-@pytest.mark.heavy
-def test_each_seed_has_its_own_line(tiny, tmp_path):
-    agent, own = dataclasses.replace(experiment.AGENT, num_seeds=2), Own()
-    run = train(tiny.env, agent, tmp_path / "two", steps=1, track=own)
-    metrics, row = own.calls[1][2], run.metrics()[0]
-    each = [metrics["reward/seed_0"], metrics["reward/seed_1"]]
-    assert each == row["seeds"]["reward"]
-    assert metrics["reward"] == pytest.approx(sum(each) / 2)
 
 
 @pytest.mark.heavy

@@ -64,15 +64,6 @@ def test_it_trades_other_symbols_as_a_run_of_them_with_the_same_parameters(
     assert np.nanmax(result.targets) == 1 / len(names)
 
 
-@pytest.mark.heavy
-def test_the_order_of_symbols_changes_nothing(tmp_path):
-    run = made(tmp_path / "abc", panel("ABC"))
-    others = panel("VWXYZ", seed=4)
-    one = nca.backtest(others, run, start=FIRST, look=False)
-    turned = nca.backtest(others.select(*"ZXVYW"), run, start=FIRST, look=False)
-    np.testing.assert_array_equal(one.targets[list("ZXVYW")], turned.targets)
-
-
 def test_an_asset_that_starts_late_and_ends_early_is_as_if_absent_outside_its_span(tmp_path):
     bars = panel("ABC", missing=0.0)
     run = made(tmp_path / "abc", bars, env=SIZED)

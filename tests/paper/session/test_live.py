@@ -97,15 +97,15 @@ def test_an_asset_without_more_bars_is_asked_for_once_more(stage, tmp_path):
 
 def test_sizes_are_remembered_too(stage, tmp_path):
     room, rules = Room(stage, tmp_path), stage.agent().rules
-    room.bars = stage.bars(num_bars=510)
-    rules = dataclasses.replace(rules, sizing="volatility", volatility_span=25)
+    room.bars = stage.bars(num_bars=250)
+    rules = dataclasses.replace(rules, sizing="volatility", volatility_span=10)
     room.agent = strategy_agent(nca.rules.momentum(5), room.bars, rules)
-    asked = asked_of(room, 500)
+    asked = asked_of(room, 240)
     assert asked == [bars_of_size(rules.scale)]
     # As a size is on all bars: older ones weigh less than rounding does.
     whole, part = (sizes(bars, rules.scale)[-1] for bars in (room.bars, room.bars[-asked[0] :]))
     np.testing.assert_allclose(part, whole, rtol=1e-14)
-    assert not np.allclose(sizes(room.bars[-200:], rules.scale)[-1], whole, rtol=1e-10)
+    assert not np.allclose(sizes(room.bars[-80:], rules.scale)[-1], whole, rtol=1e-10)
 
 
 def test_bars_missed_while_away_teach_but_do_not_trade(room):
