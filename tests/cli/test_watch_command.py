@@ -1,5 +1,8 @@
 """`nca-trader watch` as a user gives it: once, and beside a run that goes on."""
 
+import signal
+import types
+
 import pytest
 
 from nca_trader.config.records import seal_record
@@ -72,6 +75,29 @@ def test_a_sink_that_is_not_there_is_refused_before_the_first_look(command, run,
     said = command("watch", "--run", run, "--rules", rules, *once)
     assert said.code == 2 and said.out == ""
     assert f"sink {sink}: " in said.err and len(said.err.splitlines()) == 1
+
+
+def test_it_follows_a_run_and_says_each_change_once(command, run, monkeypatch):
+    now, rows = [0.0], iter([row(2, 0.5), "", row(3, 0.01)])
+
+    def sleep(seconds):
+        now[0] += 1.0
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write(next(rows, None) or "")
+        if now[0] > 3.5:
+            signal.raise_signal(signal.SIGTERM)
+
+    clock = types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("nca_trader.cli.watch.time", clock)
+    words = ("--run", run, "--every", "1", "--rules", run.parent / "rules.toml", "--json")
+    said = command("watch", *words)
+    assert said.code == 130 and said.json["firing"] == []
+    shown = [line.partition("  ")[0] for line in said.out.splitlines()[:-1]]
+    assert shown == ["update 1", "update 2", "update 3"]
+    told = [line.split("; now")[0] for line in said.err.splitlines() if " kl " in line]
+    assert [line.partition("kl ")[2] for line in told] == [
+        "firing: approx_kl > 0.05", "resolved: approx_kl > 0.05"
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_no_journal_is_not_waited_for_by_one_look(command, tmp_path):

@@ -202,7 +202,7 @@ def test_each_asset_has_slow_bars_of_its_own():
     np.testing.assert_array_equal(found[:, 1], [0, 0, 0, 0, 0, 1, 1, 2])
 
 
-@pytest.mark.heavy
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("frame", "step", "sessions"), [
     ("5min", "1min", "every_day"), ("1d", "4h", "every_day"), ("1d", "30min", "new_york"),
     ("1d", "1h", "new_york"), ("1h", "30min", "new_york"),

@@ -208,8 +208,9 @@ def test_bars_that_do_not_fit_are_refused_and_lose_nothing(opened):
     ):
         with pytest.raises(nca.BarError, match=message):
             live.update(bad, held)
-    with pytest.raises(nca.ConfigError, match="equity is"):
-        live.update(good, held, equity=-1.0)
+    for worth in (-1.0, 0.0):
+        with pytest.raises(nca.ConfigError, match="equity is"):
+            live.update(good, held, equity=worth)
     expected = agent.stream(bars[:100]).update(good, held)
     np.testing.assert_array_equal(live.update(good, held), expected)
     with pytest.raises(nca.BarError, match="give more bars"):
