@@ -11,7 +11,6 @@ from tiny import STEPS_PER_UPDATE, TRAINING_ROWS
 
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
-from nca_trader.runs.manifest import Run
 from nca_trader.types import Costs
 
 METRICS = (
@@ -45,20 +44,6 @@ def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
     # The command that it names works as it stands.
     (named,) = re.findall(r"`nca-trader (.*)`", said.out)
     assert command(*shlex.split(named)).code == 0
-
-
-@pytest.mark.heavy
-def test_backtest_of_a_run_may_take_another_number_of_steps(command, mine):
-    options = ("backtest", "--run", mine.path, "--data", mine.data, "--json")
-    said = command(*options, "--steps", 3)
-    run = Run(mine.path, steps=3)
-    assert (run.policy.receptive_field, mine.run.policy.receptive_field) == (9, 7)
-    start = str(mine.bars.time[TRAINING_ROWS])
-    expected, usual = (backtest(mine.bars, r, start=start) for r in (run, mine.run))
-    assert said.code == 0 and said.json["total_return"] == expected.metrics["total_return"]
-    assert np.nanmax(np.abs(expected.logits - usual.logits)) > 0.0
-    for wrong in (("--run", mine.path, "--steps", 0), ("--strategy", "momentum", "--steps", 2)):
-        assert command("backtest", *wrong, "--data", mine.data).code == 2
 
 
 def test_backtest_of_a_rule_pays_the_costs_that_are_given(command, mine, tmp_path):

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
-from benchmarks import board
 from nca_trader import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config.ranges import switch
@@ -255,31 +254,6 @@ def test_python_proves_what_the_command_proves(command, trained):
     assert [proof.row() for proof in proofs] == said.json["results"]
     assert len(lines) == 2 and all(line in said.out for line in lines)
     assert len({proof.seed for proof in nca.prove(["hidden"], controls=False)}) == 3
-
-
-@pytest.mark.heavy
-def test_seeds_of_a_report_are_drawn_once_and_it_resumes(trained, tmp_path):
-    file = tmp_path / "results" / "proofs.jsonl"
-    words = [str(file), "--names", "nca_trader nano", "--markets", "ou_mid", "kelly"]
-    words += ["--seeds", "3", "--steps", "0"]
-    board.main(words)
-    seeds = json.loads(file.with_suffix(".seeds").read_text())[:3]
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(row["market"], row["seed"]) for row in rows] == [
-        (market, seed) for seed in seeds for market in ("ou_mid", "kelly")
-    ]
-    assert rows[0]["fraction"] == 0.99 and {"commit", "date", "machine"} <= set(rows[0])
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))  # it was stopped
-    trained.clear()
-    board.main(words)
-    assert trained == [("kelly", "nca", 63, seeds[-1])]
-    trained.clear()
-    board.main([*words, "--set", "policy.window=63", "policy.neighbours=none"])
-    with pytest.raises(SystemExit):  # a peer has no number of steps of its own
-        board.main([*words, "--names", "SB3 PPO"])
-    names = [json.loads(line)["name"] for line in file.read_text().splitlines()[6:]]
-    assert len(trained) == 6
-    assert {*names} == {"nca_trader nano, policy.window=63, policy.neighbours=none"}
 
 
 def test_a_missed_bar_is_exit_1_and_says_which(command, trained, tmp_path):

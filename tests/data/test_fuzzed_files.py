@@ -25,9 +25,3 @@ def check(seed, count):
 @pytest.mark.heavy
 def test_mutated_files_are_read_or_refused_in_one_line():
     check(0, 150)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
-def test_many_mutated_files_are_read_or_refused_in_one_line(seed):
-    check(seed, 1500)

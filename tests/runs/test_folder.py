@@ -12,11 +12,10 @@ from nca_trader.cli import main
 from nca_trader.cloud import CloudPath, place
 from nca_trader.config.records import seal_record
 from nca_trader.errors import RunError, StoreError
-from nca_trader.learner.train import steps_done, train
+from nca_trader.learner.train import train
 from nca_trader.runs import folder as module
 from nca_trader.runs import trials
 from nca_trader.runs.folder import Lines, training_in
-from nca_trader.runs.manifest import Run
 from nca_trader.watch.metrics import Rows
 
 
@@ -30,15 +29,6 @@ def test_a_train_within_training_is_refused_also_in_one_process(tiny, tmp_path):
     refused = []
     train(tiny.env, AGENT, tmp_path / "run", seed=5, report=again)
     assert refused == [1, 2]
-
-
-@pytest.mark.heavy
-def test_what_a_killed_process_left_in_a_new_folder_is_in_nobodys_way(tiny, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "train.lock").write_text("process 1 on \x1b[31melsewhere (a killed one)\n")
-    train(tiny.env, AGENT, folder)
-    assert steps_done(Run(folder)) == 256
 
 
 def test_a_folder_that_cannot_be_locked_is_refused_in_one_line(tiny, tmp_path, capsys, monkeypatch):

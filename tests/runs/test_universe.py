@@ -13,10 +13,6 @@ import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError
-from nca_trader.evaluate.export import measure
-from nca_trader.paper.session.parity import compare
-from nca_trader.paper.session.trade import paper_trade
-from nca_trader.runs.exported import Coding, read_run, write_exported
 
 FIRST = "2020-01-01"
 SIZED = dataclasses.replace(ENV, size=0.1, actions="weights", short=True)
@@ -81,28 +77,6 @@ def test_an_asset_that_starts_late_and_ends_early_is_as_if_absent_outside_its_sp
     # After its end nothing fills, and what is left of it is worth the same at every bar.
     worth = (own * whole.equity.to_numpy())[180:]
     assert np.ptp(worth) < 1e-12 < abs(worth[0])
-
-
-@pytest.mark.slow
-def test_an_exported_panel_agent_trades_others_on_paper_as_in_its_backtest(tmp_path):
-    run = made(tmp_path / "abc", panel("ABC"))
-    others = without(panel("VWXY", seed=5), "Y", 0, 70)
-    measured = measure(run, Coding(bits=16), others)
-    assert measured.found.decisions == 4 * (240 - run.policy.first_decision)
-    file = tmp_path / "agent.nca"
-    write_exported(file, run, measured.weights)
-    write_bars(others, tmp_path / "others.parquet")
-    exported = read_run(file)
-    assert list(exported.spec.symbols) == list("ABC")
-    for subject in (run.path, file):
-        journal = tmp_path / f"{subject.name}.db"
-        result = paper_trade(subject, f"replay:{tmp_path}/others.parquet", journal)
-        assert (result["symbols"], result["trained_symbols"]) == (list("VWXY"), list("ABC"))
-        assert result["fills"] > 20
-        table = nca.backtest(others, read_run(subject), start=FIRST, look=False)
-        table.save(run.path / "backtest.parquet")
-        parity = compare(run.path, journal)
-        assert parity.ok, parity.sentence
 
 
 def test_a_policy_that_is_tied_to_its_symbols_is_refused_in_one_line(tmp_path):
