@@ -173,7 +173,7 @@ def test_a_next_bar_between_both_prices_confirms_the_nearer_one(bars, next_open,
 
 
 def test_a_fill_is_far_beyond_five_percent_or_ten_usual_moves(bars):
-    fresh, moved, bar = Gate(SYMBOLS), Gate(SYMBOLS), bars[60]
+    fresh, moved, bar = Gate(SYMBOLS), Gate(SYMBOLS, live=True), bars[60]
     passed(moved, bars[:60])
     closes = [each.close[0] for each in bars[:60]]
     usual = np.median(np.abs(np.diff(np.log(closes))))
