@@ -11,6 +11,7 @@ import itertools
 import multiprocessing
 import os
 import pathlib
+import platform
 import queue
 import resource
 import secrets
@@ -410,6 +411,16 @@ def cores() -> int:
 
 
 @functools.cache
+def processor() -> str:
+    """Return a digest of this machine's kind of processor: its model and its instructions."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    kind = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+    return hashlib.sha256(repr((platform.machine(), sorted(kind))).encode()).hexdigest()[:12]
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep up to 62 MB of freed memory for this process; once, and cheaply.
 

@@ -40,6 +40,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("MPLBACKEND", "agg")
+# Small solves cost a third less without a second thread that waits for them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Runs with own code are signed with a key of the tests, and never with the user's.
 os.environ["XDG_CONFIG_HOME"] = str(ROOT / ".pytest_cache" / "config")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import json
 import logging
@@ -185,6 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from nca_trader.machine import avoid_tpu, check_versions
     from nca_trader.progress import in_pipes, quiet
 
+    # Tracing makes millions of objects that live, and Python would look through them: 1 s of 9.
+    gc.set_threshold(50_000, 20, 100)
     # Another package may ask for the root logger's format first, which begins with our modules.
     logging.basicConfig(format="%(message)s")
     args = argparse.Namespace(command="", json=False)
@@ -321,6 +324,12 @@ def use_compile_cache() -> None:
     if "NCA_TRADER_NO_CACHE" in os.environ or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    from nca_trader.machine import processor
+
+    folder = pathlib.Path(home) / "nca_trader"
     # Through the environment: jax is slow to import, not every command needs it, and it reads them.
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(home) / "nca_trader" / "jax")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+    # What is compiled for one kind of processor may not run on another that shares the folder.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / f"jax-{processor()}")
+    # Most programs take less than jax's own bound of a second: 2 s of a `prove` are such ones.
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ["NCA_TRADER_PROGRAMS"] = str(folder / "traced")

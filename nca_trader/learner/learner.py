@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from nca_trader.agents import load_agent
 from nca_trader.agents.base import env_on_base
-from nca_trader.agents.policy import Policy
+from nca_trader.agents.policy import Policy, build_policy
 from nca_trader.config import AgentConfig, LearnerConfig
 from nca_trader.config.ranges import divides, expect, refuse
 from nca_trader.data.shards import Shards
@@ -42,6 +42,7 @@ from nca_trader.parallel.mesh import (
     mesh_over,
     replicate,
 )
+from nca_trader.runs.consent import own_names
 
 T = TypeVar("T")
 
@@ -121,7 +122,6 @@ class Learner(NamedTuple):
       steps_per_update: environment steps of one call of `step`, of all seeds together.
       mesh: the devices it runs on.
       bounded: what `step` runs, with the memory that it needs and the bound on it.
-      program: jitted `(state, market) -> (state, metrics)` of a run of this length.
       market: the environment's own market, on the mesh.
       course: how long the run is, the last argument of `bounded`.
     """
@@ -131,7 +131,6 @@ class Learner(NamedTuple):
     steps_per_update: int
     mesh: Mesh
     bounded: Bounded
-    program: Any
     market: Market
     course: Course
 
@@ -223,6 +222,9 @@ def build_learner(
     of_type = {int: np.int32, float: np.float32}
     course = everywhere(jax.tree.map(lambda x: of_type[type(x)](x), parts.course), mesh)
     less = f"lower {'num_seeds, ' if seeds > 1 else ''}{LESS}"
+    # The length of a run is an argument of the program.
+    facts = (dataclasses.replace(config, learner=dataclasses.replace(shape, steps=1)), env.shards)
+    plain = type(env) is TradingEnv and policy is build_policy(config, env.spec, stored=True)
     step = Bounded(
         make_program(parts, mesh, placed, options),
         make_program(parts, mesh, placed),
@@ -231,6 +233,7 @@ def build_learner(
         limit,
         ring,
         less,
+        facts if plain and not own_names(env.config, config) else None,
     )
 
     def advance(state: LearnerState, given: Market | None = None) -> tuple[LearnerState, Metrics]:
@@ -241,8 +244,7 @@ def build_learner(
         with jax.debug_nans(alone and nans), jax.debug_infs(alone and infs):
             return step(state, market if given is None else given, course)
 
-    program = make_program(parts, mesh, placed, lengths=False)
-    return Learner(init, advance, per_seed * seeds, mesh, step, program, market, course)
+    return Learner(init, advance, per_seed * seeds, mesh, step, market, course)
 
 
 def _num_bytes(leaves: list[Any]) -> int:
@@ -276,28 +278,26 @@ def make_program(
     mesh: Mesh,
     placed: LearnerState,
     options: dict[str, Any] | None = None,
-    lengths: bool = True,
 ) -> Any:
     """Return the jitted `(state, market, course) -> (state, metrics)` over the mesh.
 
-    The course is an argument, so that a run of another length finds the program in the cache; not
-    without `lengths`, where it is that of the parts.
+    The course is an argument, so that a run of another length finds the program in the cache.
     """
-    own, given = _spec(parts, FSDP), (P(), P()) if lengths else (P(),)
 
     def one_update(
-        state: LearnerState, market: Market, course: Course | None = None
+        state: LearnerState, market: Market, course: Course
     ) -> tuple[LearnerState, Metrics]:
         # Accounts and bar indexes of one shard are not valid on the next.
         if parts.env.shards is not None:
             turn = shard_updates(parts.env.shards, parts.config.learner)
             state = state._replace(segments=end_with_shard(turn, state.update, state.segments))
-        return update(parts if course is None else parts.over(course), state, market)
+        return update(parts.over(course), state, market)
 
+    own = _spec(parts, FSDP)
     step = jax.shard_map(
         one_update,
         mesh=mesh,
-        in_specs=(own, *given),
+        in_specs=(own, P(), P()),
         out_specs=(own, P()),
         axis_names=parts.layout.by_hand,
     )

@@ -135,7 +135,7 @@ def train(
         contextlib.nullcontext() if hosts.first() else quiet(),  # one line for all processes
         Progress(planned, "train", compiles=True) as shown,
         Markets(env, agent.learner, learner.mesh) as markets,
-        Compilations([learner.program.__name__]) as compiled,
+        Compilations([learner.bounded.program.__name__]) as compiled,
         contextlib.ExitStack() as stack,
     ):
         config = {name: (run.path / name).read_text() for name in ("env.toml", "agent.toml")}

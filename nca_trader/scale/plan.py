@@ -31,7 +31,6 @@ NEAR = 1 / 16  # of the batch, or of the memory: what the largest batch may leav
 FURTHEST = 4096  # times a batch is the next, whatever the line predicts
 FARTHER = 3  # times as many segments have the second batch of the line, and cost as much to compile
 MOST = 3  # questions of a search about memory, after that of the agent's own batch
-REMAT_FROM = 0.25  # of the memory: temporaries from which remat is worth a compilation
 
 
 def plan(
@@ -96,7 +95,6 @@ def plan(
             "set": changes,
         }
         known |= described(found, there.of) | {"widths": width_audit(loaded, there.of)}
-        known["remat"] = remat_advice(ask, question, found)
         if largest:
             for batches in largest_batch(ask, question, found):
                 known["largest"] = batches
@@ -224,39 +222,6 @@ def width_audit(agent: AgentConfig, chip: Chip) -> list[Report]:
             row = {"name": f"policy.{name}", "width": width, "fills": width / full}
             audit.append(row | {"full_width": full})
     return audit
-
-
-def remat_advice(ask: Ask, question: Question, found: Needs) -> Report:
-    """Return whether `policy.remat` is worth its time here, compiling with it where it may be."""
-    policy = question.agent.policy
-    temporaries = found.kinds.get("temporaries")
-    share = None if temporaries is None else temporaries / found.limit
-    advice: Report = {"now": policy.remat, "temporaries_of_hbm": share, "with_step": None}
-    if policy.kind != "nca":
-        return advice | {"advice": f"policy.kind = {policy.kind!r} has no remat"}
-    if found.fits and share is not None and share < REMAT_FROM:
-        keep = "not needed" if policy.remat == "none" else f"{policy.remat!r} could be 'none'"
-        return advice | {"advice": f"{keep}: temporaries are {share:.2%} of the memory"}
-    if policy.remat == "step":
-        return advice | {"advice": "on, at every step: no more can be saved by it"}
-    agent = dataclasses.replace(question.agent, policy=dataclasses.replace(policy, remat="step"))
-    other = ask(question._replace(agent=agent))
-    advice["with_step"] = {
-        "fits": other.fits,
-        "temporaries": other.kinds.get("temporaries"),
-        "cycles": None if other.cost is None else other.cost.cycles,
-    }
-    if not other.fits:
-        return advice | {"advice": "policy.remat = 'step' does not make it fit either"}
-    if not found.fits:
-        return advice | {"advice": "policy.remat = 'step' makes it fit"}
-    saved = 1.0 - other.kinds["temporaries"] / (temporaries or 1)
-    cycles = found.cost.cycles if found.cost else 1
-    more = (other.cost.cycles if other.cost else 1) / cycles - 1.0
-    return advice | {
-        "advice": f"policy.remat = 'step' saves {saved:.0%} of the temporaries and costs "
-        f"{more:+.0%} of the cycles"
-    }
 
 
 def largest_batch(ask: Ask, question: Question, found: Needs) -> Iterator[Report]:

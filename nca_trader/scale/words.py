@@ -65,7 +65,7 @@ def _memory_lines(report: dict[str, Any]) -> Iterator[str]:
         if kind in kinds:
             yield f"{label}{binary_size(kinds[kind]):>10}"
     if not report["fits"]:
-        yield "  a larger learner.micro_batches needs less"
+        yield "  a larger learner.micro_batches, or policy.remat = 'step', needs less"
 
 
 def _communication_lines(collectives: dict[str, Any]) -> Iterator[str]:
@@ -116,7 +116,6 @@ def _advice_lines(report: dict[str, Any]) -> Iterator[str]:
             f"batch: {accounts / whole:.0%} of the cycles are accounts, one small step after "
             "another, as long for many as for few: more segments per chip cost little (--largest)"
         )
-    yield f"remat: {report['remat']['advice']}"
     ratio = report["bars_per_parameter"]
     warning = "" if ratio >= 1 else "  WARNING: below 1, it can memorise the noise"
     yield f"independent bars per parameter: {ratio:.2g}{warning}"

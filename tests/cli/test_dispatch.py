@@ -21,6 +21,7 @@ from nca_trader.errors import (
     StateError,
     logger,
 )
+from nca_trader.machine import processor
 
 IMPORTS = """
 import sys
@@ -135,23 +136,30 @@ sys.exit(cli.main(["journal", "verify", "file"]))
         assert talker.wait(timeout=500) == 0
 
 
+KEPT = ("JAX_COMPILATION_CACHE_DIR", "NCA_TRADER_PROGRAMS")
+
+
 @pytest.mark.parametrize(
     ("env", "folder"),
     [
-        ({"XDG_CACHE_HOME": "/caches"}, "/caches/nca_trader/jax"),
-        ({"HOME": "/home/someone"}, "/home/someone/.cache/nca_trader/jax"),
+        ({"XDG_CACHE_HOME": "/caches"}, "/caches/nca_trader"),
+        ({"HOME": "/home/someone"}, "/home/someone/.cache/nca_trader"),
         ({"JAX_COMPILATION_CACHE_DIR": "/mine"}, "/mine"),
         ({"NCA_TRADER_NO_CACHE": "1", "HOME": "/home/someone"}, None),
     ],
 )
 def test_compiled_programs_are_kept_where_the_user_wants_them(monkeypatch, env, folder):
-    for name in ("XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR", "NCA_TRADER_NO_CACHE"):
+    for name in ("XDG_CACHE_HOME", *KEPT, "NCA_TRADER_NO_CACHE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     use_compile_cache()
-    assert os.environ.get("JAX_COMPILATION_CACHE_DIR") == folder
+    # What is compiled belongs to this kind of processor, what is traced to any.
+    ours = folder is not None and folder != "/mine"
+    compiled = f"{folder}/jax-{processor()}" if ours else folder
+    traced = f"{folder}/traced" if ours else None
+    assert [os.environ.get(name) for name in KEPT] == [compiled, traced]
 
 
 def test_every_public_name_is_there_for_people_and_for_type_checkers(root):

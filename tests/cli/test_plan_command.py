@@ -117,7 +117,6 @@ def test_the_report_has_the_names_that_are_promised_and_reads_as_prose(command, 
         "batch: 75% of the cycles are accounts",
         "policy.channels = 16 fills 12% of its matrix units; 128 fills them",
         "independent bars per parameter: 0.68  WARNING",
-        "remat: not needed: temporaries are 0.03% of the memory",
     ):
         assert words in said.out, words
     assert [question.there.name for question in asked] == ["v5e:2x4"]

@@ -173,10 +173,11 @@ def learner_of(agent):
 
 
 def updated(agent):
-    """The program of an update."""
+    """The program of an update, and how long a run is."""
     learner = learner_of(agent)
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    return learner.program.lower(state, learner.market).as_text()
+    program = learner.bounded.program.lower(state, learner.market, learner.course)
+    return f"{program.as_text()} {jax.device_get(learner.course)}"
 
 
 def device_limit(agent):

@@ -155,7 +155,7 @@ def test_an_estimator_refuses_what_does_not_change_its_update(estimator):
     def program(config):
         learner = make_learner(env, policy, unchecked(agent, learner=config))
         state = jax.eval_shape(learner.init, jax.random.key(0))
-        return str(jax.make_jaxpr(learner.program)(state, learner.market))
+        return str(jax.make_jaxpr(learner.bounded.traced)(state, learner.market, learner.course))
 
     plain = program(learn)
     others = dict.fromkeys(("value_coef", "clip_epsilon", "entropy_coef"), 0.1)

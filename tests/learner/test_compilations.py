@@ -96,7 +96,7 @@ def test_the_learners_own_program_is_the_one_that_is_watched(tiny):
     env = tiny.env
     learner = make_learner(env, make_policy(AGENT, env.spec), AGENT)
     state = learner.init(jax.random.key(0))
-    with Compilations([learner.program.__name__]) as found:
+    with Compilations([learner.bounded.program.__name__]) as found:
         assert found.again() == 0
         learner.step(state)
         assert found.again() == 1

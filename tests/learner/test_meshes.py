@@ -350,8 +350,8 @@ def test_of_a_data_parallel_update_gradients_and_statistics_cross_devices_and_no
 ):
     learner = learner_on((8, 1, 1))
     state = jax.eval_shape(learner.init, jax.random.key(0))
-    program = learner.program
-    text = program.lower(state, learner.market).compile().as_text()
+    program = learner.bounded.program
+    text = program.lower(state, learner.market, learner.course).compile().as_text()
     crossing = [
         (run.instruction.opcode, run.times, len(run.instruction.shapes))
         for run in runs(read_module(text))

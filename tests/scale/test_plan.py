@@ -1,20 +1,17 @@
 """What follows from a compiler's answer: arithmetic, searches and advice, with no compiler."""
 
-import contextlib
 import dataclasses
 
 import numpy as np
 import pytest
 from drawn import random_bars
-from tiny import AGENT, ENV
 
 from nca_trader.agents import load_agent
 from nca_trader.config import MeshConfig
-from nca_trader.scale import compiled
 from nca_trader.scale.chips import GIB, slice_of
 from nca_trader.scale.compiled import Needs, Question, said_bytes
 from nca_trader.scale.hlo import Collective, Part, ProgramCost
-from nca_trader.scale.plan import described, estimate, on_slice, plan, width_audit
+from nca_trader.scale.plan import described, estimate, on_slice, width_audit
 
 V5E = slice_of("v5e-8")
 BARS = random_bars(np.random.default_rng(0), 3, 1)
@@ -44,8 +41,7 @@ def model(limit, per_segment, cycles=lambda segments: 1_000 * segments):
     def ask(question: Question) -> Needs:
         asked.append(question)
         segments = question.agent.learner.num_segments
-        saved = 0.25 if question.agent.policy.remat == "step" else 1.0
-        needed = int(1_000 + saved * per_segment * segments)
+        needed = 1_000 + per_segment * segments
         cost = COST._replace(
             parts={"other": Part(cycles(segments), 0)}, hbm_bytes=0, collectives={}
         )
@@ -128,28 +124,6 @@ def test_widths_are_held_against_the_matrix_units_of_the_chip():
     assert on_v6e == {"policy.channels": 0.5, "policy.hidden": 0.5, "policy.head_hidden": 0.25}
     wide = dataclasses.replace(base, policy=dataclasses.replace(base.policy, channels=129))
     assert {w["name"]: w["full_width"] for w in width_audit(wide, V5E.of)}["policy.channels"] == 256
-
-
-@pytest.mark.parametrize(
-    ("limit", "per_segment", "advice", "asked"),
-    [
-        (1e6, 100, "not needed: temporaries are", ["none"]),
-        (3_000, 500, "policy.remat = 'step' makes it fit", ["none", "step"]),
-        (1_500, 500, "policy.remat = 'step' does not make it fit either", ["none", "step"]),
-        (8_000, 500, "policy.remat = 'step' saves 75% of the temp", ["none", "step"]),
-    ],
-)
-def test_remat_is_tried_where_memory_is_short_and_only_there(
-    monkeypatch, limit, per_segment, advice, asked
-):
-    ask, questions = model(limit, per_segment)
-    monkeypatch.setattr(compiled, "compiler", lambda: contextlib.nullcontext(ask))
-    report = plan(AGENT, "v5e-8", env=ENV, bars=BARS)
-    assert report["remat"]["advice"].startswith(advice)
-    assert report["fits"] == (limit in (1e6, 8_000))
-    assert [question.agent.policy.remat for question in questions] == asked
-    if asked == ["none", "step"]:
-        assert report["remat"]["with_step"]["temporaries"] == 1_000
 
 
 def test_what_the_compiler_gave_up_on_has_no_cost_and_says_so():

@@ -61,13 +61,14 @@ def sides(value: np.ndarray, cost: float) -> np.ndarray:
     return np.where(value > cost, 1.0, np.where(value < -cost, -1.0, 0.0))
 
 
-def advantage(chain: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
+def advantage(chain: np.ndarray, pi: np.ndarray, mean: np.ndarray, cost: float) -> np.ndarray:
     """Compute `[n]` D by policy iteration, for a chain `[n, n]` and mean returns `[n]`.
+
+    `pi` `[n]` is the chain's stationary distribution.
 
     A policy is the side of each state. Its D solves a linear system over the states that are left
     alone, since D is clipped to plus or minus the cost in all others.
     """
-    pi = stationary(chain)
     value = mean.copy()
     for _ in range(SWEEPS):  # damped, so that a periodic chain settles too
         value = (value + mean + chain @ np.clip(value, -cost, cost)) / 2
@@ -118,16 +119,16 @@ def first_trades(
     return h, side
 
 
-def average_reward(chain: np.ndarray, mean: np.ndarray, value: np.ndarray, cost: float) -> float:
-    """Compute the optimal average reward, from D `[n]` of a chain `[n, n]`."""
-    pi = stationary(chain)
+def average_reward(pi: np.ndarray, mean: np.ndarray, value: np.ndarray, cost: float) -> float:
+    """Compute the optimal average reward, from D `[n]` and the stationary distribution `[n]`."""
     return float(2.0 * pi @ np.maximum(value - cost, 0.0) - pi @ mean)
 
 
 def solve_chain(chain: np.ndarray, mean: np.ndarray, cost: float) -> tuple[float, np.ndarray]:
     """Return the optimal average reward of a finite chain, and the side `[n]` of each state."""
-    value = advantage(chain, mean, cost)
-    return average_reward(chain, mean, value, cost), sides(value, cost)
+    pi = stationary(chain)
+    value = advantage(chain, pi, mean, cost)
+    return average_reward(pi, mean, value, cost), sides(value, cost)
 
 
 def solve_line(problem: MarkovProcess) -> Switching:
@@ -147,13 +148,14 @@ def solve_line(problem: MarkovProcess) -> Switching:
             return transitions(density, at, y, w)
 
         chain = step(y)
-        value = advantage(chain, mean(y), cost)
+        pi = stationary(chain)
+        value = advantage(chain, pi, mean(y), cost)
         held = np.clip(value, -cost, cost)
 
         def smooth(at: np.ndarray, held: np.ndarray = held, step: Mean = step) -> np.ndarray:
             return mean(at) + step(at) @ held
 
-        last, gain = gain, average_reward(chain, mean(y), value, cost)
+        last, gain = gain, average_reward(pi, mean(y), value, cost)
         before, cuts = cuts, crossings(smooth, y, value, cost)
         if len(before) == len(cuts) and np.all(np.abs(cuts - before) <= 1e-11 * (high - low)):
             break
