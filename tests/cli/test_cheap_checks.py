@@ -10,6 +10,8 @@ import sys
 
 import pytest
 
+from nca_trader.cli import COMMANDS
+
 # Runs each command in turn; without jax, importing it is an error that no command catches.
 PROGRAM = """
 import contextlib, io, json, sys
@@ -141,3 +143,62 @@ def test_it_is_refused_before_jax_is_imported(ends, typed, says):
     code, said, printed = ends[typed]
     assert code == 2, said or code
     assert len(said.splitlines()) == 1 and says in said and not printed, said
+
+
+def test_every_command_has_a_case():
+    asks_only = {"halt", "resume"}  # of a journal, which only the library reads
+    assert {typed.split()[0] for typed, _ in CASES} == set(COMMANDS) - asks_only
+
+
+RULE = "paper --strategy momentum --feed replay:bars.csv --journal j.db "
+
+
+# What the library checks, with the same sentence as for a call in Python.
+LATER = (
+    (TRAIN.replace("--run new", "--run bars.csv"), "bars.csv: is a file; choose another folder."),
+    (
+        TRAIN + "--coordinator here:1 --process 0 --processes 0",
+        "--processes 0: give at least 1",
+    ),
+    ("demo --resume nowhere", "nowhere: not a run folder"),
+    ("prove ou_mid --workers many", "--workers many: give a number of processes"),
+    ("sweep --strategy sma_kross --grid fast=5:10:1", "did you mean 'sma_cross'?"),
+    ("walkforward --strategy momentum --train 100", "--test is missing; give its number of bars"),
+    (WALK + "--purge 100", "--purge 100 and --embargo 0 leave nothing of a train span of 100"),
+    (WALK + "--train 0", "--train 0: give a whole number of at least 1"),
+    (WALK + "--scheme roling", "--scheme roling: no such scheme; did you mean 'rolling'?"),
+    (WALK + "--grid lookback=5,10 --metric sharp", "did you mean 'sharpe'?"),
+    (WALK + "--workers 0", "--workers 0: give a number of processes"),
+    (WALK + "--workers tcp://host", "or tcp://HOST:PORT of a dask scheduler"),
+    (WALK + "--grid lookback=a:b", "'a' is not a number"),
+    (WALK.replace("momentum", "my.py:rule"), "my.py: no such file; check the path."),
+    ("walkforward --agent nano --train 100 --test 10", "--env is missing; an agent needs"),
+    (TUNE + "--space learner.discont=0.9:0.99", "discont is not a known key"),
+    (TUNE + "--space learner.discount=0.9:2", "discount"),
+    (TUNE + "--space learner.discount=0.99:0.9", "the ends must be LOW < HIGH"),
+    ("runs compare run", "compare needs at least two runs"),
+    ("backtest --run nowhere", "nowhere: not a run folder"),
+    ("backtest --strategy momentun", "did you mean 'momentum'?"),
+    (TRAIN + "--data bars.csv --repair srot", "unknown repair 'srot'; did you mean 'sort'?"),
+    (TRAIN + "--data bars.csv --columns foo=x", "unknown column role 'foo'"),
+    (RULE + "--timezone Mars/X", "unknown time zone 'Mars/X'"),
+    ("data check bars.csv --every 1foo", "every='1foo' must divide a day evenly"),
+    ("backtest --strategy momentum --commission 0.5", "not percent: 0.5% is 0.005"),
+    ("export --run nowhere --out a.nca", "nowhere: not a run folder"),
+    (REPLAY.replace("--run run", "--run nowhere"), "nowhere: not a run folder"),
+    (RULE + "--limit max_drawdown", "--limit max_drawdown: write NAME=VALUE"),
+    ("halt --journal nowhere.db --reason x", "nowhere.db: there is no such journal"),
+    ("resume --journal nowhere.db --reason x", "nowhere.db: there is no such journal"),
+    ("leakcheck momentun --data bars.csv", "did you mean 'momentum'?"),
+    ("leakcheck nowhere.py:f --data bars.csv", "nowhere.py: no such file"),
+    (PLAN.replace("v5e-8", "v5e-9"), "--topology v5e-9: the number counts chips"),
+)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("typed", "says"), LATER)
+def test_it_is_refused_by_the_library(ends, typed, says):
+    code, said, printed = ends(LATER, "with jax")[typed]
+    assert code == 2, said or code
+    assert len(said.splitlines()) == 1 and says in said, said
+    assert not printed or typed.startswith("prove"), printed  # the seeds that it drew

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from tiny import STEPS_PER_UPDATE, TRAINING_ROWS
 
+from nca_trader import markets as synthetic
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.runs import trials
 from nca_trader.types import Costs
@@ -105,3 +106,34 @@ def test_paper_over_bars_that_trained_the_agent_is_in_sample(command, mine, tmp_
     late = ("--start", "2020-07-19")
     said = command("paper", "--run", mine.path, *options, tmp_path / "after", *late, "--json")
     assert said.json["in_sample"] == 0 and "IN SAMPLE" not in said.out
+
+
+@pytest.mark.heavy
+def test_the_command_line_trains_what_python_trains(command, mine):
+    command(*mine.train_command(mine.runs / "again"))
+    there = json.loads((mine.runs / "again" / "metrics.jsonl").read_text().splitlines()[-1])
+    here = mine.run.metrics()[-1]
+    assert there.pop("checksum")
+    assert {**there, "steps_per_s": 0} == {**here, "steps_per_s": 0}
+
+
+@pytest.mark.slow
+def test_a_seed_draws_its_own_path_of_a_synthetic_market(command, tiny, tmp_path):
+    agent = tiny.folder / "agent.toml"
+    options = ("--env=ou_mid", f"--agent={agent}", "--set=env.market_bars=400")
+    digests = {}
+    for seed in (0, 6):
+        run = tmp_path / f"ou{seed}"
+        assert command("train", *options, f"--run={run}", f"--seed={seed}").code == 0
+        data = json.loads((run / "run.json").read_text())["data"]
+        path = synthetic.make("ou", num_bars=400, seed=seed).bars
+        assert data["sha256"] == path.digest()
+        digests[seed] = data["sha256"]
+        # The same command resumes on the same path; a backtest judges on none that was trained on.
+        assert command("train", *options, f"--run={run}", f"--seed={seed}").code == 0
+        judged = tmp_path / "judged.csv"
+        said = command("backtest", f"--run={run}", f"--out={judged}", "--json")
+        assert said.code == 0 and said.json["in_sample"] == 0
+    assert digests[0] != digests[6]
+    other = command("train", *options, f"--run={run}", "--seed=7")
+    assert other.code == 2 and "seed was 6 there and is 7 now" in other.err

@@ -4,11 +4,14 @@ import contextlib
 import dataclasses
 import io
 import json
+import os
 import pathlib
 import re
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 import types
 
 import numpy as np
@@ -209,3 +212,63 @@ def test_a_panel_is_cut_into_spans_that_follow_each_other(tmp_path):
     write_bars(sample_bars("sp500")[:500], tmp_path / "short.parquet")
     with pytest.raises(BarError, match="500 bars; a demo of a panel needs 1200"):
         job_of(str(tmp_path / "short.parquet"))
+
+
+# Most of a demo as small as this is compilation; its figures are tested elsewhere.
+QUICK = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+
+@pytest.mark.slow
+def test_the_demo_of_a_simulated_panel_ends_with_its_page(tmp_path, root):
+    tilted = tmp_path / "tilted.toml"
+    tilted.write_text(TINY.replace("[policy]", '[policy]\nbase = "half_and_half"'))
+    args = command("--panel", "simulated", "--agent", tilted, "--steps", STEPS, "--out", tmp_path)
+    done = subprocess.run(
+        [*args, "--json"], capture_output=True, text=True, cwd=root, env=QUICK, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    (folder,) = tmp_path.glob("demo-*")
+    job = job_of("simulated")
+    bars, test = job.bars, job.bars.row(job.select_until, "start")
+    # Training, the choice and the test follow each other, and none has a bar of another.
+    data = json.loads((folder / "run.json").read_text())["data"]
+    decided = json.loads((folder / "deployment.json").read_text())
+    assert data["last"] < decided["data"]["first"] <= job.train_until + "T23"
+    assert decided["data"]["last"] < job.select_until
+    table = pd.read_parquet(folder / "backtest.parquet")
+    assert len(table) == len(bars) - test
+    assert result["complete"] and result["parity"] is True
+    assert result["paper"]["equity"] == pytest.approx(table["equity"].iloc[-1], rel=1e-6)
+    # The best rule's 2.0 before costs; two standard errors of 5.8 years are 0.8.
+    assert max(m["sharpe"] or 0.0 for m in result["results"].values()) < 2.8
+    page = (folder / "report.html").read_text()
+    shown = ("planted trend", "Sharpe ratio of 2.00", "mean of all", "What the tilt changed")
+    for text in (*shown, "its base, half equal weight"):
+        assert text in page, text
+    assert decided["sentence"] in done.stdout
+    lines = (tmp_path / "trials.jsonl").read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in lines] == ["train", "test"]
+
+
+@pytest.mark.heavy
+def test_interrupt_saves_and_says_how_to_go_on(tiny, tmp_path, root):
+    # Far too many steps to end by itself within the test.
+    args = command("--agent", tiny, "--steps", 10_000_000, "--out", tmp_path)
+    process = subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root, env=QUICK
+    )
+    until = time.monotonic() + 500
+    while time.monotonic() < until:
+        rows = list(tmp_path.glob("demo-*/metrics.jsonl"))
+        if rows and rows[0].read_text().count("\n") >= 3:
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 130, err
+    (folder,) = tmp_path.glob("demo-*")
+    said = out.splitlines()[-1]
+    assert "go on with: nca-trader demo" in said and f"--resume {folder}" in said
+    done = [int(path.name) for path in (folder / "checkpoints").iterdir()]
+    assert max(done) == (folder / "metrics.jsonl").read_text().count("\n")

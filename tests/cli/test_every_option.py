@@ -661,3 +661,52 @@ def test_without_an_option_a_command_does_the_same_twice(command, folder, monkey
     words = f"{command} {OPTIONS[command][0]}"
     first, second = (done(folder, words, monkeypatch, False)[:2] for _ in range(2))
     assert first == second
+
+
+ONE = f"train {AGENT} --run new"
+
+
+TRAIN, REPLAYED = f"{ONE}{FILE}", f"paper {RULE} {REPLAY}"
+
+
+SWEPT = f"sweep {RULE} --grid lookback=5{FILE}"
+
+
+# Commands and options that lack something they need.
+IDLE = {
+    "board rows.jsonl": "--agent nano | --seed 5 | --name mine | --allow-code | --python p"
+    " | --agent-seconds 9",
+    TRAIN: "--heartbeat 5 | --initialization-timeout 5",
+    ONE.replace("env.toml", "ou_mid"): "--symbol X",
+    f"plan {AGENT} --topology v5e-8".replace("env.toml", "ou_mid"): "--symbol X",
+    "doctor --agent agent.toml": "--symbol X",
+    f"export {EXPORT}": "--symbol X | --codebook-seed 5",
+    f"backtest {RUN}{FILE}": "--trials elsewhere | --param lookback=7 | --env env2.toml",
+    f"backtest {RULE}{FILE}": "--force-agent | --allow-code | --seed 1 | --steps 3",
+    SWEPT: "--seed 5 | --method halton",
+    f"walkforward {WALK}": "--seeds 4 | --seed 4 | --set learner.discount=0.9 | --metric calmar"
+    " | --set env.short=false | --steps 9 | --warm-start | --deploy runs/run",
+    f"walkforward {WALKED}": "--param lookback=7 | --metric calmar",
+    REPLAYED: "--force-agent | --allow-code | --seed 1 | --warmup 600",
+    REPLAYED.replace("replay:bars.csv", "alpaca:SPY"): "--speed 5",
+    "journal verify one.db": "--seed 1 | --force-agent | --allow-code | --param a=1 | "
+    "--env env2.toml | " + " | ".join(TRADE.values()),
+    f"journal replay one.db {RULE}": "--force-agent | --seed 1",
+    f"journal replay one.db {RUN}": "--env env2.toml | --param a=1",
+    "runs list runs": "--yes",
+    f"demo {AGENT} --resume runs/run": "--out elsewhere",
+    "watch --run runs/run --once": "--every 7 | --prometheus 9099",
+    "prove ou_mid --agent nano": "--python python3 | --allow-code | --agent-seconds 9",
+}
+
+
+@pytest.mark.drawn(8)
+@pytest.mark.parametrize(
+    ("words", "idle"), [(words, one) for words, more in IDLE.items() for one in more.split(" | ")]
+)
+def test_an_option_without_effect_beside_the_others_is_refused(words, idle, folder, monkeypatch):
+    code, (calls, written), error = done(folder, f"{words} {idle}", monkeypatch, False)
+    assert code == 2 and not calls and not written
+    (line,) = error.splitlines()
+    said = "has no effect without", "name it with --", "is about a bar file; give --data"
+    assert idle.split()[0] in line and any(each in line for each in said), line

@@ -83,3 +83,28 @@ def test_a_compiled_agent_and_its_card_are_written(export):
     assert "stablehlo, float32" in card and "export.deserialize" in card
     refused = export("--format", "stablehlo", "--bits", "4")
     assert refused.code == 2 and "--bits has no effect without --format nca" in refused.err
+
+
+@pytest.mark.heavy
+def test_a_file_is_written_and_backtest_and_paper_read_it(export, command, tmp_path):
+    data = ("--data", export.tiny.data)
+    said = export(*data, "--until", UNTIL, "--bits", "16", "--activations", "--json")
+    assert said.code == 0, said.err
+    row = said.json
+    assert row["agreement"] == 1.0 and abs(row["equity_difference"]) < 1e-6
+    assert row["file_bytes"] == export.path.stat().st_size
+    full, few = row["rows"]
+    assert 0.5 * full["bytes"] < few["bytes"] < full["bytes"]
+    assert min(each[key] for each in row["rows"] for key in ("stream_us", "window_us")) > 0
+    policy = export.tiny.run.policy
+    assert row["decisions"] == 2 * (TRAINING_ROWS - policy.first_decision)
+    assert row["looks"] is None
+    assert re.search(r"16 bits, .* too +\d+ +1.0000", said.out), said.out
+    card = pathlib.Path(row["card"]).read_text()
+    assert card.startswith("# tiny\n") and "nca, 16 bits, activations too" in card
+    ours = command("backtest", "--run", export.path, *data, "--json").json
+    assert ours["start"] == UNTIL and ours["in_sample"] == 0 and ours["looks"] == 1
+    feed = ("--feed", f"replay:{export.tiny.data}", "--start", UNTIL)
+    said = command("paper", "--run", export.path, *feed, "--journal", tmp_path / "db", "--json")
+    assert said.json["equity"] == pytest.approx(1 + ours["total_return"], rel=1e-9)
+    assert said.json["fills"] > 0

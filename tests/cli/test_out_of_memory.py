@@ -1,5 +1,6 @@
 """Memory that does not suffice: one line with what to lower, and exit 2; never a traceback."""
 
+import subprocess
 import sys
 
 import jax
@@ -47,3 +48,22 @@ def test_a_market_that_no_memory_holds_is_refused_before_it_is_drawn(monkeypatch
     words = r"num_bars=4000000000: .* take 400 GB, and 12\.9 GB are free; give"
     with pytest.raises(ConfigError, match=words):
         make("ou", num_bars=4_000_000_000)
+
+
+@pytest.mark.heavy
+def test_a_draw_that_fails_late_ends_in_one_line_and_not_the_process(tmp_path):
+    """The check is off: XLA says what it could not allocate, where numpy's view would abort."""
+    script = (
+        "import resource, sys; from nca_trader.cli import main, train\n"
+        "import jax; jax.devices()\n"
+        "from nca_trader.optimum.optima.synthetic import make\n"
+        "sys.modules['nca_trader.markets.market'].CELL_BYTES = 0\n"
+        "train.run_train = lambda args: make('ou', num_bars=40_000_000)\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "limit = pages * resource.getpagesize() + (5 << 27)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit)); sys.exit(main())"
+    )
+    command = [sys.executable, "-c", script, "train", "--env=ou_mid", "--agent=nano", "--run=x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "nca-trader train: out of memory (" in done.stderr.splitlines()[-1]

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import time
 import tomllib
 
 import pytest
@@ -12,6 +13,7 @@ from conftest import ROOT
 import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.config.toml import presets
+from nca_trader.paper.clock import Clock
 
 
 def said(capsys, *words):
@@ -86,14 +88,38 @@ def test_a_new_project_backtests_its_strategy_and_loads_its_configs(capsys, tmp_
     assert len(result.trades) > 3 and nca.leakcheck(module.trend(), bars, cases=3).ok
 
 
+class Hurried(Clock):
+    """A wait takes no time, and moves the clock on."""
+
+    waited = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.waited
+
+    def sleep(self, seconds):
+        self.waited += seconds
+
+
 @pytest.mark.heavy
-def test_the_broker_of_a_new_project_passes_the_check(tmp_path, capsys):
+def test_the_broker_of_a_new_project_passes_the_check_and_each_fault_fails_it(tmp_path, capsys):
     said(capsys, "init", str(tmp_path / "mine"))
     ran = subprocess.run(
         [sys.executable, "broker.py"], cwd=tmp_path / "mine", capture_output=True, text=True
     )
     assert ran.returncode == 0 and "ok       an order is found by its id" in ran.stdout, ran.stderr
     assert ran.stdout.count("ok  ") == len(ran.stdout.splitlines()) == 11
+    text = (tmp_path / "mine" / "broker.py").read_text()
+    for whole, fault in (
+        ("self.cash -= ticket.units * price", "self.cash += ticket.units * price"),
+        ("if fill.ts >= since", "if fill.ts >= 0"),
+        ('return Answer(Outcome.REJECTED, "duplicate")', "pass"),
+        ("return self.orders.get(client_id)", "return None"),
+    ):
+        assert text.count(whole) == 1
+        space = {"__name__": "broker"}
+        exec(text.replace(whole, fault), space)
+        found = nca.check_broker(space["account"](), "SPY", units=1.0, clock=Hurried())
+        assert not found.passed, fault
 
 
 def test_a_project_replaces_nothing_and_leaves_nothing_half_written(capsys, tmp_path):

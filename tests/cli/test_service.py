@@ -5,11 +5,18 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
+import sys
+import time
 
+import numpy as np
 import pytest
+from drawn import bars_of
 
 from nca_trader.cli import build_parser
+from nca_trader.data.bars import write_bars
+from nca_trader.paper.journal.journal import read_events, verify
 from nca_trader.scale.chips import slice_of
 from nca_trader.scale.manifest import manifest
 from nca_trader.watch.alerts import read_rules
@@ -108,3 +115,54 @@ def test_what_the_container_copies_is_in_the_checkout(service, root):
     text = (service / "Containerfile").read_text()
     copied = [w for line in re.findall(r"^COPY (?!--)(.*) \S+$", text, re.M) for w in line.split()]
     assert copied and all((root / name).exists() for name in copied)
+
+
+def command(service, folder):
+    """The words that the unit starts, in a folder of the test."""
+    said = settings(service / "spy.env")["PAPER_OPTIONS"]
+    words = shlex.split(settings(service / UNITS[0])["ExecStart"].replace("$PAPER_OPTIONS", said))
+    assert words[0] == "/opt/nca-trader/bin/nca-trader"
+    moved = [w.replace("/var/lib/nca-trader", str(folder)).replace("%i", "spy") for w in words[1:]]
+    return [sys.executable, "-m", "nca_trader", *moved]
+
+
+@pytest.mark.slow
+def test_a_session_whose_every_process_is_killed_converges_when_the_unit_starts_again(
+    service, root, tmp_path
+):
+    rng = np.random.default_rng(0)
+    close = 100.0 * np.exp(np.cumsum(0.01 * rng.standard_normal((4000, 2)), axis=0))
+    bars = bars_of(close, start="2000-01-01", symbols=("AAA", "BBB"))
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+        write_bars(bars, folder / "bars.parquet")
+
+    def start(folder):
+        words = command(service, folder)
+        null = subprocess.DEVNULL
+        return subprocess.Popen(words, cwd=root, stdout=null, stderr=null, start_new_session=True)
+
+    assert start(folders[0]).wait(300) == 0
+    journal, sizes = folders[1] / "spy.db", []
+    for wanted in (300, 3000, 6000):
+        process = start(folders[1])
+        while process.poll() is None:
+            if journal.exists() and last(journal) >= wanted:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        assert process.wait() == -signal.SIGKILL
+        sizes.append(verify(journal).seq)
+    assert sizes == sorted(sizes) and sizes[0] >= 300
+    assert start(folders[1]).wait(300) == 0
+    assert verify(journal) == verify(folders[0] / "spy.db")
+    assert next(read_events(journal, "run_ended")).body["bars"] == 4000
+
+
+def last(journal):
+    """Events on disk, 0 while the journal is being made."""
+    try:
+        return max((event.seq for event in read_events(journal)), default=0)
+    except Exception:
+        return 0

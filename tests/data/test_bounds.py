@@ -197,3 +197,34 @@ def test_rows_of_a_symbol_take_their_own_memory_alone(tmp_path):
     for wrong in (0.0, -1.0, float("nan"), "2"):
         with pytest.raises(NcaTraderError, match="memory_gb"):
             read_bars(frame, memory_gb=wrong)
+
+
+def minutes(rows):
+    """Bars of one asset, a minute apart."""
+    rng = np.random.default_rng(0)
+    close = np.round(100.0 * np.exp(np.cumsum(rng.normal(0, 1e-4, rows))), 2)
+    opens = np.append(close[:1], close[:-1])
+    time = pa.array(np.arange(rows) * 60_000).cast(pa.timestamp("ms", "UTC"))
+    high, low = np.maximum(opens, close), np.minimum(opens, close)
+    bars = {"open": opens, "high": high, "low": low, "close": close, "volume": np.ones(rows)}
+    return pa.table({"time": time, **bars})
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("write", [
+    pyarrow.parquet.write_table, pyarrow.feather.write_feather,
+])  # fmt: skip
+def test_a_file_just_below_the_bound_is_read_within_it(tmp_path, write):
+    rows = 3_000_000
+    small, large = tmp_path / "small.bars", tmp_path / "large.bars"
+    suffix = ".parquet" if write is pyarrow.parquet.write_table else ".feather"
+    small, large = small.with_suffix(suffix), large.with_suffix(suffix)
+    write(minutes(100), small)
+    write(minutes(rows), large)
+    bound = rows * 128 * 1.03 / 2**30  # a batch of 65,536 rows comes on top
+    found = measured([(str(small), {}), (str(large), {"memory_gb": bound})])
+    said, grown, _ = found[str(large)]
+    assert said == f"{rows} bars"
+    assert grown < bound, (grown, bound)
+    with pytest.raises(BarError, match=r"D034 3,000,000 rows of 6 columns count as 0.3[56]"):
+        read_bars(large, memory_gb=0.9 * bound)

@@ -1,5 +1,8 @@
 """Files are read a chunk at a time: the same bars and the same words, in bounded memory."""
 
+import json
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -258,3 +261,67 @@ def test_no_more_than_parts_of_a_binary_table_are_held(kind, tmp_path, small_chu
     # By Arrow: the pages of a row group, or a batch, which is unpacked as a whole.
     assert held < (1.3 if kind == "feather" else 0.6) * compact(rows)
     assert peak < 0.15 * compact(rows)  # by numpy
+
+
+MEASURE = """
+import json, sys, threading, time
+import pandas, pyarrow.parquet
+from nca_trader.data.bars import read_bars
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def watch():
+    while not done:
+        peak[0] = max(peak[0], resident())
+        time.sleep(0.002)
+
+read_bars(sys.argv[1])  # what is imported and kept on a first call
+done, before = False, resident()
+peak = [before]
+thread = threading.Thread(target=watch)
+thread.start()
+begin = time.perf_counter()
+bars = read_bars(sys.argv[2])
+seconds, done = time.perf_counter() - begin, True
+thread.join()
+print(json.dumps({"bytes": peak[0] - before, "seconds": seconds, "rows": len(bars)}))
+"""
+
+
+def measured(first, path):
+    """Bytes of resident memory above those before, and seconds, of reading `path`."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("resident memory is read from /proc")
+    command = [sys.executable, "-c", MEASURE, str(first), str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+CONSTANT = 60e6  # bytes: a chunk as text and as numbers, and what the allocator keeps
+
+
+@pytest.mark.slow  # half a minute of parsing
+def test_memory_does_not_grow_with_the_width_of_the_text(tmp_path):
+    rows = 30_000
+    write_minutes(tmp_path / "first.csv", 100)
+    write_minutes(tmp_path / "narrow.csv", rows)
+    write_minutes(tmp_path / "wide.csv", rows, width=4000)
+    narrow = measured(tmp_path / "first.csv", tmp_path / "narrow.csv")
+    wide = measured(tmp_path / "first.csv", tmp_path / "wide.csv")
+    assert narrow["rows"] == wide["rows"] == rows
+    assert narrow["bytes"] < 2.5 * compact(rows) + CONSTANT
+    assert wide["bytes"] < 2.5 * compact(rows) + CONSTANT  # the text alone is 120 MB more
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["csv", "parquet", "feather"])
+def test_two_million_rows_take_seconds_and_memory_of_the_bars(kind, tmp_path):
+    rows = 2_000_000
+    write_minutes(tmp_path / f"first.{kind}", 100)
+    write_minutes(tmp_path / f"bars.{kind}", rows)
+    found = measured(tmp_path / f"first.{kind}", tmp_path / f"bars.{kind}")
+    assert found["rows"] == rows
+    # A Feather file of one batch is unpacked as a whole.
+    assert found["bytes"] < (3.0 if kind == "feather" else 2.5) * compact(rows)
+    assert found["seconds"] < 30  # 2 to 7 on a quiet machine

@@ -269,3 +269,16 @@ def test_an_unknown_or_repeated_feature_is_refused_by_name():
         feature_set(("rsi", "volatilty_ratio"))
     with pytest.raises(ConfigError, match="'rsi' is listed twice"):
         feature_set(("rsi", "macd", "rsi"))
+
+
+@pytest.mark.parametrize("fast", [8, 16, 32])
+def test_a_trend_follows_the_published_one_of_rolling_windows(fast):
+    """Exponential deviations stand for rolling ones; the published quotient includes its bar."""
+    bars = sample_bars("sp500")
+    values = feature_set((f"trend_{fast}_{3 * fast}",)).batch(bars)[..., 0]
+    for asset in range(2):
+        c = pd.Series(bars.close[:, asset])
+        fast_ema, slow_ema = (c.ewm(alpha=1 / n, adjust=False).mean() for n in (fast, 3 * fast))
+        y = (fast_ema - slow_ema) / c.rolling(63).std()
+        z = y / y.rolling(252).std()
+        assert np.corrcoef(z[400:], values[400:, asset])[0, 1] > 0.9

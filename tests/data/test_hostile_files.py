@@ -442,3 +442,8 @@ def test_a_time_of_a_year_that_python_does_not_have_is_named(year):
     frame = pd.DataFrame({"time": time, "close": 1.0})
     with pytest.raises(BarError, match=rf"D013 row 1: time '{year}-01-01T00:00:00' can't be read"):
         read_bars(frame, repair="close-only,no-volume")
+
+
+@pytest.mark.slow
+def test_three_gigabytes_of_one_line_take_no_more_memory_than_less(tmp_path):
+    check_bombs(tmp_path, 192)

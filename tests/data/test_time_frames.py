@@ -269,3 +269,20 @@ def test_times_outside_every_session_are_in_no_slow_bar():
         every, some = (seen(x, frame, 1800, "new_york")[:, 0] for x in (bars, alone))
         np.testing.assert_array_equal(every[inside], some)
     assert OUTSIDE == np.datetime64("NaT", "ns").astype(np.int64)
+
+
+def ahead(bars):
+    """A planted leak: each slow bar is seen one bar before it is over."""
+    found = feature_set(("1h:rsi",), 600).batch(bars)
+    return np.concatenate([found[1:], found[-1:]])
+
+
+@pytest.mark.heavy
+def test_leakcheck_passes_a_slower_frame_and_finds_one_seen_a_bar_early():
+    bars = drawn(pd.date_range("2024-01-02 00:20", periods=250, freq="10min"))
+    report = nca.leakcheck("1h:rsi", bars, cases=40)
+    assert report.ok and report.reacted > 20, report
+    report = nca.leakcheck(ahead, bars, cases=40)
+    assert not report.ok and "close" in report.columns, report
+    # It shows at the last bar before the end of an hour alone.
+    assert bars.index[report.example.row].minute == 40

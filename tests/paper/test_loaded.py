@@ -15,6 +15,7 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.config import EnvConfig
+from nca_trader.runs.exported import Coding, compact, write_exported
 
 FEATURES = ("return_1", "rsi")
 BASE = dataclasses.replace(AGENT.policy, base="half_and_half(lookback=30)", tilt_limit=0.5)
@@ -221,3 +222,45 @@ def test_bars_that_do_not_fit_are_refused_and_lose_nothing(opened):
         nca.load("no-such-run")
     with pytest.raises(nca.ConfigError, match="path is the number"):
         nca.load(3)
+
+
+@pytest.mark.heavy
+def test_what_was_ordered_before_is_what_the_last_call_returned(backtested):
+    bars, run, result = backtested({"actions": "orders"}, {})
+    agent, first = nca.load(run.path), run.policy.first_decision
+    told, untold = (agent.stream(bars[:first]) for _ in range(2))
+    rows = range(first, len(bars))
+    weights, last = result.weights.to_numpy(), result.targets.shift(1).fillna(0.0).to_numpy()
+    found = [untold.update(bars[r : r + 1], weights[r]) for r in rows]
+    again = [told.update(bars[r : r + 1], weights[r], ordered=last[r]) for r in rows]
+    np.testing.assert_array_equal(found, again)
+    assert len(np.unique(found)) > 2
+
+
+@pytest.mark.heavy
+def test_an_agent_that_remembers_what_it_earned_streams_with_its_equity(backtested):
+    bars, run, result = backtested({"reward": "drawdown"}, {})
+    agent, first = nca.load(run.path), run.policy.first_decision
+    with pytest.raises(nca.ConfigError, match=r"observes what it earned.*use `stream`"):
+        agent.decide(bars, [0.0, 0.0])
+    live = agent.stream(bars[:first])
+    with pytest.raises(nca.ConfigError, match="equity: the agent observes"):
+        live.update(bars[first : first + 1], [0.0, 0.0])
+    for row in range(first, len(bars)):
+        held, worth = result.weights.to_numpy()[row], 7e6 * result.equity.iloc[row]
+        found = live.update(bars[row : row + 1], held, equity=worth)
+        np.testing.assert_array_equal(found, result.targets.to_numpy()[row])
+
+
+@pytest.mark.heavy
+def test_an_exported_file_and_other_symbols_decide_too(backtested, tmp_path):
+    bars, run, _ = backtested({}, {})
+    file = tmp_path / "agent.nca"
+    write_exported(file, run, compact(run, run.params(), Coding(bits=16), None, None))
+    agent = nca.load(file)
+    assert agent.symbols == bars.symbols
+    other = random_bars(np.random.default_rng(9), 120, 3)
+    result = nca.backtest(other, agent.run)
+    found = agent.decide(other, *before(result, 119))
+    np.testing.assert_array_equal(found, result.targets.to_numpy()[119])
+    assert agent.stream(other[:10]).symbols == other.symbols

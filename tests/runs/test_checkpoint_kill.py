@@ -98,3 +98,9 @@ def check_kill(saver, path, seed):
 def test_a_kill_while_saving_costs_what_was_being_saved_and_no_more(saver, tmp_path):
     for seed in range(3):
         check_kill(saver, tmp_path / str(seed), seed)
+
+
+@pytest.mark.slow
+def test_fifty_kills_while_saving_cost_what_was_being_saved_and_no_more(saver, tmp_path):
+    for seed in range(100, 150):
+        check_kill(saver, tmp_path / str(seed), seed)

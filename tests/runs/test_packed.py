@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import shutil
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -10,6 +12,7 @@ import orbax.checkpoint as ocp
 import pandas as pd
 import pytest
 import tensorstore
+from conftest import ROOT
 from tiny import AGENT
 
 import nca_trader as nca
@@ -149,3 +152,30 @@ def test_a_packed_part_of_stored_work_is_refused(tmp_path, small):
         sweep()
     part.write_bytes(good)
     assert len(sweep()) == 2
+
+
+CHILD = """
+import resource, sys, time
+import nca_trader as nca
+nca.Run(sys.argv[1]).each
+before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+try:
+    nca.Run(sys.argv[2]).params()
+except nca.NcaTraderError as error:
+    print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+print(time.process_time() - begin)
+"""
+
+
+@pytest.mark.heavy
+def test_a_run_that_unpacks_to_gigabytes_takes_no_memory(run, tiny):
+    with_leaves(run, lambda k, v: np.zeros(3 << 28, np.float32) if k == BIAS else v)
+    size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
+    assert size < 2 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tiny.path), str(run)],
+        capture_output=True, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    said, grew, seconds = done.stdout.splitlines()
+    assert "is float32[805306368] there" in said and float(grew) < 0.3 and float(seconds) < 10.0

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 from drawn import random_bars
@@ -13,6 +14,10 @@ import nca_trader as nca
 from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError
+from nca_trader.evaluate.export import measure
+from nca_trader.paper.session.parity import compare
+from nca_trader.paper.session.trade import paper_trade
+from nca_trader.runs.exported import Coding, read_run, write_exported
 
 FIRST = "2020-01-01"
 SIZED = dataclasses.replace(ENV, size=0.1, actions="weights", short=True)
@@ -113,3 +118,51 @@ def test_the_backtest_names_the_symbols_that_did_not_train_the_agent(tmp_path, c
     assert main(args) == 0
     said = "2 of 3 symbols did not train it: X, Y; it was trained on A, B, C."
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.heavy
+def test_the_order_of_symbols_changes_nothing(tmp_path):
+    run = made(tmp_path / "abc", panel("ABC"))
+    others = panel("VWXYZ", seed=4)
+    one = nca.backtest(others, run, start=FIRST, look=False)
+    turned = nca.backtest(others.select(*"ZXVYW"), run, start=FIRST, look=False)
+    np.testing.assert_array_equal(one.targets[list("ZXVYW")], turned.targets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("neighbours", ["none", "all"])
+def test_training_learns_from_assets_of_different_spans(tmp_path, neighbours):
+    bars = without(without(panel("ABCD"), "C", 0, 150), "D", 60, 240)
+    agent = dataclasses.replace(
+        AGENT, policy=dataclasses.replace(AGENT.policy, neighbours=neighbours)
+    )
+    env = nca.TradingEnv(bars, dataclasses.replace(SIZED, random_costs=(5.0, 10.0)))
+    run = nca.train(env, agent, tmp_path / "run")
+    rows = run.metrics()
+    assert all(row["skipped"] == 0 and np.isfinite(row["loss"]) for row in rows)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(run.params()))
+    result = nca.backtest(bars, run, start=FIRST, look=False)
+    assert np.isfinite(result.equity).all() and result.num_fills > 20
+    assert (result.weights["C"][:150] == 0.0).all() and (result.weights["C"][150:] != 0.0).all()
+
+
+@pytest.mark.slow
+def test_an_exported_panel_agent_trades_others_on_paper_as_in_its_backtest(tmp_path):
+    run = made(tmp_path / "abc", panel("ABC"))
+    others = without(panel("VWXY", seed=5), "Y", 0, 70)
+    measured = measure(run, Coding(bits=16), others)
+    assert measured.found.decisions == 4 * (240 - run.policy.first_decision)
+    file = tmp_path / "agent.nca"
+    write_exported(file, run, measured.weights)
+    write_bars(others, tmp_path / "others.parquet")
+    exported = read_run(file)
+    assert list(exported.spec.symbols) == list("ABC")
+    for subject in (run.path, file):
+        journal = tmp_path / f"{subject.name}.db"
+        result = paper_trade(subject, f"replay:{tmp_path}/others.parquet", journal)
+        assert (result["symbols"], result["trained_symbols"]) == (list("VWXY"), list("ABC"))
+        assert result["fills"] > 20
+        table = nca.backtest(others, read_run(subject), start=FIRST, look=False)
+        table.save(run.path / "backtest.parquet")
+        parity = compare(run.path, journal)
+        assert parity.ok, parity.sentence

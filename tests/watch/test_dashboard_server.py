@@ -24,6 +24,10 @@ from nca_trader.watch.dashboard.sources import FollowedSessions
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+import http
+import subprocess
+import sys
+
 from uvicorn.server import ServerState
 
 from nca_trader.watch.dashboard import server as module
@@ -469,3 +473,37 @@ def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, capsys):
         assert main(["dashboard", "--root", ".", "--port", port]) == 4
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3 and "--expose" in said[1] and "give another port" in said[2]
+
+
+@pytest.fixture
+def served(journal):
+    """A dashboard in a process of its own; its port."""
+    command = [sys.executable, "-m", "nca_trader", "dashboard", "--root", str(journal.parent)]
+    with subprocess.Popen([*command, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
+        yield int(re.search(r":(\d+)/", process.stdout.readline())[1])
+        process.terminate()
+
+
+@pytest.mark.heavy
+def test_half_sent_headers_block_nothing_and_end(served, journal):
+    """More of them than the server keeps, each of which a plain server waits for without end."""
+    home = f"{HOST}:{served}"
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(300):
+            client = stack.enter_context(socket.create_connection((HOST, served)))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: " + home.encode())
+            held.append(client)
+        began = time.monotonic()
+        page = http.client.HTTPConnection(HOST, served, timeout=20)
+        page.request("POST", "/s/mine.sqlite/halt", "reason=now", {"Origin": f"http://{home}"})
+        assert page.getresponse().status == 303 and halted(journal).exists()
+        page.close()
+        page.request("GET", "/")
+        assert page.getresponse().status == 200
+        page.close()
+        for client in held:
+            client.settimeout(4 * module.HEADER_SECONDS)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert time.monotonic() - began < 6 * module.HEADER_SECONDS

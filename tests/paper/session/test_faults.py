@@ -5,6 +5,7 @@ What holds is judged by `paperoracle`, which reads the files and imports nothing
 
 import collections
 import contextlib
+import hashlib
 import json
 import os
 import pathlib
@@ -300,3 +301,21 @@ def test_every_kind_of_event_has_a_fail_point(mortal, whole):
     """A new kind needs a scenario above, or a place among those that other commands write."""
     found = set(mortal.kinds["frequent"]) | set(mortal.kinds["rare"])
     assert found == KINDS - ELSEWHERE
+
+
+@pytest.mark.slow
+def test_an_exchange_that_accepts_and_never_answers(mortal, journal):
+    """Which orders meet a silence follows from their ids."""
+    mortal.run(journal, faults={"seed": 3, "mute": 0.4})
+    told = paperoracle.check(journal)
+
+    def silent(name):
+        drawn = hashlib.sha256(f"3:submit:{name}#1".encode()).digest()[:6]
+        return int.from_bytes(drawn) < 0.4 * 2**48
+
+    sent = {e[5].partition("#")[0] for e in told if e[4] == "order_sent"}
+    expected = {name for name in sent if silent(name)}
+    unclear = {e[5].partition("#")[0]: e[6]["reason"] for e in told if e[4] == "order_ambiguous"}
+    assert unclear == dict.fromkeys(expected, "timeout") and expected
+    found = {e[5] for e in told if e[4] == "order_ack" and e[6].get("by") == "look-up"}
+    assert found == expected

@@ -896,3 +896,26 @@ def test_a_kill_between_a_decision_and_its_orders_leaves_the_target_owed(stage, 
     room.trade(2)
     sent = room.bodies("order_intent")[before:]
     assert symbol in [body["symbol"] for body in sent]
+
+
+@pytest.mark.heavy
+def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage, tmp_path):
+    def act(state, bar, portfolio):
+        leave = portfolio.bars_held >= 4
+        fell = (bar.close < portfolio.best_price * 0.99) & (portfolio.bars_held > 0)
+        target = np.where(False, 0.0, 0.4)
+        import jax.numpy as jnp
+
+        return state, jnp.where(leave | fell, 0.0, target * jnp.ones_like(bar.close))
+
+    strategy = nca.Strategy(lambda n: 0.0, act, "patient")
+    results = []
+    for name, stops in (("whole", 0), ("cut", 12)):
+        room = Room(stage, tmp_path / name)
+        room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
+        for _ in range(stops):
+            room.trade(3)
+        room.trade()
+        results.append([b["target"] for b in room.bodies("decision")])
+        assert {t for row in results[-1] for t in row} == {0.0, 0.4}
+    assert results[0] == results[1]

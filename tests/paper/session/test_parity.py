@@ -16,6 +16,7 @@ from untrained import untrained_run
 
 from nca_trader.config import AgentConfig, EnvConfig, PolicyConfig
 from nca_trader.data.bars import frame_of, read_bars, write_bars
+from nca_trader.envs import load_env
 from nca_trader.errors import RunError, StateError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.simulate import legs_between, scan_targets
@@ -357,3 +358,13 @@ def test_a_row_of_no_asset_is_seen_as_in_the_backtest_also_after_a_restart(stage
         first, second = ([e.body for e in read_events(x, kind)] for x in (whole, parts))
         assert first == second and first
     assert not rebuild(whole, run.path).difference
+
+
+@pytest.mark.heavy
+def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path):
+    bars = stage.bars(num_bars=320, missing=0.03)
+    quoted = np.random.default_rng(0).uniform(0, 1e-3, bars.close.shape)
+    bars = dataclasses.replace(bars, half_spread=np.where(bars.present, quoted, np.nan))
+    panel = load_env("panel_daily")
+    parity = agree(bars, tmp_path, features=panel.features, actions=panel.actions)
+    assert parity.logits_off < 1e-5

@@ -21,7 +21,8 @@ from nca_trader.envs.account.risk import (
 from nca_trader.errors import ConfigError, HaltError
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.paper.journal.journal import read_events
+from nca_trader.paper.journal.journal import read_events, verify
+from nca_trader.paper.session.halts import resume
 
 
 def guard(limits, assets=1):
@@ -314,3 +315,36 @@ def test_a_journal_without_limits_is_as_before_and_limits_are_part_of_a_session(
     assert started["limits"] == {"max_position": 10.0, "max_drawdown": 0.99}
     with pytest.raises(ConfigError, match=r"another session .*limits\.max_position"):
         stage.replay(tmp_path / "b.db", bars, stage.agent(risk=nca.Limits(max_position=1.0)))
+
+
+@pytest.mark.heavy
+def test_a_halt_survives_restarts_and_after_resume_the_session_goes_on(tmp_path, stage):
+    limits = nca.Limits(max_drawdown=0.05)
+    bars = stage.bars(num_bars=200, seed=5)
+    agent = stage.agent(risk=limits)
+    path, halts = tmp_path / "paper.db", []
+    while True:
+        try:
+            result = stage.replay(path, bars, agent)
+            break
+        except HaltError as error:
+            assert "max-drawdown" in str(error) and "nca-trader resume" in str(error)
+            halts.append(verify(path))
+            with pytest.raises(HaltError, match="was halted at"):
+                stage.replay(path, bars, agent)
+            assert verify(path) == halts[-1]  # nothing was written
+            resume(path, "looked at it", 0)
+    assert len(halts) >= 2 and result["bars"] == 200
+    events = list(read_events(path))
+    marks = [e for e in events if e.kind in ("halt", "resume")]
+    assert [e.kind for e in marks] == ["halt", "resume"] * len(halts)
+    assert stage.replay(path, bars, agent) == result  # and repeats all of it
+    # From each halt on, losses count from its close: by the snapshots alone.
+    times = [e.ts_event for e in marks if e.kind == "halt"]
+    peak = 1.0
+    for event in events:
+        if event.kind == "snapshot":
+            now = event.body["equity"]
+            peak = max(peak, now)
+            assert (now < 0.95 * peak) == (event.ts_event in times)
+            peak = now if event.ts_event in times else peak

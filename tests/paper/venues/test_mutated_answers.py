@@ -4,11 +4,13 @@ What a venue has booked stays changed for ever: a fill or a payment. What it say
 right again after the first refusal, as only the venue can correct that.
 """
 
+import copy
 import functools
 import math
 import random
 
 import pytest
+from fake_alpaca import FakeAlpaca
 from livedesk import SECOND, Desk, Room, Telling
 
 from nca_trader.errors import HaltError, NcaTraderError
@@ -206,4 +208,98 @@ def test_no_answer_of_a_venue_leaves_a_session_without_a_way_on(stage, tmp_path)
         stops += at_desk(stage, tmp_path / str(seed), seed)
     said = " ".join(stops)
     for code in ("fill-unusable", "fill-changed", "payment-changed", "unusable-answer"):
+        assert code in said, code
+
+
+JSON = (
+    None, "", "x", "nan", "inf", "1e308", 1e308, "1e-320", "-5", 7, True, [], {}, [[]], {"a": 1},
+    "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "\ud800", 10**400,
+)  # fmt: skip
+
+
+PATHS = ("assets", "orders", "orders:by", "positions", "account", "clock", "account/activities")
+
+
+def replaced(draw, found):
+    """A JSON value with one of its parts gone, or another one."""
+    inner = list(found) if isinstance(found, dict) else range(len(found))
+    if not inner:
+        return draw.choice(JSON)
+    found, place = copy.copy(found), draw.choice(list(inner))
+    if isinstance(found[place], dict | list):
+        found[place] = replaced(draw, found[place])
+    elif draw.random() < 0.3 and isinstance(found, dict):
+        del found[place]
+    else:
+        found[place] = draw.choice(JSON)
+    return found
+
+
+class OddAlpaca(FakeAlpaca):
+    """Alpaca, whose answers of one path are changed from a call on."""
+
+    def __init__(self, draw, path, begin, **more):
+        self.draw, self.path, self.begin = draw, f"/v2/{path}", begin
+        self.armed, self.asked, self.records = True, 0, {}
+        super().__init__(**more)
+
+    def books(self, symbols):
+        return self.cash, [self.units.get(symbol, 0.0) for symbol in symbols]
+
+    def answer(self, *call):
+        status, found = super().answer(*call)
+        path = call[1]
+        # The shorter ones begin longer ones.
+        if not path.startswith(self.path) or path.removeprefix(self.path)[:2] in (":b", "/a"):
+            return status, found
+        self.asked += 1
+        if self.asked < self.begin or status != 200:
+            return status, found
+        if path.endswith("activities"):
+            for place, item in enumerate(found):
+                if len(self.records) < 2 and self.draw.random() < 0.5:
+                    self.records.setdefault(item["id"], replaced(self.draw, item))
+                found[place] = self.records.get(item["id"], item)
+        elif self.armed:
+            found = self.draw.choice([replaced, lambda draw, _: draw.choice(JSON)])(
+                self.draw, found
+            )
+        return status, found
+
+
+def at_alpaca(stage, folder, seed):
+    """A session at Alpaca with changed answers; what stopped it."""
+    from nca_trader.paper.venues import alpaca
+
+    draw, symbols = random.Random(seed), ("SPY", "QQQ")
+    begin, again = draw.randint(1, 12), draw.random() < 0.5
+    path = PATHS[seed % len(PATHS)]
+    with OddAlpaca(draw, path, begin, clock=0.0, prices=dict.fromkeys(symbols, 100.0)) as fake:
+        venue = alpaca.open_venue(symbols, url=fake.url, timeout=2.0)
+        agent = stage.agent(symbols=symbols)
+        room = Room(stage, folder, agent, desk=venue, num_bars=BARS)
+
+        def tell(now, prices):
+            fake.clock, fake.prices = max(now / SECOND, fake.clock), prices
+            if fake.orders and not any(a["activity_type"] == "DIV" for a in fake.activities):
+                fake.pay("DIV", 12.34, "SPY", str(room.bars.time[24])[:10])
+
+        room.tape = lambda: Telling(room.bars, folder / "tape", 20, tell=tell)
+        if again:
+            fake.begin = 10**9
+            room.trade(5)
+            fake.begin = 0
+        try:
+            return leads_on(room, fake)
+        finally:
+            venue.close()
+
+
+@pytest.mark.heavy
+def test_no_answer_of_alpaca_leaves_a_session_without_a_way_on(stage, tmp_path):
+    stops = []
+    for seed in range(56):
+        stops += at_alpaca(stage, tmp_path / str(seed), seed)
+    said = " ".join(stops)
+    for code in ("fill-unusable", "unreadable-body", "venue-unreachable"):
         assert code in said, code
