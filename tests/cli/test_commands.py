@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from tiny import STEPS_PER_UPDATE, TRAINING_ROWS
 
-from nca_trader import markets as synthetic
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.optimum.optima import synthetic
 from nca_trader.runs import trials
 from nca_trader.types import Costs
 

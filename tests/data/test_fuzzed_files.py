@@ -23,5 +23,9 @@ def check(seed, count):
 
 
 @pytest.mark.heavy
-def test_mutated_files_are_read_or_refused_in_one_line():
-    check(0, 150)
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [(0, 150), *(pytest.param(seed, 1500, marks=pytest.mark.slow) for seed in range(1, 5))],
+)
+def test_mutated_files_are_read_or_refused_in_one_line(seed, count):
+    check(seed, count)

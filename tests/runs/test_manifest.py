@@ -16,11 +16,12 @@ from tiny import AGENT, ENV
 from untrained import State
 
 from nca_trader import machine
-from nca_trader.config import EnvConfig
+from nca_trader.config import CheckpointConfig, EnvConfig, MeshConfig
 from nca_trader.config.records import seal_record
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError, RunError, StateError
 from nca_trader.evaluate.backtest import backtest
+from nca_trader.learner.train import steps_done, train
 from nca_trader.machine import write_atomically
 from nca_trader.runs import trials
 from nca_trader.runs.checkpoint import Checkpoints, flatten
@@ -461,3 +462,15 @@ def test_every_field_of_a_spec_comes_back(tmp_path, env, field):
     # Its base is what the agent's own file says: consent to load code is asked for that.
     expected = dataclasses.replace(env.spec, base="none")
     assert Run(run.path).spec == expected and (expected == env.spec) == (field.name != "base")
+
+
+@pytest.mark.slow
+def test_more_steps_and_other_checkpoints_are_the_same_experiment(tiny, tmp_path, env):
+    mine = tiny.copy(tmp_path / "t")
+    agent = dataclasses.replace(
+        AGENT, checkpoint=CheckpointConfig(every=7, keep=1), mesh=MeshConfig(devices=2)
+    )
+    run = train(env, agent, mine.path, steps=300)
+    assert steps_done(tiny.run) == 256 and steps_done(run) == 384
+    assert run.metrics()[:2] == tiny.run.metrics()
+    assert trials.count(mine.runs, "train") == 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from nca_trader.cli import main
 from nca_trader.data.bars import write_bars
 from nca_trader.errors import BarError
 from nca_trader.evaluate.export import measure
+from nca_trader.evaluate.report.summary import caveats
 from nca_trader.paper.session.parity import compare
 from nca_trader.paper.session.trade import paper_trade
 from nca_trader.runs.exported import Coding, read_run, write_exported
@@ -166,3 +168,15 @@ def test_an_exported_panel_agent_trades_others_on_paper_as_in_its_backtest(tmp_p
         table.save(run.path / "backtest.parquet")
         parity = compare(run.path, journal)
         assert parity.ok, parity.sentence
+
+
+@pytest.mark.slow
+def test_the_example_of_the_guide_runs(root, tmp_path, monkeypatch, capsys):
+    text = (root / "docs/guides/panels.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    monkeypatch.chdir(tmp_path)
+    exec(code, names := {})
+    result = names["result"]
+    assert "1 of 2 symbols did not train it" in " ".join(caveats(result))
+    assert result.in_sample == 0 and result.num_fills > 10
+    assert (result.weights.abs().sum() > 0.0).all()
