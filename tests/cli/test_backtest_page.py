@@ -140,3 +140,13 @@ def test_the_page_of_a_sweep_is_that_of_its_best_combination(command, tmp_path, 
     assert "Chosen as the best of 4 combinations: from 20" in seen and earned in seen
     assert f"Sharpe ratio {best['sharpe']:.2f}" in seen and said.json["verdict"][:60] in seen
     assert "The best 4 of 4 combinations by sharpe" in seen and "Equity and drawdown" in seen
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("stop", ["2020-07-20", "2020-07-21", "2020-07-23"])
+@pytest.mark.few(1)
+def test_a_span_of_a_few_bars_makes_a_page_without_nan(own, command, stop):
+    page = own.folder / "run.html"
+    given = ("--run", own.path, "--data", own.data, "--stop", stop, "--out", page)
+    assert command("backtest", *given).code == 0
+    assert not re.search(r"\bnan\b|\binf\b", words(page), re.IGNORECASE)
