@@ -50,6 +50,7 @@ def assert_refused(said, own, before, *says):
 
 @pytest.mark.parametrize("name", ["train", "backtest", "paper"])
 @pytest.mark.parametrize("spoil", BAD_DATA)
+@pytest.mark.few(5)
 def test_bars_that_cannot_be_used(command, own, name, spoil):
     says, before = spoil(own), own.written()
     assert_refused(command(*commands(own)[name]), own, before, f"nca-trader {name}: ", says)

@@ -1,28 +1,17 @@
 """`train`, `backtest` and `paper` do their work, say what they did, and take the next command."""
 
-import dataclasses
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
-import time
-from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
-from tiny import AGENT, STEPS_PER_UPDATE, TRAINING_ROWS, UNTIL
+from tiny import STEPS_PER_UPDATE, TRAINING_ROWS
 
-from nca_trader import markets as synthetic
 from nca_trader.evaluate.backtest import backtest
-from nca_trader.machine import cores
+from nca_trader.optimum.optima import synthetic
 from nca_trader.runs import trials
-from nca_trader.runs.checkpoint import Checkpoints
-from nca_trader.runs.manifest import Run
-from nca_trader.runs.opening import open_run
 from nca_trader.types import Costs
 
 METRICS = (
@@ -58,29 +47,6 @@ def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
     assert command(*shlex.split(named)).code == 0
 
 
-@pytest.mark.heavy
-def test_the_command_line_trains_what_python_trains(command, mine):
-    command(*mine.train_command(mine.runs / "again"))
-    there = json.loads((mine.runs / "again" / "metrics.jsonl").read_text().splitlines()[-1])
-    here = mine.run.metrics()[-1]
-    assert there.pop("checksum")
-    assert {**there, "steps_per_s": 0} == {**here, "steps_per_s": 0}
-
-
-@pytest.mark.heavy
-def test_backtest_of_a_run_may_take_another_number_of_steps(command, mine):
-    options = ("backtest", "--run", mine.path, "--data", mine.data, "--json")
-    said = command(*options, "--steps", 3)
-    run = Run(mine.path, steps=3)
-    assert (run.policy.receptive_field, mine.run.policy.receptive_field) == (9, 7)
-    start = str(mine.bars.time[TRAINING_ROWS])
-    expected, usual = (backtest(mine.bars, r, start=start) for r in (run, mine.run))
-    assert said.code == 0 and said.json["total_return"] == expected.metrics["total_return"]
-    assert np.nanmax(np.abs(expected.logits - usual.logits)) > 0.0
-    for wrong in (("--run", mine.path, "--steps", 0), ("--strategy", "momentum", "--steps", 2)):
-        assert command("backtest", *wrong, "--data", mine.data).code == 2
-
-
 def test_backtest_of_a_rule_pays_the_costs_that_are_given(command, mine, tmp_path):
     options = ["--strategy", "momentum", "--data", mine.data, "--order", "rebalance", "--json"]
     free = command("backtest", *options)
@@ -97,20 +63,6 @@ def test_backtest_writes_both_kinds_of_table(command, mine, tmp_path, suffix):
     assert said.code == 0
     read = pd.read_csv if suffix == "csv" else pd.read_parquet
     assert len(read(out)) == len(mine.bars)
-
-
-@pytest.mark.heavy
-def test_a_replay_can_be_watched_at_a_speed(command, mine, tmp_path):
-    options = ["--run", mine.path, "--feed", f"replay:{mine.data}", "--start", "2020-07-19"]
-    began = time.monotonic()
-    quick = command("paper", *options, "--journal", tmp_path / "a", "--json").json
-    whole = time.monotonic() - began
-    slow = command("paper", *options, "--journal", tmp_path / "b", "--speed", "150", "--json").json
-    assert slow == quick and time.monotonic() - began - whole > (len(mine.bars) - 1) / 150
-    said = command(
-        "paper", *options[:2], "--feed", "mine:feed", "--journal", tmp_path / "c", "--speed", "2"
-    )
-    assert said.code == 2 and "--speed has no effect without a replay" in said.err
 
 
 ABOVE = """
@@ -142,19 +94,27 @@ def test_paper_trades_a_strategy_of_a_file(command, mine, tmp_path):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(("asked", "there"), [(1, 1), (cores(), cores()), (64, cores())])
-@pytest.mark.few(1)
-def test_a_cpu_has_as_many_devices_as_the_mesh_and_one_a_core_at_most(asked, there):
-    script = (
-        "import jax\nfrom nca_trader.cli import build_parser, options\n"
-        "words = ['train', '--env=ou_mid', '--agent=nano', '--run=x']\n"
-        f"words += ['--devices={asked}', '--set=learner.logical_shards={asked}']\n"
-        "words += ['--set=learner.num_segments=512', '--set=env.market_bars=400']\n"
-        "options.load_training(build_parser().parse_args(words))\n"
-        f"assert jax.device_count() == {there}"
-    )
-    flags = {"XLA_FLAGS": ""}
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, **flags})
+def test_paper_over_bars_that_trained_the_agent_is_in_sample(command, mine, tmp_path):
+    options = ["--feed", f"replay:{mine.data}", "--journal"]
+    said = command("paper", "--run", mine.path, *options, tmp_path / "all", "--json")
+    trained = TRAINING_ROWS - mine.run.policy.first_decision
+    assert said.code == 0 and said.json["in_sample"] == trained > 0
+    assert f"IN SAMPLE: {trained} of these {said.json['decisions']} bars" in said.out
+    late = ("--start", "2020-07-18")
+    said = command("paper", "--run", mine.path, *options, tmp_path / "late", *late, "--json")
+    assert said.json["in_sample"] == 1 and "IN SAMPLE: 1 of these" in said.out
+    late = ("--start", "2020-07-19")
+    said = command("paper", "--run", mine.path, *options, tmp_path / "after", *late, "--json")
+    assert said.json["in_sample"] == 0 and "IN SAMPLE" not in said.out
+
+
+@pytest.mark.heavy
+def test_the_command_line_trains_what_python_trains(command, mine):
+    command(*mine.train_command(mine.runs / "again"))
+    there = json.loads((mine.runs / "again" / "metrics.jsonl").read_text().splitlines()[-1])
+    here = mine.run.metrics()[-1]
+    assert there.pop("checksum")
+    assert {**there, "steps_per_s": 0} == {**here, "steps_per_s": 0}
 
 
 @pytest.mark.slow
@@ -177,55 +137,3 @@ def test_a_seed_draws_its_own_path_of_a_synthetic_market(command, tiny, tmp_path
     assert digests[0] != digests[6]
     other = command("train", *options, f"--run={run}", "--seed=7")
     assert other.code == 2 and "seed was 6 there and is 7 now" in other.err
-
-
-@pytest.mark.heavy
-def test_paper_over_bars_that_trained_the_agent_is_in_sample(command, mine, tmp_path):
-    options = ["--feed", f"replay:{mine.data}", "--journal"]
-    said = command("paper", "--run", mine.path, *options, tmp_path / "all", "--json")
-    trained = TRAINING_ROWS - mine.run.policy.first_decision
-    assert said.code == 0 and said.json["in_sample"] == trained > 0
-    assert f"IN SAMPLE: {trained} of these {said.json['decisions']} bars" in said.out
-    late = ("--start", "2020-07-18")
-    said = command("paper", "--run", mine.path, *options, tmp_path / "late", *late, "--json")
-    assert said.json["in_sample"] == 1 and "IN SAMPLE: 1 of these" in said.out
-    late = ("--start", "2020-07-19")
-    said = command("paper", "--run", mine.path, *options, tmp_path / "after", *late, "--json")
-    assert said.json["in_sample"] == 0 and "IN SAMPLE" not in said.out
-
-
-@pytest.fixture
-def several(tiny, tmp_path):
-    """A run of three agents that differ, by its path, and the bars as a file."""
-    agent = dataclasses.replace(AGENT, num_seeds=3)
-    run = open_run(tiny.env, agent, tmp_path / "runs" / "several", seed=0)
-    draws = [run.each.init(jax.random.key(i)) for i in range(3)]
-    with Checkpoints(run.path / "checkpoints") as checkpoints:
-        checkpoints.save(1, State(jax.tree.map(lambda *leaves: 9.0 * np.stack(leaves), *draws)))
-    return run
-
-
-class State(NamedTuple):
-    """What a checkpoint holds of a learner, as far as a policy is concerned."""
-
-    params: Any
-
-
-@pytest.mark.heavy
-def test_the_selected_agent_acts_and_is_named_with_the_others(command, several, tiny, tmp_path):
-    options = ("--run", several.path, "--data", tiny.data, "--json")
-    each = [command("backtest", *options, "--seed", i).json for i in range(3)]
-    assert [one["seed"] for one in each] == [0, 1, 2]
-    assert len({one["total_return"] for one in each}) == 3
-    several.write_json("selection.json", {"selected": 1, "sharpe": [0.1, 0.2, None]})
-    said = command("backtest", *options)
-    assert said.json["total_return"] == each[1]["total_return"] and said.json["seed"] == 1
-    line = "agent 1 (Sharpe ratio 0.20) of 3, selected; the others: 0 (Sharpe ratio 0.10), 2"
-    assert line in said.out
-    feed = ("--run", several.path, "--feed", f"replay:{tiny.data}", "--start", UNTIL, "--json")
-    said = command("paper", *feed, "--journal", tmp_path / "selected")
-    assert said.json["seed"] == 1 and line in said.out
-    assert said.json["equity"] - 1 == pytest.approx(each[1]["total_return"])
-    said = command("paper", *feed, "--journal", tmp_path / "other", "--seed", 2)
-    assert said.json["seed"] == 2 and "agent 2 (no trade) of 3, as asked for" in said.out
-    assert said.json["equity"] - 1 == pytest.approx(each[2]["total_return"])

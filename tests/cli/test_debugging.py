@@ -6,9 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from nca_trader.cli import build_parser
-from nca_trader.cli.train import SWITCHES, Watch, debugged
+from nca_trader.cli.train import SWITCHES, debugged
 from nca_trader.errors import CheckFailed
-from nca_trader.learner.programs import Compilations
 from nca_trader.parallel.mesh import make_mesh
 
 
@@ -85,27 +84,3 @@ def test_what_compiling_cost_is_told_at_the_end():
     line = watch.sentence
     assert line.endswith("the first update took 20 times a later one")
     assert line.startswith(f"compiled {found['programs']} programs in ")
-
-
-@pytest.mark.heavy
-def test_sharding_is_shown_once_and_updates_after_the_first_are_traced(tmp_path, capsys):
-    big = jnp.zeros((123, 7))
-    words = arguments("--show-sharding", "--profile", "2", run_dir=tmp_path)
-    with debugged(words) as report:
-        for update in range(1, 5):
-            big = (big + 1.0).block_until_ready()
-            report(row(update))
-    said = capsys.readouterr().out
-    assert said.count("float32[123, 7]  SingleDeviceSharding") == 1
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-
-
-@pytest.mark.heavy
-def test_a_trace_ends_where_training_ends_sooner(tmp_path):
-    watch = Watch(arguments("--profile", "5", run_dir=tmp_path), Compilations())
-    watch(row(1))
-    watch(row(2))
-    watch.close()
-    watch.close()
-    jax.profiler.start_trace(str(tmp_path / "next"))  # there is none running
-    jax.profiler.stop_trace()

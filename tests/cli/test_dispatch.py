@@ -48,12 +48,6 @@ def test_help_lists_every_command(command):
     assert said.code == 0 and all(name in said.out for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_and_takes_json(command, name):
-    said = command(name, "--help")
-    assert said.code == 0 and "--json" in said.out and said.err == ""
-
-
 def test_the_version_is_the_packages(command):
     assert command("--version").out.strip() == nca_trader.__version__
 
@@ -168,18 +162,6 @@ def test_compiled_programs_are_kept_where_the_user_wants_them(monkeypatch, env, 
     assert [os.environ.get(name) for name in KEPT] == [compiled, traced]
 
 
-@pytest.mark.heavy
-def test_a_backtest_without_a_page_needs_no_library_of_pages(root):
-    """Each of these takes 0.2 to 0.4 s to import, of 2 s in all."""
-    words = ["backtest", "--strategy", "sma_cross", "--quiet"]
-    script = (
-        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'scipy', 'orbax']))\n"
-        f"from nca_trader.cli import main; sys.exit(main({words}))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_every_public_name_is_there_for_people_and_for_type_checkers(root):
     for name in nca_trader.__all__:
         assert getattr(nca_trader, name) is not None
@@ -258,3 +240,21 @@ def test_a_warning_is_its_sentence_unless_the_user_chose_another_form(monkeypatc
     logging.basicConfig(format="%(name)s: %(message)s")
     log.warning("ends early")
     assert capsys.readouterr().err == "ends early\nnca_trader.learner.train: ends early\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_takes_json(command, name):
+    said = command(name, "--help")
+    assert said.code == 0 and "--json" in said.out and said.err == ""
+
+
+@pytest.mark.heavy
+def test_a_backtest_without_a_page_needs_no_library_of_pages(root):
+    """Each of these takes 0.2 to 0.4 s to import, of 2 s in all."""
+    words = ["backtest", "--strategy", "sma_cross", "--quiet"]
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'scipy', 'orbax']))\n"
+        f"from nca_trader.cli import main; sys.exit(main({words}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -633,7 +633,7 @@ def test_the_table_has_a_row_for_each_option_and_an_option_for_each_row(command)
     assert {*OPTIONS[command][1]} == options_of(command)
 
 
-@pytest.mark.drawn(len(ROWS) // 16)
+@pytest.mark.drawn(len(ROWS) // 24)
 @pytest.mark.parametrize(("command", "option"), ROWS, ids=[".".join(row) for row in ROWS])
 def test_an_option_changes_what_is_done(command, option, folder, monkeypatch):
     base, rows = OPTIONS[command]
@@ -664,8 +664,14 @@ def test_without_an_option_a_command_does_the_same_twice(command, folder, monkey
 
 
 ONE = f"train {AGENT} --run new"
+
+
 TRAIN, REPLAYED = f"{ONE}{FILE}", f"paper {RULE} {REPLAY}"
+
+
 SWEPT = f"sweep {RULE} --grid lookback=5{FILE}"
+
+
 # Commands and options that lack something they need.
 IDLE = {
     "board rows.jsonl": "--agent nano | --seed 5 | --name mine | --allow-code | --python p"

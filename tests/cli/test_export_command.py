@@ -1,18 +1,13 @@
 """`export`: a table, a file that `backtest` and `paper` read, and a refusal below the bar."""
 
-import dataclasses
 import pathlib
 import re
 
-import numpy as np
 import pytest
-from drawn import random_bars
-from tiny import NUM_BARS, TRAINING_ROWS, UNTIL
+from tiny import TRAINING_ROWS, UNTIL
 
 from nca_trader.data.bars import write_bars
 from nca_trader.evaluate import simulate as module
-from nca_trader.runs import trials
-from nca_trader.runs.exported import Exported
 
 
 @pytest.fixture
@@ -26,40 +21,6 @@ def export(command, tiny, tmp_path, monkeypatch):
 
     run.path, run.tiny = tmp_path / "agent", here
     return run
-
-
-@pytest.mark.heavy
-def test_a_file_is_written_and_backtest_and_paper_read_it(export, command, tmp_path):
-    data = ("--data", export.tiny.data)
-    said = export(*data, "--until", UNTIL, "--bits", "16", "--activations", "--json")
-    assert said.code == 0, said.err
-    row = said.json
-    assert row["agreement"] == 1.0 and abs(row["equity_difference"]) < 1e-6
-    assert row["file_bytes"] == export.path.stat().st_size
-    full, few = row["rows"]
-    assert 0.5 * full["bytes"] < few["bytes"] < full["bytes"]
-    assert min(each[key] for each in row["rows"] for key in ("stream_us", "window_us")) > 0
-    policy = export.tiny.run.policy
-    assert row["decisions"] == 2 * (TRAINING_ROWS - policy.first_decision)
-    assert row["looks"] is None
-    assert re.search(r"16 bits, .* too +\d+ +1.0000", said.out), said.out
-    card = pathlib.Path(row["card"]).read_text()
-    assert card.startswith("# tiny\n") and "nca, 16 bits, activations too" in card
-    ours = command("backtest", "--run", export.path, *data, "--json").json
-    assert ours["start"] == UNTIL and ours["in_sample"] == 0 and ours["looks"] == 1
-    feed = ("--feed", f"replay:{export.tiny.data}", "--start", UNTIL)
-    said = command("paper", "--run", export.path, *feed, "--journal", tmp_path / "db", "--json")
-    assert said.json["equity"] == pytest.approx(1 + ours["total_return"], rel=1e-9)
-    assert said.json["fills"] > 0
-
-
-@pytest.mark.slow
-def test_a_page_tells_of_an_exported_agent(export, command, tmp_path):
-    assert export("--min-agreement", "0").code == 0
-    page = tmp_path / "page.html"
-    data = ("--data", export.tiny.data)
-    assert command("backtest", "--run", export.path, *data, "--out", page).code == 0
-    assert "channels = 4" in page.read_text()
 
 
 def test_too_few_agreements_are_refused_and_nothing_is_written(export, monkeypatch):
@@ -76,29 +37,6 @@ def test_too_few_agreements_are_refused_and_nothing_is_written(export, monkeypat
         said.err,
     )
     assert export(*data, "--min-agreement", "0.98").code == 0 and export.path.exists()
-
-
-@pytest.mark.heavy
-def test_steps_of_activations_are_those_of_the_training_span_alone(export, tmp_path):
-    """Other bars behind the span, and much wilder ones, give the same file to the byte."""
-    options = ("--activations", "--min-agreement", "0", "--repair", "keep-jumps", "--data")
-    assert export(*options, export.tiny.data).code == 0
-    first = export.path.read_bytes()
-    ours = export.tiny.bars
-    wild = random_bars(np.random.default_rng(9), NUM_BARS, 2)
-    before = (np.arange(NUM_BARS) < TRAINING_ROWS)[:, None]
-    swing = np.where(np.arange(NUM_BARS) % 2, 3.0, 1.0)[:, None]
-    values = {
-        name: np.where(before, getattr(ours, name), getattr(wild, name) * swing)
-        for name in ("open", "high", "low", "close", "volume")
-    }
-    other = tmp_path / "other.csv"
-    write_bars(dataclasses.replace(ours, **values), other)
-    assert export(*options, other).code == 0
-    assert export.path.read_bytes() == first
-    assert all(step > 0 for step in Exported(export.path).weights.steps.values())
-    # Bars behind the span were looked at, each time: the ledger says so.
-    assert trials.count(export.tiny.runs, "test") == 2
 
 
 def test_bars_that_did_not_train_the_run_calibrate_nothing(export, tmp_path):
@@ -145,3 +83,28 @@ def test_a_compiled_agent_and_its_card_are_written(export):
     assert "stablehlo, float32" in card and "export.deserialize" in card
     refused = export("--format", "stablehlo", "--bits", "4")
     assert refused.code == 2 and "--bits has no effect without --format nca" in refused.err
+
+
+@pytest.mark.heavy
+def test_a_file_is_written_and_backtest_and_paper_read_it(export, command, tmp_path):
+    data = ("--data", export.tiny.data)
+    said = export(*data, "--until", UNTIL, "--bits", "16", "--activations", "--json")
+    assert said.code == 0, said.err
+    row = said.json
+    assert row["agreement"] == 1.0 and abs(row["equity_difference"]) < 1e-6
+    assert row["file_bytes"] == export.path.stat().st_size
+    full, few = row["rows"]
+    assert 0.5 * full["bytes"] < few["bytes"] < full["bytes"]
+    assert min(each[key] for each in row["rows"] for key in ("stream_us", "window_us")) > 0
+    policy = export.tiny.run.policy
+    assert row["decisions"] == 2 * (TRAINING_ROWS - policy.first_decision)
+    assert row["looks"] is None
+    assert re.search(r"16 bits, .* too +\d+ +1.0000", said.out), said.out
+    card = pathlib.Path(row["card"]).read_text()
+    assert card.startswith("# tiny\n") and "nca, 16 bits, activations too" in card
+    ours = command("backtest", "--run", export.path, *data, "--json").json
+    assert ours["start"] == UNTIL and ours["in_sample"] == 0 and ours["looks"] == 1
+    feed = ("--feed", f"replay:{export.tiny.data}", "--start", UNTIL)
+    said = command("paper", "--run", export.path, *feed, "--journal", tmp_path / "db", "--json")
+    assert said.json["equity"] == pytest.approx(1 + ours["total_return"], rel=1e-9)
+    assert said.json["fills"] > 0

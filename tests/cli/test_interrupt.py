@@ -43,6 +43,7 @@ def needed(name):
 @pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.few(8)
 def test_every_command_that_is_interrupted_ends_with_130(name, number, monkeypatch, capsys):
     module = importlib.import_module(f"nca_trader.cli.{COMMANDS[name][0]}")
 

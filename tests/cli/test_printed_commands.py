@@ -2,7 +2,6 @@
 
 import argparse
 import functools
-import html
 import re
 import shlex
 
@@ -10,7 +9,6 @@ import pandas as pd
 import pytest
 from sources import literals
 from sources import parsed as parsed_file
-from tiny import UNTIL
 
 import nca_trader
 from nca_trader.cli import build_parser, demo, prove
@@ -109,18 +107,6 @@ def test_what_train_prints_backtests_the_run_on_the_same_file(command, mine):
 
 
 @pytest.mark.heavy
-def test_the_page_of_a_backtest_holds_the_command_that_makes_it_again(command, mine):
-    page = mine.folder / "a page.html"
-    given = options(strategy="momentum", data=mine.data, start=UNTIL, out=page, **COLUMNS)
-    assert command("backtest", *given, "--commission=1e-3").code == 0
-    first = page.read_text()
-    page.unlink()
-    words = shlex.split(html.unescape(re.search(r"<code>(nca-trader [^<]*)</code>", first)[1]))
-    assert command(*words[1:]).code == 0
-    made = re.compile("made [^<]*")
-    assert made.sub("", page.read_text()) == made.sub("", first)
-
-
 def test_what_export_prints_reads_the_file_that_it_wrote(command, mine, monkeypatch):
     monkeypatch.setattr(export, "latencies", lambda *_: [{"stream_us": 1.0, "window_us": 1.0}] * 2)
     out = mine.folder / "my agent.nca"

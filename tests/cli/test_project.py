@@ -88,6 +88,18 @@ def test_a_new_project_backtests_its_strategy_and_loads_its_configs(capsys, tmp_
     assert len(result.trades) > 3 and nca.leakcheck(module.trend(), bars, cases=3).ok
 
 
+class Hurried(Clock):
+    """A wait takes no time, and moves the clock on."""
+
+    waited = 0.0
+
+    def monotonic(self):
+        return time.monotonic() + self.waited
+
+    def sleep(self, seconds):
+        self.waited += seconds
+
+
 @pytest.mark.heavy
 def test_the_broker_of_a_new_project_passes_the_check_and_each_fault_fails_it(tmp_path, capsys):
     said(capsys, "init", str(tmp_path / "mine"))
@@ -108,18 +120,6 @@ def test_the_broker_of_a_new_project_passes_the_check_and_each_fault_fails_it(tm
         exec(text.replace(whole, fault), space)
         found = nca.check_broker(space["account"](), "SPY", units=1.0, clock=Hurried())
         assert not found.passed, fault
-
-
-class Hurried(Clock):
-    """A wait takes no time, and moves the clock on."""
-
-    waited = 0.0
-
-    def monotonic(self):
-        return time.monotonic() + self.waited
-
-    def sleep(self, seconds):
-        self.waited += seconds
 
 
 def test_a_project_replaces_nothing_and_leaves_nothing_half_written(capsys, tmp_path):

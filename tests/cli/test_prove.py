@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import nca_trader as nca
-from benchmarks import board
 from nca_trader import load_agent
 from nca_trader.agents.policy import make_policy
 from nca_trader.config.ranges import switch
@@ -23,10 +22,18 @@ from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.frozen import FEATURES, env_of
 from nca_trader.optimum.measure import Earnings, reached_by
 from nca_trader.optimum.outside import paths
-from nca_trader.optimum.prove import Point, Score, controls_of, known_market, prepare
+from nca_trader.optimum.prove import Point, Score, controls_of
+
+# What is solved of a market, once for all tests.
+prepare, known_market = map(functools.cache, (prove_runs.prepare, prove_runs.known_market))
 
 
-@functools.cache
+@pytest.fixture(autouse=True)
+def _once(monkeypatch):
+    monkeypatch.setattr(prove_runs, "prepare", prepare)
+    monkeypatch.setattr(prove_runs, "known_market", known_market)
+
+
 def trial_of(name):
     return prepare(name, load_agent("nano"))
 
@@ -94,15 +101,6 @@ def test_every_claim_is_a_market_of_its_own_and_nothing_but_a_bar():
         assert not trial.config.market_state
 
 
-@pytest.mark.slow
-def test_the_estimator_follows_the_kind_of_actions():
-    for name in prove_runs.BARS:
-        trial = trial_of(name)
-        expected = "exact" if trial.config.actions == "direction" else "pathwise"
-        agents = (trial.agent, *trial.controls.values())
-        assert {agent.learner.advantages for agent in agents} == {expected}
-
-
 def test_a_path_whose_price_leaves_the_floats_is_drawn_shorter():
     coin = prepare("kelly", load_agent("nano")).config
     wild = dataclasses.replace(coin, market_bars=4096, market="kelly(p=0.55, move=0.9)")
@@ -121,7 +119,6 @@ def test_a_path_whose_price_leaves_the_floats_is_drawn_shorter():
     [
         ("ou_mid", ("commission = 0.002", ""), "costs.commission = 0.0 where the market has 0.002"),
         ("ou_mid", ('fill = "close"', ""), "fill = 'next_open' where the market has 'close'"),
-        ("ou_mid", ("cost=0.002", "cost=0.003"), "costs.commission = 0.002 where the market has"),
         ("merton", ("risk_aversion = 2.0", "risk_aversion = 1.0"), "risk_aversion = 1.0 where"),
     ],
 )
@@ -163,11 +160,9 @@ def test_where_assets_share_what_is_learnt_fewer_steps_do(market, steps):
 @pytest.mark.parametrize(
     ("market", "steps", "rate", "accounts", "cells"),
     [
-        ("ou_mid", None, 1.0, 4, 2**22),
         ("ou_mid", 500_000, 48**0.5, 1, 2**19),
         ("garleanu_pedersen", None, 4.0, 1, 2**22),
         ("garleanu_pedersen", 100_000, 8.0, 1, 2**18),
-        ("factor_panel", None, 40.0, 1, 2**20),
         ("factor_panel", 100_000, 40.0, 1, 2**18),
     ],
 )
@@ -179,11 +174,10 @@ def test_what_draws_no_actions_learns_at_a_higher_rate(market, steps, rate, acco
     assert trial.config.market_bars == cells // known_market(market)[0].num_assets
 
 
-@pytest.mark.parametrize("market", ["ou_mid", "garleanu_pedersen"])
-def test_a_rate_that_does_not_fall_is_not_raised(market):
+def test_a_rate_that_does_not_fall_is_not_raised():
     own = load_agent("mlp")
     assert own.optimizer.schedule == "constant"
-    assert prepare(market, own, 100_000).agent.optimizer == own.optimizer
+    assert prepare("garleanu_pedersen", own, 100_000).agent.optimizer == own.optimizer
 
 
 def test_an_agent_that_is_made_for_pathwise_gradients_keeps_its_batch_and_rate():
@@ -260,31 +254,6 @@ def test_python_proves_what_the_command_proves(command, trained):
     assert [proof.row() for proof in proofs] == said.json["results"]
     assert len(lines) == 2 and all(line in said.out for line in lines)
     assert len({proof.seed for proof in nca.prove(["hidden"], controls=False)}) == 3
-
-
-@pytest.mark.heavy
-def test_seeds_of_a_report_are_drawn_once_and_it_resumes(trained, tmp_path):
-    file = tmp_path / "results" / "proofs.jsonl"
-    words = [str(file), "--names", "nca_trader nano", "--markets", "ou_mid", "kelly"]
-    words += ["--seeds", "3", "--steps", "0"]
-    board.main(words)
-    seeds = json.loads(file.with_suffix(".seeds").read_text())[:3]
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [(row["market"], row["seed"]) for row in rows] == [
-        (market, seed) for seed in seeds for market in ("ou_mid", "kelly")
-    ]
-    assert rows[0]["fraction"] == 0.99 and {"commit", "date", "machine"} <= set(rows[0])
-    file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))  # it was stopped
-    trained.clear()
-    board.main(words)
-    assert trained == [("kelly", "nca", 63, seeds[-1])]
-    trained.clear()
-    board.main([*words, "--set", "policy.window=63", "policy.neighbours=none"])
-    with pytest.raises(SystemExit):  # a peer has no number of steps of its own
-        board.main([*words, "--names", "SB3 PPO"])
-    names = [json.loads(line)["name"] for line in file.read_text().splitlines()[6:]]
-    assert len(trained) == 6
-    assert {*names} == {"nca_trader nano, policy.window=63, policy.neighbours=none"}
 
 
 def test_a_missed_bar_is_exit_1_and_says_which(command, trained, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from nca_trader.errors import ConfigError, RunError
 from nca_trader.machine import take_lock
-from nca_trader.runs.listing import compare_runs, remove_run, runs_in
+from nca_trader.runs.listing import remove_run, runs_in
 
 
 def test_a_run_and_each_evaluation_of_it_is_a_line_of_the_trials(own, command):
@@ -38,22 +38,6 @@ def test_runs_are_listed_with_what_they_were_trained_on_and_a_damaged_one_as_suc
     assert rows["tiny"]["fault"] == "" and "run.json" in rows["damaged"]["fault"]
     assert "damaged" in said.err and "tiny" in said.out
     assert runs_in(own.runs).loc["tiny", "seeds"] == 1
-
-
-@pytest.mark.slow
-def test_a_comparison_has_the_settings_that_differ_and_no_others(own, tmp_path, command):
-    other = own.runs / "other"
-    options = ("--env", own.folder / "env.toml", "--agent", own.folder / "agent.toml")
-    given = ("--data", own.data, "--until", "2020-07-19", "--run", other, "--seed", "1")
-    said = command("train", *options, *given, "--set", "optimizer.learning_rate=0.01")
-    assert said.code == 0, said.err
-    table = compare_runs([own.path, other])
-    assert table.loc["agent.optimizer.learning_rate"].tolist()[1] == 0.01
-    assert table.loc["seed"].tolist() == [0, 1]
-    assert "agent.policy.channels" not in table.index and "data" not in table.index
-    said = command("runs", "compare", own.path, other)
-    assert said.code == 0 and "learning_rate" in said.out
-    assert command("runs", "compare", own.path).code == 2
 
 
 def test_a_run_is_removed_only_when_asked_and_when_nobody_trains_there(own, command, monkeypatch):

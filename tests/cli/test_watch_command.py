@@ -1,11 +1,7 @@
 """`nca-trader watch` as a user gives it: once, and beside a run that goes on."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
-import time
+import types
 
 import pytest
 
@@ -81,33 +77,30 @@ def test_a_sink_that_is_not_there_is_refused_before_the_first_look(command, run,
     assert f"sink {sink}: " in said.err and len(said.err.splitlines()) == 1
 
 
+def test_it_follows_a_run_and_says_each_change_once(command, run, monkeypatch):
+    now, rows = [0.0], iter([row(2, 0.5), "", row(3, 0.01)])
+
+    def sleep(seconds):
+        now[0] += 1.0
+        with open(run / "metrics.jsonl", "a") as file:
+            file.write(next(rows, None) or "")
+        if now[0] > 3.5:
+            signal.raise_signal(signal.SIGTERM)
+
+    clock = types.SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0], sleep=sleep)
+    monkeypatch.setattr("nca_trader.cli.watch.time", clock)
+    words = ("--run", run, "--every", "1", "--rules", run.parent / "rules.toml", "--json")
+    said = command("watch", *words)
+    assert said.code == 130 and said.json["firing"] == []
+    shown = [line.partition("  ")[0] for line in said.out.splitlines()[:-1]]
+    assert shown == ["update 1", "update 2", "update 3"]
+    told = [line.split("; now")[0] for line in said.err.splitlines() if " kl " in line]
+    assert [line.partition("kl ")[2] for line in told] == [
+        "firing: approx_kl > 0.05", "resolved: approx_kl > 0.05"
+    ]  # fmt: skip
+
+
 def test_a_file_that_is_no_journal_is_not_waited_for_by_one_look(command, tmp_path):
     (tmp_path / "j.db").write_text("x")
     said = command("watch", "--journal", tmp_path / "j.db", "--once")
     assert said.code == 4 and "j.db: is not a readable journal" in said.err
-
-
-@pytest.mark.heavy
-def test_it_follows_a_run_and_its_log_says_fire_and_resolve_once(run, root):
-    command = [sys.executable, "-m", "nca_trader", "watch", "--run", str(run), "--every", "0.05"]
-    command += ["--rules", str(run.parent / "rules.toml"), "--json"]
-    env = os.environ | {"PYTHONPATH": str(root)}
-    process = subprocess.Popen(
-        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        for update, kl in ((2, 0.5), (3, 0.6), (4, 0.01), (5, 0.01)):
-            assert process.stdout is not None
-            assert f"update {update - 1} " in process.stdout.readline()
-            with open(run / "metrics.jsonl", "a") as file:
-                file.write(row(update, kl))
-        time.sleep(0.5)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=500)
-    assert process.returncode == 130
-    assert json.loads(out.splitlines()[-1])["firing"] == []
-    told = [line.split("; now")[0] for line in err.splitlines() if " kl " in line]
-    assert len(told) == 2
-    assert told[0].endswith(f"{run}: kl firing: approx_kl > 0.05")
-    assert told[1].endswith(f"{run}: kl resolved: approx_kl > 0.05")

@@ -172,6 +172,33 @@ def test_what_unpacks_to_more_than_is_allowed_is_one_line_at_once(tmp_path):
         assert grown < 0.5 and seconds < 10.0, (name, grown, seconds)
 
 
+def test_the_option_that_is_named_reads_the_file(tmp_path):
+    FILES["years.csv"][0](tmp_path / "years.csv")
+    feather(lambda: table(200_000))(tmp_path / "rows.feather")
+    for name, options in (
+        ("rows.feather", {"memory_gb": 0.02, "repair": "keep-first"}),
+        ("years.csv", {"every": "1h", "repair": "keep-gaps", "memory_gb": 0.1}),
+    ):
+        with pytest.raises(BarError) as caught:
+            read_bars(tmp_path / name, **options)
+        more = float(re.search(r"pass memory_gb=(\d+)", str(caught.value))[1])
+        assert len(read_bars(tmp_path / name, **options | {"memory_gb": more})) > 0
+
+
+def test_rows_of_a_symbol_take_their_own_memory_alone(tmp_path):
+    days = pd.date_range("1990", periods=2000, tz="UTC").repeat(10)
+    frame = pd.DataFrame({"time": days, "symbol": list("ABCDEFGHIJ") * 2000, "close": 5.0})
+    frame.to_csv(tmp_path / "many.csv", index=False)
+    options = {"repair": "close-only,no-volume", "memory_gb": 0.002}
+    with pytest.raises(BarError, match="D034 about 20,000 bars of an asset"):
+        read_bars(tmp_path / "many.csv", **options)
+    assert len(read_bars(tmp_path / "many.csv", "B", **options)) == 2000
+    assert len(read_bars(frame, repair="close-only,no-volume", memory_gb=0.003)) == 2000
+    for wrong in (0.0, -1.0, float("nan"), "2"):
+        with pytest.raises(NcaTraderError, match="memory_gb"):
+            read_bars(frame, memory_gb=wrong)
+
+
 def minutes(rows):
     """Bars of one asset, a minute apart."""
     rng = np.random.default_rng(0)
@@ -201,30 +228,3 @@ def test_a_file_just_below_the_bound_is_read_within_it(tmp_path, write):
     assert grown < bound, (grown, bound)
     with pytest.raises(BarError, match=r"D034 3,000,000 rows of 6 columns count as 0.3[56]"):
         read_bars(large, memory_gb=0.9 * bound)
-
-
-def test_the_option_that_is_named_reads_the_file(tmp_path):
-    FILES["years.csv"][0](tmp_path / "years.csv")
-    feather(lambda: table(200_000))(tmp_path / "rows.feather")
-    for name, options in (
-        ("rows.feather", {"memory_gb": 0.02, "repair": "keep-first"}),
-        ("years.csv", {"every": "1h", "repair": "keep-gaps", "memory_gb": 0.1}),
-    ):
-        with pytest.raises(BarError) as caught:
-            read_bars(tmp_path / name, **options)
-        more = float(re.search(r"pass memory_gb=(\d+)", str(caught.value))[1])
-        assert len(read_bars(tmp_path / name, **options | {"memory_gb": more})) > 0
-
-
-def test_rows_of_a_symbol_take_their_own_memory_alone(tmp_path):
-    days = pd.date_range("1990", periods=2000, tz="UTC").repeat(10)
-    frame = pd.DataFrame({"time": days, "symbol": list("ABCDEFGHIJ") * 2000, "close": 5.0})
-    frame.to_csv(tmp_path / "many.csv", index=False)
-    options = {"repair": "close-only,no-volume", "memory_gb": 0.002}
-    with pytest.raises(BarError, match="D034 about 20,000 bars of an asset"):
-        read_bars(tmp_path / "many.csv", **options)
-    assert len(read_bars(tmp_path / "many.csv", "B", **options)) == 2000
-    assert len(read_bars(frame, repair="close-only,no-volume", memory_gb=0.003)) == 2000
-    for wrong in (0.0, -1.0, float("nan"), "2"):
-        with pytest.raises(NcaTraderError, match="memory_gb"):
-            read_bars(frame, memory_gb=wrong)

@@ -223,57 +223,6 @@ def local(days, opens, closes, step, zone=NEW_YORK):
     return times.tz_localize(zone).tz_convert("UTC").tz_localize(None)
 
 
-def calendars(first, years):
-    """Six kinds of markets: their times, and the bars a year by the calendar's own rules."""
-    last = first + pd.DateOffset(years=years)
-    days = pd.DatetimeIndex(trading_days(f"{first:%Y-%m-%d}", f"{last:%Y-%m-%d}")[0])
-    every = pd.date_range(first, last, inclusive="left")
-    saturdays = every[every.day_of_week == 5][3::17]  # special sessions, three a year
-    hours = pd.date_range(first, last, freq="1h", inclusive="left")
-    tokyo = [
-        local(days, *span, "30min", "Asia/Tokyo")
-        for span in (("09:00", "11:30"), ("12:30", "15:00"))
-    ]
-    return {
-        "weekdays": (days, 252),
-        "stamped at the day's end": (days + pd.Timedelta(1, "D"), 252),
-        "stamped at New York's midnight": (days.tz_localize(NEW_YORK).tz_convert(None), 252),
-        "special Saturdays": (days.union(saturdays), 252 + 365.2425 / 7 / 17),
-        "half hours": (local(days, "09:30", "16:00", "30min"), 252 * 13),
-        "a break at noon": (tokyo[0].union(tokyo[1]), 252 * 10),
-        "extended hours": (local(days, "04:00", "20:00", "1h"), 252 * 16),
-        "FX with Sunday bars": (every[every.day_of_week != 5], 365.2425 * 6 / 7),
-        "hours of FX": (
-            fx_times(first, last, "1h").tz_localize(None),
-            24 * (365.2425 * 5 / 7 - 1.5),
-        ),
-        "days of a market that never closes": (every, 365.2425),
-        "hours of a market that never closes": (hours, 24 * 365.2425),
-        "minutes": (local(days[:150], "09:30", "16:00", "1min"), 98_280),
-    }  # fmt: skip
-
-
-LEAST_DAYS, NEAR = 28, 0.02  # from four weeks on: a holiday or a special session in each hides none
-
-
-@pytest.mark.heavy
-@settings(max_examples=5, deadline=None)
-@given(first=st.dates(datetime.date(2015, 1, 1), datetime.date(2021, 12, 31)))
-def test_bars_in_a_year_stay_near_the_truth_as_a_file_grows(first):
-    for name, (times, want) in calendars(pd.Timestamp(first), 3).items():
-        times = times.to_numpy("datetime64[ns]")
-        ends = times[0] + np.arange(LEAST_DAYS, 1090, 13) * np.timedelta64(1, "D")
-        rows = np.unique(np.searchsorted(times, ends[ends <= times[-1]]))
-        found = np.array([bars_per_year(times[:row]) for row in rows])
-        worst = np.argmax(np.abs(found / want - 1.0))
-        assert abs(found[worst] / want - 1.0) < NEAR, (name, times[rows[worst]], found[worst], want)
-        # Nor does one more bar change it: over the two years after which all is counted, too.
-        two_years = np.searchsorted(times, times[0] + np.timedelta64(730, "D"))
-        some = [*rows[:3], *range(two_years - 3, min(two_years + 3, len(times)))]
-        ratios = [bars_per_year(times[: row + 1]) / bars_per_year(times[:row]) for row in some]
-        assert np.abs(np.array(ratios) - 1.0).max() < 0.012, (name, ratios)
-
-
 STAMPS = {
     # Zone, days of a week, local clocks and the length of a bar.
     "New York": ("America/New_York", 5, ["00:00"], "1d"),
@@ -365,67 +314,12 @@ def test_nights_weekends_and_markets_that_never_close_are_no_gaps(time, zone, ev
     ).sum() == 1 + shut
 
 
-def clocks_of_a_market(draw, opens, closes):
-    """One or two pauses between two minutes of the day, each with its stretch of trading."""
-    first = draw(st.integers(opens + 40, opens + 90))
-    pauses = [(first, first + draw(st.integers(5, 90)))]
-    if draw(st.booleans()):
-        second = draw(st.integers(pauses[0][1] + 40, closes - 130))
-        pauses.append((second, second + draw(st.integers(5, 90))))
-    edges = [opens, *(minute for pause in pauses for minute in pause), closes]
-    return list(zip(edges[::2], edges[1::2], strict=True))
-
-
-@st.composite
-def markets(draw):
-    """A market written down minute by minute: its bars in UTC, their clock, its days and step."""
-    step = draw(st.sampled_from([1, 10, 60, 120, 180, 300, 600, 900, 1200, 1800]))
-    most = {1: 3, 10: 10, 60: 150}.get(step, 500)
-    zone = draw(st.sampled_from([NEW_YORK, "Europe/Berlin", "Asia/Tokyo", "Asia/Kolkata", "UTC"]))
-    days = pd.bdate_range(
-        draw(st.dates(datetime.date(2019, 1, 1), datetime.date(2022, 12, 31))),
-        periods=draw(st.integers(3, most)),
-    )
-    opens = draw(st.integers(7 * 60, 10 * 60))
-    spans = clocks_of_a_market(draw, opens, opens + 450)
-    # Bars are cut by the clock, or count from each open.
-    by_clock = draw(st.booleans())
-    of_day = [
-        np.arange(60 * a // step * step if by_clock else 60 * a, 60 * z, step) for a, z in spans
-    ]
-    of_day = np.unique(np.concatenate(of_day)).astype("timedelta64[s]")
-    clock = np.tile(of_day, len(days))
-    local = pd.DatetimeIndex(np.repeat(days.to_numpy("datetime64[s]"), len(of_day)) + clock)
-    return local.tz_localize(zone), clock, days, np.timedelta64(step, "s"), zone
-
-
 def missing(time, step, zone=None):
     """The expected times without a bar, in UTC."""
     stamps = time.tz_convert(None).to_numpy("datetime64[ns]")
     expected, _ = expected_times(stamps, step.astype("timedelta64[ns]"), zone)
     assert len(np.unique(expected)) == len(expected)
     return pd.DatetimeIndex(np.setdiff1d(expected, stamps), tz="UTC")
-
-
-@pytest.mark.heavy
-@settings(max_examples=25, deadline=None)
-@given(market=markets(), given_zone=st.booleans(), seed=st.integers(0, 2**32 - 1))
-def test_a_pause_within_the_hours_is_no_gap_and_a_dropped_bar_is_one(market, given_zone, seed):
-    time, clock, days, step, zone = market
-    named = zone if given_zone else None
-    assert len(missing(time, step, named)) == 0
-    keep = np.random.default_rng(seed).random(len(time)) > 0.02
-    keep[[0, -1]] = True
-    # Such a time of the day is there on most others, and its hour in one week of five.
-    few = pd.Series(keep).groupby(clock).transform("mean").to_numpy() < 0.6
-    hour = pd.Series(time.tz_localize(None)).dt.strftime("%a %H")
-    few |= pd.Series(keep).groupby(hour).transform("sum").to_numpy() == 0
-    keep |= few
-    assert list(missing(time[keep], step, named)) == list(time[~keep].tz_convert("UTC"))
-    if len(days) > 40:  # a holiday is missing bars, and so is the afternoon of a half day
-        date = time.tz_localize(None).normalize()
-        shut = (date == days[20]) | ((date == days[27]) & (clock > np.median(clock)))
-        assert list(missing(time[~shut], step, named)) == list(time[shut].tz_convert("UTC"))
 
 
 @pytest.mark.parametrize(("zone", "pause"), [(NEW_YORK, 45), ("Europe/Berlin", 20)])
@@ -514,3 +408,109 @@ FRIDAYS = pd.date_range("2024-01-08", periods=43)  # which end at noon
 def test_a_short_file_counts_by_the_hours_of_the_week_that_trade(time, want, within):
     stamps = pd.DatetimeIndex(time).to_numpy("datetime64[ns]")
     assert bars_per_year(stamps) == pytest.approx(want, rel=within)
+
+
+def calendars(first, years):
+    """Six kinds of markets: their times, and the bars a year by the calendar's own rules."""
+    last = first + pd.DateOffset(years=years)
+    days = pd.DatetimeIndex(trading_days(f"{first:%Y-%m-%d}", f"{last:%Y-%m-%d}")[0])
+    every = pd.date_range(first, last, inclusive="left")
+    saturdays = every[every.day_of_week == 5][3::17]  # special sessions, three a year
+    hours = pd.date_range(first, last, freq="1h", inclusive="left")
+    tokyo = [
+        local(days, *span, "30min", "Asia/Tokyo")
+        for span in (("09:00", "11:30"), ("12:30", "15:00"))
+    ]
+    return {
+        "weekdays": (days, 252),
+        "stamped at the day's end": (days + pd.Timedelta(1, "D"), 252),
+        "stamped at New York's midnight": (days.tz_localize(NEW_YORK).tz_convert(None), 252),
+        "special Saturdays": (days.union(saturdays), 252 + 365.2425 / 7 / 17),
+        "half hours": (local(days, "09:30", "16:00", "30min"), 252 * 13),
+        "a break at noon": (tokyo[0].union(tokyo[1]), 252 * 10),
+        "extended hours": (local(days, "04:00", "20:00", "1h"), 252 * 16),
+        "FX with Sunday bars": (every[every.day_of_week != 5], 365.2425 * 6 / 7),
+        "hours of FX": (
+            fx_times(first, last, "1h").tz_localize(None),
+            24 * (365.2425 * 5 / 7 - 1.5),
+        ),
+        "days of a market that never closes": (every, 365.2425),
+        "hours of a market that never closes": (hours, 24 * 365.2425),
+        "minutes": (local(days[:150], "09:30", "16:00", "1min"), 98_280),
+    }  # fmt: skip
+
+
+LEAST_DAYS, NEAR = 28, 0.02  # from four weeks on: a holiday or a special session in each hides none
+
+
+@pytest.mark.heavy
+@settings(max_examples=5, deadline=None)
+@given(first=st.dates(datetime.date(2015, 1, 1), datetime.date(2021, 12, 31)))
+def test_bars_in_a_year_stay_near_the_truth_as_a_file_grows(first):
+    for name, (times, want) in calendars(pd.Timestamp(first), 3).items():
+        times = times.to_numpy("datetime64[ns]")
+        ends = times[0] + np.arange(LEAST_DAYS, 1090, 13) * np.timedelta64(1, "D")
+        rows = np.unique(np.searchsorted(times, ends[ends <= times[-1]]))
+        found = np.array([bars_per_year(times[:row]) for row in rows])
+        worst = np.argmax(np.abs(found / want - 1.0))
+        assert abs(found[worst] / want - 1.0) < NEAR, (name, times[rows[worst]], found[worst], want)
+        # Nor does one more bar change it: over the two years after which all is counted, too.
+        two_years = np.searchsorted(times, times[0] + np.timedelta64(730, "D"))
+        some = [*rows[:3], *range(two_years - 3, min(two_years + 3, len(times)))]
+        ratios = [bars_per_year(times[: row + 1]) / bars_per_year(times[:row]) for row in some]
+        assert np.abs(np.array(ratios) - 1.0).max() < 0.012, (name, ratios)
+
+
+def clocks_of_a_market(draw, opens, closes):
+    """One or two pauses between two minutes of the day, each with its stretch of trading."""
+    first = draw(st.integers(opens + 40, opens + 90))
+    pauses = [(first, first + draw(st.integers(5, 90)))]
+    if draw(st.booleans()):
+        second = draw(st.integers(pauses[0][1] + 40, closes - 130))
+        pauses.append((second, second + draw(st.integers(5, 90))))
+    edges = [opens, *(minute for pause in pauses for minute in pause), closes]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+@st.composite
+def markets(draw):
+    """A market written down minute by minute: its bars in UTC, their clock, its days and step."""
+    step = draw(st.sampled_from([1, 10, 60, 120, 180, 300, 600, 900, 1200, 1800]))
+    most = {1: 3, 10: 10, 60: 150}.get(step, 500)
+    zone = draw(st.sampled_from([NEW_YORK, "Europe/Berlin", "Asia/Tokyo", "Asia/Kolkata", "UTC"]))
+    days = pd.bdate_range(
+        draw(st.dates(datetime.date(2019, 1, 1), datetime.date(2022, 12, 31))),
+        periods=draw(st.integers(3, most)),
+    )
+    opens = draw(st.integers(7 * 60, 10 * 60))
+    spans = clocks_of_a_market(draw, opens, opens + 450)
+    # Bars are cut by the clock, or count from each open.
+    by_clock = draw(st.booleans())
+    of_day = [
+        np.arange(60 * a // step * step if by_clock else 60 * a, 60 * z, step) for a, z in spans
+    ]
+    of_day = np.unique(np.concatenate(of_day)).astype("timedelta64[s]")
+    clock = np.tile(of_day, len(days))
+    local = pd.DatetimeIndex(np.repeat(days.to_numpy("datetime64[s]"), len(of_day)) + clock)
+    return local.tz_localize(zone), clock, days, np.timedelta64(step, "s"), zone
+
+
+@pytest.mark.heavy
+@settings(max_examples=25, deadline=None)
+@given(market=markets(), given_zone=st.booleans(), seed=st.integers(0, 2**32 - 1))
+def test_a_pause_within_the_hours_is_no_gap_and_a_dropped_bar_is_one(market, given_zone, seed):
+    time, clock, days, step, zone = market
+    named = zone if given_zone else None
+    assert len(missing(time, step, named)) == 0
+    keep = np.random.default_rng(seed).random(len(time)) > 0.02
+    keep[[0, -1]] = True
+    # Such a time of the day is there on most others, and its hour in one week of five.
+    few = pd.Series(keep).groupby(clock).transform("mean").to_numpy() < 0.6
+    hour = pd.Series(time.tz_localize(None)).dt.strftime("%a %H")
+    few |= pd.Series(keep).groupby(hour).transform("sum").to_numpy() == 0
+    keep |= few
+    assert list(missing(time[keep], step, named)) == list(time[~keep].tz_convert("UTC"))
+    if len(days) > 40:  # a holiday is missing bars, and so is the afternoon of a half day
+        date = time.tz_localize(None).normalize()
+        shut = (date == days[20]) | ((date == days[27]) & (clock > np.median(clock)))
+        assert list(missing(time[~shut], step, named)) == list(time[shut].tz_convert("UTC"))

@@ -214,23 +214,6 @@ def test_what_cannot_be_joined_is_refused(hours, vix, extra, error, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.heavy
-def test_the_search_for_look_ahead_sees_columns(rich):
-    """A column that is joined one bar early leaks, through the column and nothing else."""
-
-    def early(bars):
-        columns = {k: np.vstack([x[1:], x[-1:]]) for k, x in bars.columns.items()}
-        shifted = dataclasses.replace(bars, columns=columns)
-        return feature_set(("column:score:raw",)).batch(shifted)[..., 0]
-
-    found = nca.leakcheck(early, rich, cases=60)
-    assert not found.ok and found.columns == ("column:score",)
-    assert found.example.columns == ("column:score",)
-    for name in ("column:score", "column:score:raw"):
-        found = nca.leakcheck(name, rich, cases=30)
-        assert found.ok and found.reacted
-
-
 def test_bars_without_columns_are_as_they_were(hours):
     assert hours.columns == {} and hours.as_bar().columns is None
     assert split_columns({"close": 1.0}) == {"close": 1.0}
@@ -284,3 +267,20 @@ def test_a_span_that_is_longer_than_most_is_known_at_its_end(stamps, ends):
     bars = nca.read_bars(prices, "A", repair="close-only,no-volume", extra={"x": frame})
     closes = bars.index + step
     assert closes[np.flatnonzero(bars.columns["x"][:, 0] == 1.0)[0]] == end
+
+
+@pytest.mark.heavy
+def test_the_search_for_look_ahead_sees_columns(rich):
+    """A column that is joined one bar early leaks, through the column and nothing else."""
+
+    def early(bars):
+        columns = {k: np.vstack([x[1:], x[-1:]]) for k, x in bars.columns.items()}
+        shifted = dataclasses.replace(bars, columns=columns)
+        return feature_set(("column:score:raw",)).batch(shifted)[..., 0]
+
+    found = nca.leakcheck(early, rich, cases=60)
+    assert not found.ok and found.columns == ("column:score",)
+    assert found.example.columns == ("column:score",)
+    for name in ("column:score", "column:score:raw"):
+        found = nca.leakcheck(name, rich, cases=30)
+        assert found.ok and found.reacted

@@ -31,7 +31,7 @@ def history(seed, adjusted, quarters=12, share=0.01, noise=0.01, name="Dividends
     return pd.DataFrame(bars | {name: paid, "Stock Splits": 0.0})
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["Dividends", "dividend_amount"])
 def test_prices_show_on_ex_dates_whether_they_are_adjusted(seed, name):
     traded = read_bars(history(seed, adjusted=False, name=name))

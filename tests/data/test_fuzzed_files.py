@@ -22,12 +22,9 @@ def check(seed, count):
     assert found["peak_mib"] < 1000, found
 
 
-@pytest.mark.heavy
-def test_mutated_files_are_read_or_refused_in_one_line():
-    check(0, 150)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 5))
-def test_many_mutated_files_are_read_or_refused_in_one_line(seed):
-    check(seed, 1500)
+@pytest.mark.parametrize(("seed", "count"), [
+    pytest.param(0, 150, marks=pytest.mark.heavy),
+    *(pytest.param(seed, 1500, marks=pytest.mark.slow) for seed in range(1, 5)),
+])  # fmt: skip
+def test_mutated_files_are_read_or_refused_in_one_line(seed, count):
+    check(seed, count)

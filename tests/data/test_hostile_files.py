@@ -106,14 +106,9 @@ def test_a_line_or_field_without_end_is_refused_in_bounded_memory(tmp_path):
     print(check_bombs(tmp_path, 12))  # 192 MiB, which pandas alone holds several times over
 
 
-@pytest.mark.slow
-def test_three_gigabytes_of_one_line_take_no_more_memory_than_less(tmp_path):
-    check_bombs(tmp_path, 192)
-
-
-@pytest.mark.parametrize("line", [1, 3, 150, 301, 70_000])
+@pytest.mark.parametrize("line", [1, 150, 301, 40_000])
 def test_a_field_longer_than_csv_allows_is_one_line_wherever_it_is(tmp_path, line):
-    lines = (HEADER + rows(70_000)).splitlines(keepends=True)
+    lines = (HEADER + rows(40_000)).splitlines(keepends=True)
     fields = lines[line - 1].split(",")
     fields[-1 if line == 1 else 1] = "x" * 140_000
     lines[line - 1] = ",".join(fields)
@@ -218,7 +213,7 @@ def test_a_zip_archive_of_one_file_is_read_and_a_damaged_one_is_one_line(tmp_pat
         (lambda text: b"SQLite format 3\0" + bytes(90), "a SQLite database"),
     ],
 )
-@pytest.mark.parametrize("name", ["bars.csv", "bars.zip", "bars.json"])
+@pytest.mark.parametrize("name", ["bars.csv", "bars.zip"])
 def test_other_kinds_of_files_are_refused_by_name(tmp_path, make, want, name):
     said = refusal(text_file(tmp_path, make(HEADER + rows(5)), name))
     assert said.startswith(f"D001 is {want}"), said
@@ -283,6 +278,7 @@ def test_a_message_stays_short_and_keeps_its_remedy(tmp_path):
 
 @pytest.mark.parametrize("symbol", ["=1+1", "+A", "-A", "@SUM(A1)", "\tA", "\r=1", "A\nB", "\x1b"])
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+@pytest.mark.few(7)
 def test_a_symbol_that_a_spreadsheet_would_run_is_not_written_as_text(tmp_path, symbol, suffix):
     bars = sample_bars("sp500")[:10].select("SP500")
     object.__setattr__(bars, "symbols", (symbol,))
@@ -346,7 +342,7 @@ def mangled(dates):
         (45, False, "%Y-%m-%d"),
         (250, False, "%Y%m%d"),
         (45, True, "%Y-%m-%dT14:30:00Z"),
-        (700, True, "%Y-%m-%d"),
+        (300, True, "%Y-%m-%d"),
     ],
 )
 def test_mangled_dates_are_never_sorted_into_wrong_ones(tmp_path, days, newest_first, form):
@@ -382,7 +378,7 @@ def test_days_first_read_as_months_first_are_not_sorted(tmp_path):
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_that_are_only_out_of_order_are_sorted_as_before(tmp_path, seed):
     rng = np.random.default_rng(seed)
     lines = rows(int(rng.integers(3, 400))).splitlines(keepends=True)
@@ -399,18 +395,6 @@ def test_rows_that_are_only_out_of_order_are_sorted_as_before(tmp_path, seed):
         assert said.startswith("D020") and said.endswith('or pass repair="sort".'), name
         assert ("newest first" in said) == (name == "newest first"), name
         assert bars.digest() == want and bars.note.startswith("Repaired on reading: D020 by"), name
-
-
-def test_the_real_dates_of_a_messy_file_when_mangled_are_refused(shared, tmp_path):
-    frame = pd.read_csv(shared / "data" / "messy" / "FOREX_EURUSD_1H_ASK.csv.gz")
-    true = pd.to_datetime(frame["Time"], format="%d.%m.%Y %H:%M:%S.%f")
-    text = true.dt.strftime("%Y-%d-%m %H:%M")
-    swapped = pd.to_datetime(text, format="%Y-%m-%d %H:%M", errors="coerce")
-    wrong = swapped.fillna(true)
-    frame["Time"] = wrong.dt.strftime("%Y-%m-%d %H:%M:%S")
-    frame.to_csv(tmp_path / "bars.csv", index=False)
-    said = refusal(tmp_path / "bars.csv", timezone="UTC", repair="sort")
-    assert said.startswith("D019 line ") and "2017-02-01" in said
 
 
 ODD = {
@@ -434,6 +418,7 @@ ODD = {
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("column", ["time", "symbol", "close", "volume", "present", "bid"])
+@pytest.mark.few(31)
 def test_columns_of_any_type_are_read_or_refused(kind, column):
     count = 20
     frame = pd.DataFrame({"time": pd.date_range("2020-01-01", periods=count, tz="UTC")})
@@ -457,3 +442,8 @@ def test_a_time_of_a_year_that_python_does_not_have_is_named(year):
     frame = pd.DataFrame({"time": time, "close": 1.0})
     with pytest.raises(BarError, match=rf"D013 row 1: time '{year}-01-01T00:00:00' can't be read"):
         read_bars(frame, repair="close-only,no-volume")
+
+
+@pytest.mark.slow
+def test_three_gigabytes_of_one_line_take_no_more_memory_than_less(tmp_path):
+    check_bombs(tmp_path, 192)

@@ -80,10 +80,6 @@ def centred(close):
     return pd.Series(close).rolling(5, center=True).mean()
 
 
-def whole(close):
-    return (close - close.mean()) / close.std()
-
-
 @pytest.mark.parametrize(("function", "columns", "lookback", "message"), [
     (centred, ("close",), 20, "centred: gives nan for the newest of 20 bars; state a longer"),
     (lambda x: pd.Series(x).rolling(9).mean(), ("close",), 8, "gives nan for the newest of 8 bars"),
@@ -119,50 +115,6 @@ def test_values_that_are_not_finite_and_columns_that_lack_are_named(bars):
     quoted = nca.indicator(over_mean, "half_spread", lookback=3)
     with pytest.raises(ConfigError, match="over_mean: takes half_spread, which the bars lack"):
         values_of(quoted, bars)
-
-
-@pytest.mark.heavy
-def test_leakcheck_passes_a_function_of_past_bars_and_finds_one_that_knows_all(bars):
-    one = bars.select("S0")
-    report = nca.leakcheck(nca.indicator(whole, "close", lookback=30), one, cases=12)
-    assert report.ok and report.reacted > 4, report  # of its own window
-    # As plain functions of whole columns both look ahead.
-    assert not nca.leakcheck(lambda bars: whole(bars.close), one, cases=12).ok
-    assert not nca.leakcheck(lambda bars: centred(bars.close[:, 0]), one, cases=12).ok
-
-    def leaky(bars):
-        """Planted: the function keeps all closes, and looks up the next one."""
-        after = dict(zip(bars.close[:-1, 0], bars.close[1:, 0], strict=True))
-        ahead = nca.indicator(
-            lambda close: after.get(close[-1], close[-1]) / close[-1], "close", lookback=5, raw=True
-        )
-        return values_of(ahead, bars)
-
-    report = nca.leakcheck(leaky, one, cases=12)
-    assert not report.ok and "close" in report.columns, report
-    calls = []
-
-    def counts(close):
-        calls.append(1)
-        return close[-1] * len(calls)
-
-    with pytest.raises(ConfigError, match="gives other values when it is called again"):
-        nca.leakcheck(nca.indicator(counts, "close", lookback=5), one, cases=5)
-
-
-@pytest.mark.heavy
-def test_leakcheck_says_what_a_longer_lookback_would_change(bars):
-    def average(close):
-        return pd.Series(close).ewm(span=10).mean()
-
-    def notes(lookback):
-        return nca.leakcheck(
-            nca.indicator(average, "close", lookback=lookback), bars, cases=5
-        ).notes
-
-    (note,) = notes(12)
-    assert "with twice its lookback of 12 bars a value of average differs by up to" in note
-    assert notes(80) == ()
 
 
 OWN = """
@@ -222,3 +174,51 @@ def test_indicators_of_ta_lib_are_its_own(bars):
         nca.indicator(talib.RSI, "close", lookback=10)
     with pytest.raises(ConfigError, match=r"MACD: returns the shape \(3, 99\)"):
         nca.indicator(talib.MACD, "close", lookback=99)
+
+
+def whole(close):
+    return (close - close.mean()) / close.std()
+
+
+@pytest.mark.heavy
+def test_leakcheck_passes_a_function_of_past_bars_and_finds_one_that_knows_all(bars):
+    one = bars.select("S0")
+    report = nca.leakcheck(nca.indicator(whole, "close", lookback=30), one, cases=12)
+    assert report.ok and report.reacted > 4, report  # of its own window
+    # As plain functions of whole columns both look ahead.
+    assert not nca.leakcheck(lambda bars: whole(bars.close), one, cases=12).ok
+    assert not nca.leakcheck(lambda bars: centred(bars.close[:, 0]), one, cases=12).ok
+
+    def leaky(bars):
+        """Planted: the function keeps all closes, and looks up the next one."""
+        after = dict(zip(bars.close[:-1, 0], bars.close[1:, 0], strict=True))
+        ahead = nca.indicator(
+            lambda close: after.get(close[-1], close[-1]) / close[-1], "close", lookback=5, raw=True
+        )
+        return values_of(ahead, bars)
+
+    report = nca.leakcheck(leaky, one, cases=12)
+    assert not report.ok and "close" in report.columns, report
+    calls = []
+
+    def counts(close):
+        calls.append(1)
+        return close[-1] * len(calls)
+
+    with pytest.raises(ConfigError, match="gives other values when it is called again"):
+        nca.leakcheck(nca.indicator(counts, "close", lookback=5), one, cases=5)
+
+
+@pytest.mark.heavy
+def test_leakcheck_says_what_a_longer_lookback_would_change(bars):
+    def average(close):
+        return pd.Series(close).ewm(span=10).mean()
+
+    def notes(lookback):
+        return nca.leakcheck(
+            nca.indicator(average, "close", lookback=lookback), bars, cases=5
+        ).notes
+
+    _, note = notes(12)  # the first is of the bars that cases are of
+    assert "with twice its lookback of 12 bars a value of average differs by up to" in note
+    assert notes(80) == ()

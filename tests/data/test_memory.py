@@ -63,10 +63,10 @@ def test_missing_bars_are_not_counted():
 
 
 def test_a_slower_frame_counts_its_own_bars():
-    bars = random_bars(np.random.default_rng(3), 8_000, 1, unit="m")
+    bars = random_bars(np.random.default_rng(3), 4_500, 1, unit="m")
     found = feature_set(("15min:rsi", "5min:macd"), 60)
     assert 15 * 230 < found.memory < 15 * 260
     whole = found.batch(bars)
-    for late in range(17):  # whatever bar is the first
+    for late in range(0, 17, 4):  # whatever bar is the first
         part = found.batch(bars[-found.memory - late : len(bars) - late])
         np.testing.assert_allclose(part[-1], whole[-1 - late], rtol=2e-6, atol=2e-6)

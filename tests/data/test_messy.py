@@ -160,6 +160,7 @@ def test_a_long_file_under_other_names_is_refused_and_read_by_name(messy):
         np.testing.assert_array_equal(bars.close[:, a], want)
 
 
+@pytest.mark.heavy
 def test_missing_prices_splits_and_other_papers_of_a_long_file_are_told(messy):
     path = messy / "dow_jones_10_16.csv.gz"
     alone = pd.read_csv(path)

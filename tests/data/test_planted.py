@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", PLANTS)
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6), where=st.floats(0.0, 1.0, exclude_max=True))
 def test_a_planted_fault_is_found_in_its_line(folder, name, seed, where):
     code, plant, repair = PLANTS[name]
@@ -59,7 +59,7 @@ def test_planted_rows_are_named_in_frames_and_binary_files(folder, kind):
     assert len(read_bars(path, repair="widen")) == 30
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     names=st.lists(st.sampled_from(sorted(PLANTS)), min_size=2, max_size=5, unique=True),

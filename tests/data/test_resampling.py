@@ -110,7 +110,7 @@ def test_a_missing_asset_carries_its_close():
         assert getattr(longer, name)[row, 1] == close[11, 1]
 
 
-@settings(max_examples=60)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 50),
     row=st.integers(0, 398),

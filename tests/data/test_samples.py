@@ -4,8 +4,6 @@ import csv
 import importlib.util
 import io
 import pathlib
-import subprocess
-import sys
 import zipfile
 
 import numpy as np
@@ -40,18 +38,6 @@ def test_the_note_on_stale_opens_holds():
 def test_an_unknown_sample_is_refused_with_the_known_ones():
     with pytest.raises(BarError, match="no sample bars 'spy'; there are sp500"):
         sample_bars("spy")
-
-
-@pytest.mark.heavy
-def test_sample_bars_and_a_rule_need_neither_arch_nor_scipys_statistics():
-    """They take two seconds to import, which is most of a first backtest."""
-    code = (
-        "import sys, nca_trader as nca\n"
-        "nca.backtest(nca.sample_bars('sp500')[:100], nca.rules.momentum(5)).metrics\n"
-        "print({'arch', 'scipy.stats', 'matplotlib'} & set(sys.modules))"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "set()"
 
 
 @pytest.mark.heavy

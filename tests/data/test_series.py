@@ -206,6 +206,7 @@ def test_clean_bars_are_silent(clean):
 
 
 @pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.few(3)
 def test_a_split_is_found_wherever_it_is_planted(clean, ratio):
     rng = np.random.default_rng(int(100 * ratio))
     missed = []

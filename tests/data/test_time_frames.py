@@ -14,7 +14,7 @@ from nca_trader.config import env
 from nca_trader.config.extensions import name_of
 from nca_trader.data.calendar import OUTSIDE, SESSIONS, Sessions
 from nca_trader.data.feature_sets import feature_set
-from nca_trader.data.features import BUILT_IN, FEATURES, Feature, make_feature
+from nca_trader.data.features import make_feature
 from nca_trader.data.resampling import resample
 from nca_trader.data.time_frames import TimeFrame
 from nca_trader.errors import BarError, ConfigError
@@ -202,7 +202,7 @@ def test_each_asset_has_slow_bars_of_its_own():
     np.testing.assert_array_equal(found[:, 1], [0, 0, 0, 0, 0, 1, 1, 2])
 
 
-@pytest.mark.heavy
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("frame", "step", "sessions"), [
     ("5min", "1min", "every_day"), ("1d", "4h", "every_day"), ("1d", "30min", "new_york"),
     ("1d", "1h", "new_york"), ("1h", "30min", "new_york"),
@@ -257,12 +257,18 @@ def test_bars_of_another_length_are_refused():
         nca.EnvConfig(features=("1d:rsi",), sessions="newyork")
 
 
-@pytest.mark.slow
-def test_every_feature_has_slower_frames():
-    bars = drawn(pd.date_range("2024-01-02", periods=300, freq="10min"))
-    for name in BUILT_IN:
-        assert np.isfinite(feature_set((f"30min:{name}",), 600).batch(bars)).all(), name
-    assert isinstance(FEATURES["rsi"], Feature) and "1h:rsi" not in FEATURES
+def test_times_outside_every_session_are_in_no_slow_bar():
+    bars = drawn(pd.date_range("2024-03-04 00:00", periods=300, freq="30min"), 1, 0.0)
+    hours = bars.index.tz_convert("America/New_York")
+    inside = (hours.time >= pd.Timestamp("09:30").time()) & (hours.hour < 16)
+    inside &= hours.day_of_week < 5
+    alone = dataclasses.replace(bars_of(bars.close[inside]), **{
+        name: getattr(bars, name)[inside] for name in ("time", *bars.fields)
+    })  # fmt: skip
+    for frame in ("1h", "1d"):
+        every, some = (seen(x, frame, 1800, "new_york")[:, 0] for x in (bars, alone))
+        np.testing.assert_array_equal(every[inside], some)
+    assert OUTSIDE == np.datetime64("NaT", "ns").astype(np.int64)
 
 
 def ahead(bars):
@@ -280,17 +286,3 @@ def test_leakcheck_passes_a_slower_frame_and_finds_one_seen_a_bar_early():
     assert not report.ok and "close" in report.columns, report
     # It shows at the last bar before the end of an hour alone.
     assert bars.index[report.example.row].minute == 40
-
-
-def test_times_outside_every_session_are_in_no_slow_bar():
-    bars = drawn(pd.date_range("2024-03-04 00:00", periods=300, freq="30min"), 1, 0.0)
-    hours = bars.index.tz_convert("America/New_York")
-    inside = (hours.time >= pd.Timestamp("09:30").time()) & (hours.hour < 16)
-    inside &= hours.day_of_week < 5
-    alone = dataclasses.replace(bars_of(bars.close[inside]), **{
-        name: getattr(bars, name)[inside] for name in ("time", *bars.fields)
-    })  # fmt: skip
-    for frame in ("1h", "1d"):
-        every, some = (seen(x, frame, 1800, "new_york")[:, 0] for x in (bars, alone))
-        np.testing.assert_array_equal(every[inside], some)
-    assert OUTSIDE == np.datetime64("NaT", "ns").astype(np.int64)

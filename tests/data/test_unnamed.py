@@ -43,6 +43,7 @@ LAYOUTS = ("one after the other", "anew", "side by side", "listed later")
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.few(8)
 def test_a_column_that_names_the_assets_is_asked_about(kind, layout, tmp_path):
     rng = np.random.default_rng([LAYOUTS.index(layout), [*KINDS].index(kind)])
     for count in (2, 3):
@@ -106,6 +107,7 @@ def others(rng):
 
 
 @pytest.mark.parametrize("name", others(np.random.default_rng(0)))
+@pytest.mark.few(11)
 def test_what_is_none_of_these_reads_as_before_and_is_named(name, tmp_path):
     rng = np.random.default_rng(0)
     frame = walk(rng, DAYS, 100.0, "2019-06-03")
@@ -139,6 +141,7 @@ def paying(rng, days=250, events=6, split=None, adjusted=False):
     "name",
     ["closeadj", "Adj. Close", "Adj Close", "adj-close", "ADJCLOSE", "CloseAdj.", "Total Return"],
 )
+@pytest.mark.few(3)
 def test_an_adjusted_close_is_asked_about_under_any_name(name, tmp_path):
     for seed in range(2):
         frame, close, _, _ = paying(np.random.default_rng(seed))
@@ -167,6 +170,7 @@ def test_of_several_columns_that_adjust_one_remedy_applies_each_thing_once(tmp_p
 
 
 @pytest.mark.parametrize("name", ["Ex-Dividend", "payout", "Div Cash", "Ausschuettung"])
+@pytest.mark.few(2)
 def test_a_payment_is_received_or_asked_about(name, tmp_path):
     for seed in range(2):
         frame, _, paid, _ = paying(np.random.default_rng(seed))
@@ -188,6 +192,7 @@ def test_a_payment_is_received_or_asked_about(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["split_ratio", "Split Ratio", "Stock Dividend", "bonus"])
 @pytest.mark.parametrize("split", [1.05, 1.5, 2.0, 7.0, 0.1])
+@pytest.mark.few(7)
 def test_a_ratio_of_shares_is_asked_about(name, split, tmp_path):
     frame, close, _, ratio = paying(np.random.default_rng(3), split=split)
     rests = {"ones": ratio, "zeros": np.where(ratio == 1.0, 0.0, ratio), "upside down": 1 / ratio}
@@ -209,6 +214,7 @@ def test_a_close_before_adjustments_next_to_an_adjusted_one_is_only_named(tmp_pa
 
 @pytest.mark.parametrize("words", [("1", "0"), ("True", "False"), ("true", "false"), (True, False)])
 @pytest.mark.parametrize("assets", [1, 3])
+@pytest.mark.few(4)
 def test_the_candle_that_is_not_over_is_left_out(words, assets, tmp_path):
     yes, no = words
     parts = [walk(np.random.default_rng(i), 30, 100.0) for i in range(assets)]
@@ -237,6 +243,7 @@ ABOVE = {
 
 @pytest.mark.parametrize("above", ABOVE)
 @pytest.mark.parametrize("names", ["Exchange Date", "Date", "Datum"])
+@pytest.mark.few(4)
 def test_lines_above_the_header(above, names, tmp_path):
     rows = "02-Jan-2023,10,11,9,10,5\n03-Jan-2023,10,11,9,10.5,5\n"
     header = f"{names},Open,High,Low,Close,Volume\n"
@@ -317,6 +324,7 @@ def test_assets_that_no_column_names_are_not_dropped(tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("value", [1.5, 2, "a", True, np.nan, 0, -1])
+@pytest.mark.few(7)
 def test_a_file_of_few_rows_is_read_without_a_warning(rows, value):
     frame = walk(np.random.default_rng(0), rows, 10.0).assign(spare=[value] * rows)
     assert "spare" in read_bars(frame).note

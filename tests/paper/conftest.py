@@ -41,7 +41,7 @@ def momentum(window, present, account):
     return np.stack([-total, np.full_like(total, 0.004), total], axis=-1)
 
 
-def make_bars(num_bars=120, symbols=("AAA", "BBB"), seed=0, missing=0.0, start="2020-01-01"):
+def make_bars(num_bars=80, symbols=("AAA", "BBB"), seed=0, missing=0.0, start="2020-01-01"):
     rng = np.random.default_rng(seed)
     shape = (num_bars, len(symbols))
     present = rng.random(shape) >= missing

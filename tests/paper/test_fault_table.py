@@ -151,7 +151,8 @@ ROWS = {
     "page down, slow client, half-sent headers, alert sink failing": """
         paper/session/test_live_faults.py
         a_page_that_hangs_while_it_reads_does_not_hold_up_a_session
-        watch/test_dashboard_server.py reading_changes_no_file watch/test_sinks.py
+        watch/test_dashboard_server.py reading_changes_no_file
+        half_sent_headers_block_nothing_and_end watch/test_sinks.py
         a_slow_sink_does_not_hold_up_the_caller
         a_service_that_stays_away_is_logged_and_stops_nothing
     """,

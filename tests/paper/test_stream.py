@@ -20,7 +20,7 @@ def test_a_row_has_the_keys_of_every_benchmark_and_its_percentiles():
 
 def test_a_session_is_timed_from_the_bar_to_its_orders(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "WARM", 40)
-    bars = stage.bars()
+    bars = stage.bars(120)
     split, wait = {}, os.fdatasync
     taken, sent = stream.session(stage.agent(), bars, tmp_path / "a.db", False, split=split)
     orders = {e.ts_event for e in read_events(tmp_path / "a.db", "order_intent")}
@@ -39,7 +39,7 @@ def test_a_session_is_timed_from_the_bar_to_its_orders(stage, tmp_path, monkeypa
 def test_a_live_session_is_timed_from_the_bar_to_its_first_order(stage, tmp_path, monkeypatch):
     monkeypatch.setattr(stream, "WARM", 40)
 
-    sent, answered = stream.live(stage.agent(), stage.bars(), tmp_path)
+    sent, answered = stream.live(stage.agent(), stage.bars(120), tmp_path)
     bars = {event.body["bar"] for event in read_events(tmp_path / "live.db", "order_intent")}
     assert len(sent) == len(answered) == len(bars) - stream.WARM_ORDERS > 5
     assert (0.0 < sent).all() and (sent < answered).all()

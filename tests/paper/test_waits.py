@@ -58,33 +58,6 @@ class Asked:
         return any(True for _ in read_events(self.path, kind))
 
 
-class Far:
-    """A desk behind a network: at one of its calls somebody asks, and the call does not return."""
-
-    def __init__(self, desk, asked=None, at=None):
-        self.desk, self.asked, self.at, self.calls, self.took = desk, asked, at, 0, None
-
-    def __getattr__(self, name):
-        if name == "quote":
-            raise AttributeError(name)
-        there = getattr(self.desk, name)
-        if not callable(there):
-            return there
-
-        def call(*args):
-            self.calls += 1
-            if self.calls == self.at:
-                self.asked()
-                begun = time.monotonic()
-                # As a request that takes up to ten seconds: here as long as it is not journalled.
-                while not self.asked.heard() and time.monotonic() - begun < 8.0:
-                    time.sleep(0.01)
-                self.took = time.monotonic() - begun
-            return there(*args)
-
-        return call
-
-
 class Ticking(Still):
     """A clock at whose n-th wait somebody asks; `done` is how long was waited after that."""
 
@@ -118,33 +91,10 @@ def traded(stage, folder, venue, desk, clock, asked=None, num_bars=4):
     return None
 
 
-def drawn(first, last, seed):
+def drawn(first, last, seed, some=2):
     """Some moments between two, and these."""
     between = range(first, last + 1)
-    return sorted({first, last, *random.Random(seed).sample(between, min(len(between), 5))})
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("way", WAYS)
-def test_no_call_of_a_venue_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_path, way):
-    """Property: at any call of a session, and with fifty symbols there are hundreds."""
-    (tmp_path / "whole").mkdir()
-    whole = Far(Desk())
-    assert traded(stage, tmp_path / "whole", whole, whole.desk, Still()) is None
-    assert whole.calls > 300 and len(whole.desk.submitted) > 100
-    # Before the first bar a session that is stopped has nothing to write.
-    first = 1 if way != "stop" else len(SYMBOLS) + 15
-    for at in drawn(first, whole.calls, seed=WAYS.index(way)):
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        desk = Desk()
-        asked = Asked(way, folder / "paper.db", desk)
-        far = Far(desk, asked, at)
-        error = traded(stage, folder, far, desk, Still(), asked)
-        assert far.took < 1.0 and asked.heard(), at
-        assert (error is None) == (way == "stop")
-        # At most the order whose request was under way.
-        assert len(desk.submitted) - asked.sent <= 1, at
+    return sorted({first, last, *random.Random(seed).sample(between, min(len(between), some))})
 
 
 SCRIPTS = {
@@ -155,6 +105,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.few(2)
 def test_no_wait_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_path, name):
     """Property: at any wait for a time; counted in the session's own seconds."""
 
@@ -230,6 +181,7 @@ class Dripping(FakeAlpaca):
         (("GET", "/v2/orders:by_client_order_id"), "file"),
     ],
 )
+@pytest.mark.few(2)
 def test_an_answer_that_drips_holds_up_the_end_of_a_session_once(
     stage, tmp_path, monkeypatch, keys, path, way
 ):
@@ -386,3 +338,53 @@ def test_a_resume_cancels_all_before_it_waits(table):
         table.router.start(CLOSED)
     assert table.clock.waited - begun <= PATIENCE.looks + PATIENCE.last
     assert table.desk.calls[:51] == ["cancel"] * 50 + ["look_up"]
+
+
+class Far:
+    """A desk behind a network: at one of its calls somebody asks, and the call does not return."""
+
+    def __init__(self, desk, asked=None, at=None):
+        self.desk, self.asked, self.at, self.calls, self.took = desk, asked, at, 0, None
+
+    def __getattr__(self, name):
+        if name == "quote":
+            raise AttributeError(name)
+        there = getattr(self.desk, name)
+        if not callable(there):
+            return there
+
+        def call(*args):
+            self.calls += 1
+            if self.calls == self.at:
+                self.asked()
+                begun = time.monotonic()
+                # As a request that takes up to ten seconds: here as long as it is not journalled.
+                while not self.asked.heard() and time.monotonic() - begun < 8.0:
+                    time.sleep(0.01)
+                self.took = time.monotonic() - begun
+            return there(*args)
+
+        return call
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("way", WAYS)
+def test_no_call_of_a_venue_keeps_a_halt_or_a_stop_from_being_heard(stage, tmp_path, way):
+    """Property: at any call of a session, and with fifty symbols there are hundreds."""
+    (tmp_path / "whole").mkdir()
+    whole = Far(Desk())
+    assert traded(stage, tmp_path / "whole", whole, whole.desk, Still()) is None
+    assert whole.calls > 300 and len(whole.desk.submitted) > 100
+    # Before the first bar a session that is stopped has nothing to write.
+    first = 1 if way != "stop" else len(SYMBOLS) + 15
+    for at in drawn(first, whole.calls, seed=WAYS.index(way), some=5):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        desk = Desk()
+        asked = Asked(way, folder / "paper.db", desk)
+        far = Far(desk, asked, at)
+        error = traded(stage, folder, far, desk, Still(), asked)
+        assert far.took < 1.0 and asked.heard(), at
+        assert (error is None) == (way == "stop")
+        # At most the order whose request was under way.
+        assert len(desk.submitted) - asked.sent <= 1, at

@@ -128,15 +128,6 @@ def test_a_checkpoint_whose_files_have_no_sums_yet_is_good(without_file_sums):
     assert step == 2 and bits(unflatten(make_tree(7), leaves)) == bits(make_tree(2))
 
 
-# Orbax leaves reads behind when one fails.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.slow
-def test_the_sums_of_the_leaves_alone_let_no_wrong_value_through(without_file_sums, tmp_path):
-    assert check_harms(without_file_sums, tmp_path, range(300, 308)) > 0
-    time.sleep(0.3)  # so that what they print ends within this test
-    gc.collect()
-
-
 @pytest.mark.heavy
 def test_a_leaf_that_was_wrong_when_it_was_written_is_found(tmp_path, monkeypatch):
     with Checkpoints(tmp_path / "c") as checkpoints:
@@ -185,15 +176,6 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(folder, damage, 
     step, leaves = newest(folder)
     assert step == 1 and bits(unflatten(make_tree(7), leaves)) == bits(make_tree(1))
     assert "checkpoint 2 is damaged" in caplog.text
-
-
-@pytest.mark.heavy
-def test_where_every_checkpoint_is_damaged_the_folder_is_named(folder):
-    truncate(folder / "1")
-    remove_sums(folder / "2")
-    with pytest.raises(StateError, match=r"checkpoints: none of the checkpoints \[1, 2\]") as info:
-        newest(folder)
-    assert str(folder) in str(info.value)
 
 
 def test_no_checkpoint_is_none_and_not_an_error(tmp_path):
@@ -360,3 +342,21 @@ def test_a_checkpoint_of_a_run_holds_the_runs_configuration(tiny):
     assert json.loads((newest / "sums" / "metadata").read_text())["config"] == {
         name: (tiny.path / name).read_text() for name in ("env.toml", "agent.toml")
     }
+
+
+# Orbax leaves reads behind when one fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.slow
+def test_the_sums_of_the_leaves_alone_let_no_wrong_value_through(without_file_sums, tmp_path):
+    assert check_harms(without_file_sums, tmp_path, range(300, 308)) > 0
+    time.sleep(0.3)  # so that what they print ends within this test
+    gc.collect()
+
+
+@pytest.mark.heavy
+def test_where_every_checkpoint_is_damaged_the_folder_is_named(folder):
+    truncate(folder / "1")
+    remove_sums(folder / "2")
+    with pytest.raises(StateError, match=r"checkpoints: none of the checkpoints \[1, 2\]") as info:
+        newest(folder)
+    assert str(folder) in str(info.value)

@@ -177,7 +177,7 @@ def scans(folder):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("file", "table", "key"), KEYS)
 @pytest.mark.parametrize("recorded", [True, False])
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 def test_no_forged_file_runs_code(here, capsys, name, file, table, key, recorded):
     place = (file, table, key, name, recorded)
     forge_run(here / "runs/plain", *place)
@@ -469,6 +469,7 @@ def evil(value):
     return "evil:run(x=1)" if isinstance(value, str) and value not in SYMBOLS else value
 
 
+@pytest.mark.heavy
 def test_a_forged_journal_runs_no_code(here):
     paper = "paper --run runs/plain --feed replay:bars.csv --journal good.db"
     assert main(paper.split()) == 0
@@ -530,6 +531,7 @@ def test_a_forged_checkpoint_runs_no_code(here):
     assert not (here / "marker").exists() and "evil" not in sys.modules
 
 
+@pytest.mark.heavy
 def test_a_forged_store_of_a_sweep_runs_no_code(here):
     bars, grid = nca.read_bars("bars.csv"), {"fast": [2, 5], "slow": [10]}
     nca.sweep(bars, nca.rules.sma_cross, grid, resume="parts")
@@ -591,7 +593,7 @@ CASES = [
 ]
 
 
-@pytest.mark.drawn(1)
+@pytest.mark.heavy
 @pytest.mark.parametrize(("file", "way"), CASES)
 def test_signed_code_imports_no_file_that_was_not_signed(here, file, way):
     """The folder of the command holds copies of the user's own files, and one of a stranger."""

@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import pathlib
+import shutil
 import struct
 import tracemalloc
 
@@ -40,11 +42,17 @@ def compacted(tiny, coding):
     return compact(run, run.params(), coding, env.features, env.bars.present)
 
 
-@pytest.fixture
-def file(tiny, tmp_path):
-    path = tmp_path / "agent"
+@pytest.fixture(scope="module")
+def written(tiny, tmp_path_factory):
+    path = tmp_path_factory.mktemp("exported") / "agent"
     write_exported(path, tiny.run, compacted(tiny, Coding(bits=8)))
     return path
+
+
+@pytest.fixture
+def file(written, tmp_path):
+    """A copy to be changed."""
+    return pathlib.Path(shutil.copy(written, tmp_path))
 
 
 @pytest.mark.heavy
@@ -116,16 +124,6 @@ def test_a_folder_is_read_as_a_run(tiny):
 def test_a_coding_that_is_none_is_refused(changes, remedy):
     with pytest.raises(ConfigError, match=remedy):
         dataclasses.replace(Coding(), **changes)
-
-
-@pytest.mark.slow
-def test_steps_are_the_same_for_an_agent_that_computes_parts_again(tiny):
-    run, env = tiny.run, tiny.env
-    coding, given = Coding(activations=True), (env.features[:8], env.bars.present[:8])
-    plain = compact(run, run.params(), coding, *given).steps
-    policy = dataclasses.replace(run.agent_config.policy, remat="step")
-    run.agent_config = dataclasses.replace(run.agent_config, policy=policy)
-    assert compact(run, run.params(), coding, *given).steps == plain and len(plain) == 4
 
 
 def forged(file, change):

@@ -24,64 +24,6 @@ from nca_trader.runs.folder import Lines, training_in
 from nca_trader.runs.manifest import Run
 from nca_trader.watch.metrics import Rows
 
-# `nca-trader`, which waits after its first update until it is killed.
-WAITING = """
-import sys
-from nca_trader.cli import main
-from nca_trader.learner import train
-due = train.Intervals.due
-
-def waits(self, done):
-    print("trained", done, flush=True)
-    sys.stdin.read()
-    return due(self, done)
-
-train.Intervals.due = waits
-main(sys.argv[1:])
-"""
-
-
-@contextlib.contextmanager
-def training(root, command):
-    """A process in the middle of training, killed at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITING, *command],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        while (line := process.stdout.readline()) and not line.startswith("trained"):
-            pass
-        assert line, "the process ended"
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-@pytest.mark.slow
-def test_a_second_train_names_the_first_and_touches_nothing(tiny, tmp_path, root, capsys):
-    mine = tiny.copy(tmp_path / "mine")
-    done = len(mine.run.metrics())
-    command = mine.train_command(mine.path, steps=512)  # goes on with the finished run
-    with training(root, command) as first:
-        before = mine.written()
-        capsys.readouterr()
-        assert main(command) == 2
-        said = capsys.readouterr().err.splitlines()
-        assert len(said) == 1
-        assert f"{mine.path}: process {first.pid} on {socket.gethostname()} (" in said[0]
-        assert f"--run={mine.path}" in said[0] and "choose another folder" in said[0]
-        assert mine.written() == before
-        # Readers need no lock; the row of the update that waits is written already.
-        assert len(mine.run.metrics()) == done + 1
-        assert backtest(mine.bars, Run(mine.path)).equity.iloc[-1] > 0.0
-    train(mine.env, AGENT, mine.path, steps=512)  # the kill released it
-    assert steps_done(mine.run) == 512
-    assert not (mine.path / "train.lock").exists()
-
 
 @pytest.mark.heavy
 def test_a_train_within_training_is_refused_also_in_one_process(tiny, tmp_path):
@@ -93,15 +35,6 @@ def test_a_train_within_training_is_refused_also_in_one_process(tiny, tmp_path):
     refused = []
     train(tiny.env, AGENT, tmp_path / "run", seed=5, report=again)
     assert refused == [1, 2]
-
-
-@pytest.mark.heavy
-def test_what_a_killed_process_left_in_a_new_folder_is_in_nobodys_way(tiny, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "train.lock").write_text("process 1 on \x1b[31melsewhere (a killed one)\n")
-    train(tiny.env, AGENT, folder)
-    assert steps_done(Run(folder)) == 256
 
 
 def test_a_folder_that_cannot_be_locked_is_refused_in_one_line(tiny, tmp_path, capsys, monkeypatch):
@@ -260,3 +193,71 @@ def test_each_entry_of_the_ledger_is_an_object_of_its_own(objects):
     trials.record(root, trials.Entry(kind="test", run="r1", data="e"))
     assert trials.entries(root)[:5] == entries and len(objects) == 6
     assert (trials.count(root, "train"), trials.count(root, "test")) == (15, 1)
+
+
+# `nca-trader`, which waits after its first update until it is killed.
+WAITING = """
+import sys
+from nca_trader.cli import main
+from nca_trader.learner import train
+due = train.Intervals.due
+
+def waits(self, done):
+    print("trained", done, flush=True)
+    sys.stdin.read()
+    return due(self, done)
+
+train.Intervals.due = waits
+main(sys.argv[1:])
+"""
+
+
+@contextlib.contextmanager
+def training(root, command):
+    """A process in the middle of training, killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, *command],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while (line := process.stdout.readline()) and not line.startswith("trained"):
+            pass
+        assert line, "the process ended"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_second_train_names_the_first_and_touches_nothing(tiny, tmp_path, root, capsys):
+    mine = tiny.copy(tmp_path / "mine")
+    done = len(mine.run.metrics())
+    command = mine.train_command(mine.path, steps=512)  # goes on with the finished run
+    with training(root, command) as first:
+        before = mine.written()
+        capsys.readouterr()
+        assert main(command) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 1
+        assert f"{mine.path}: process {first.pid} on {socket.gethostname()} (" in said[0]
+        assert f"--run={mine.path}" in said[0] and "choose another folder" in said[0]
+        assert mine.written() == before
+        # Readers need no lock; the row of the update that waits is written already.
+        assert len(mine.run.metrics()) == done + 1
+        assert backtest(mine.bars, Run(mine.path)).equity.iloc[-1] > 0.0
+    train(mine.env, AGENT, mine.path, steps=512)  # the kill released it
+    assert steps_done(mine.run) == 512
+    assert not (mine.path / "train.lock").exists()
+
+
+@pytest.mark.heavy
+def test_what_a_killed_process_left_in_a_new_folder_is_in_nobodys_way(tiny, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.lock").write_text("process 1 on \x1b[31melsewhere (a killed one)\n")
+    train(tiny.env, AGENT, folder)
+    assert steps_done(Run(folder)) == 256

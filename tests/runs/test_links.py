@@ -5,7 +5,7 @@ import pathlib
 import shutil
 
 import pytest
-from tiny import SMALL
+from tiny import STEPS_PER_UPDATE, Tiny
 
 import nca_trader as nca
 from nca_trader import RunError
@@ -14,13 +14,11 @@ from nca_trader.machine import refuse_links_in
 from nca_trader.runs.checkpoint import Checkpoints
 
 BARS = nca.sample_bars("sp500")[:300]
-KEPT = ("checkpoint.every=1", "checkpoint.keep=1", "optimizer.schedule=constant")
 
 
 def train(folder, updates):
-    words = f"train --env index_daily --agent nano --data {folder.parent}/bars.csv --run {folder}"
-    settings = [x for s in (*SMALL, *KEPT) for x in ("--set", s)]
-    return main([*words.split(), "--steps", str(64 * updates), *settings])
+    command = Tiny(folder.parents[1]).train_command(folder, steps=updates * STEPS_PER_UPDATE)
+    return main(command)
 
 
 def walk(folder):
@@ -39,11 +37,11 @@ def content(folder):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, quick_compile):
-    folder = tmp_path_factory.mktemp("links")
-    nca.write_bars(BARS, folder / "bars.csv")
-    assert train(folder / "run", 1) == 0
-    return folder / "run"
+def run(tiny, tmp_path_factory):
+    """A run with one checkpoint, of update 1."""
+    path = tiny.copy(tmp_path_factory.mktemp("links") / "tiny").path
+    assert saved(path, 1) == ["1"]
+    return path
 
 
 @pytest.fixture

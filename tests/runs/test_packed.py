@@ -29,7 +29,10 @@ BIAS = ".params['head']['bias']"
 
 @pytest.fixture
 def run(tiny, tmp_path):
-    return shutil.copytree(tiny.path, tmp_path / "run")
+    """With its newest checkpoint alone."""
+    path = shutil.copytree(tiny.path, tmp_path / "run")
+    shutil.rmtree(path / "checkpoints" / "1")
+    return path
 
 
 @pytest.fixture
@@ -65,10 +68,7 @@ def test_a_state_of_other_shapes_is_refused_before_it_is_unpacked(tiny, run, req
 
 
 def test_a_leaf_that_unpacks_to_more_than_its_shape_is_refused(run, unread, caplog):
-    folder = max((run / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
-    for other in (run / "checkpoints").glob("[0-9]*"):
-        if other != folder:
-            shutil.rmtree(other)
+    (folder,) = (run / "checkpoints").glob("[0-9]*")
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": f"file://{folder}/leaves/"})
     store, key = store.result(), f"{BIAS}/.zarray"
     about = json.loads(store.read(key).result().value)
@@ -77,6 +77,15 @@ def test_a_leaf_that_unpacks_to_more_than_its_shape_is_refused(run, unread, capl
     with pytest.raises(StateError, match="none of the checkpoints"):
         nca.Run(run).params()
     assert "a leaf unpacks to more than its shape" in caplog.text
+
+
+@pytest.mark.parametrize(("packed", "most"), [(10, 100), (80, 160)])
+def test_a_file_may_unpack_to_the_larger_of_two_bounds(monkeypatch, packed, most):
+    monkeypatch.setattr(machine, "LARGE", 100)
+    monkeypatch.setattr(machine, "PACKED", 2)
+    machine.refuse_packed(most, packed)
+    with pytest.raises(ValueError, match=f"{packed} bytes unpack to {most + 1}"):
+        machine.refuse_packed(most + 1, packed)
 
 
 def test_parameters_that_are_packed_too_well_are_refused(run, monkeypatch, caplog):

@@ -22,11 +22,11 @@ SCORE = np.random.default_rng(6).normal(size=(160, 2)).cumsum(axis=0)
 BARS = dataclasses.replace(random_bars(np.random.default_rng(5), 160, 2), columns={"score": SCORE})
 BASE = dataclasses.replace(AGENT.policy, base="half_and_half(lookback=30)", tilt_limit=0.5)
 CASES = {
+    "tilts, filled at the close": ({"actions": "weights", "fill": "close"}, {"policy": BASE}),
     "directions": ({"features": ("return_1", "rsi")}, {}),
     "sized weights": ({"actions": "weights", "sizing": "volatility"}, {}),
     "a column of your own": ({"features": ("return_1", "column:score")}, {}),
     "the mean of three": ({}, {"num_seeds": 3}),
-    "tilts, filled at the close": ({"actions": "weights", "fill": "close"}, {"policy": BASE}),
 }
 
 
@@ -67,7 +67,7 @@ def elsewhere(tmp_path, **arrays):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_it_decides_as_the_backtest(tmp_path, case):
     found = measure_portable(made(tmp_path, *CASES[case]), BARS)
     assert found.found.share == 1.0 and found.found.decisions > 150

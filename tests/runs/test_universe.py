@@ -67,15 +67,6 @@ def test_it_trades_other_symbols_as_a_run_of_them_with_the_same_parameters(
     assert np.nanmax(result.targets) == 1 / len(names)
 
 
-@pytest.mark.heavy
-def test_the_order_of_symbols_changes_nothing(tmp_path):
-    run = made(tmp_path / "abc", panel("ABC"))
-    others = panel("VWXYZ", seed=4)
-    one = nca.backtest(others, run, start=FIRST, look=False)
-    turned = nca.backtest(others.select(*"ZXVYW"), run, start=FIRST, look=False)
-    np.testing.assert_array_equal(one.targets[list("ZXVYW")], turned.targets)
-
-
 def test_an_asset_that_starts_late_and_ends_early_is_as_if_absent_outside_its_span(tmp_path):
     bars = panel("ABC", missing=0.0)
     run = made(tmp_path / "abc", bars, env=SIZED)
@@ -93,6 +84,51 @@ def test_an_asset_that_starts_late_and_ends_early_is_as_if_absent_outside_its_sp
     # After its end nothing fills, and what is left of it is worth the same at every bar.
     worth = (own * whole.equity.to_numpy())[180:]
     assert np.ptp(worth) < 1e-12 < abs(worth[0])
+
+
+def test_a_policy_that_is_tied_to_its_symbols_is_refused_in_one_line(tmp_path):
+    ring = made(tmp_path / "ring", panel("ABC"), neighbours="ring")
+    assert ring.tie
+    with pytest.raises(BarError) as caught:
+        nca.backtest(panel("XYZ"), ring, start=FIRST, look=False)
+    assert str(caught.value) == (
+        "random: symbols X, Y, Z, but the run ring trades A, B, C, in this order "
+        "(policy.neighbours = 'ring'); select those, or train with policy.neighbours = 'none', "
+        "which trades any."
+    )
+    memory = dataclasses.replace(ENV, reward="drawdown")
+    said = made(tmp_path / "memory", panel("ABC"), env=memory).tradable
+    assert "in their order (reward = 'drawdown'" in said
+    # Of one asset it has no weights for neighbours.
+    alone = made(tmp_path / "alone", panel("A"), neighbours="ring")
+    assert alone.tradable == "any one symbol" and alone.on(panel("B")).spec.symbols == ("B",)
+    several = made(tmp_path / "several", panel("ABC"), neighbours="all")
+    assert several.tradable == "any two or more symbols"
+    for run, names in ((alone, "BC"), (several, "B")):
+        with pytest.raises(BarError, match=f"the run {run.name} trades {run.tradable}; select"):
+            run.on(panel(names))
+
+
+def test_the_backtest_names_the_symbols_that_did_not_train_the_agent(tmp_path, capsys):
+    run = made(tmp_path / "abc", panel("ABC"))
+    assert run.tradable == "any symbols"
+    write_bars(panel("AXY"), tmp_path / "others.parquet")
+    args = ["backtest", f"--run={run.path}", f"--data={tmp_path}/others.parquet", "--start", FIRST]
+    assert main([*args, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["symbols"], found["trained_symbols"]) == (list("AXY"), list("ABC"))
+    assert main(args) == 0
+    said = "2 of 3 symbols did not train it: X, Y; it was trained on A, B, C."
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.heavy
+def test_the_order_of_symbols_changes_nothing(tmp_path):
+    run = made(tmp_path / "abc", panel("ABC"))
+    others = panel("VWXYZ", seed=4)
+    one = nca.backtest(others, run, start=FIRST, look=False)
+    turned = nca.backtest(others.select(*"ZXVYW"), run, start=FIRST, look=False)
+    np.testing.assert_array_equal(one.targets[list("ZXVYW")], turned.targets)
 
 
 @pytest.mark.slow
@@ -132,42 +168,6 @@ def test_an_exported_panel_agent_trades_others_on_paper_as_in_its_backtest(tmp_p
         table.save(run.path / "backtest.parquet")
         parity = compare(run.path, journal)
         assert parity.ok, parity.sentence
-
-
-def test_a_policy_that_is_tied_to_its_symbols_is_refused_in_one_line(tmp_path):
-    ring = made(tmp_path / "ring", panel("ABC"), neighbours="ring")
-    assert ring.tie
-    with pytest.raises(BarError) as caught:
-        nca.backtest(panel("XYZ"), ring, start=FIRST, look=False)
-    assert str(caught.value) == (
-        "random: symbols X, Y, Z, but the run ring trades A, B, C, in this order "
-        "(policy.neighbours = 'ring'); select those, or train with policy.neighbours = 'none', "
-        "which trades any."
-    )
-    memory = dataclasses.replace(ENV, reward="drawdown")
-    said = made(tmp_path / "memory", panel("ABC"), env=memory).tradable
-    assert "in their order (reward = 'drawdown'" in said
-    # Of one asset it has no weights for neighbours.
-    alone = made(tmp_path / "alone", panel("A"), neighbours="ring")
-    assert alone.tradable == "any one symbol" and alone.on(panel("B")).spec.symbols == ("B",)
-    several = made(tmp_path / "several", panel("ABC"), neighbours="all")
-    assert several.tradable == "any two or more symbols"
-    for run, names in ((alone, "BC"), (several, "B")):
-        with pytest.raises(BarError, match=f"the run {run.name} trades {run.tradable}; select"):
-            run.on(panel(names))
-
-
-def test_the_backtest_names_the_symbols_that_did_not_train_the_agent(tmp_path, capsys):
-    run = made(tmp_path / "abc", panel("ABC"))
-    assert run.tradable == "any symbols"
-    write_bars(panel("AXY"), tmp_path / "others.parquet")
-    args = ["backtest", f"--run={run.path}", f"--data={tmp_path}/others.parquet", "--start", FIRST]
-    assert main([*args, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (found["symbols"], found["trained_symbols"]) == (list("AXY"), list("ABC"))
-    assert main(args) == 0
-    said = "2 of 3 symbols did not train it: X, Y; it was trained on A, B, C."
-    assert said in capsys.readouterr().out
 
 
 @pytest.mark.slow

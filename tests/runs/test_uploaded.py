@@ -123,36 +123,6 @@ def test_a_deletion_that_stops_leaves_no_half_a_checkpoint(objects):
                 assert checkpoints._read(step)["['b']"] == step
 
 
-@pytest.mark.slow
-def test_a_flipped_byte_in_any_object_leads_back_to_the_checkpoint_before(objects, caplog):
-    save(1, 2)
-    rng = np.random.default_rng(0)
-    names = [name for name in objects.below(f"{WHERE}/2") if objects[f"{WHERE}/2/{name}"]]
-    for name in ("files.json", *rng.choice(names, 4, replace=False)):
-        key = f"{WHERE}/2/{name}"
-        whole = objects[key]
-        cut = whole[: int(rng.integers(len(whole)))]
-        objects[key] = flipped(whole, rng) if rng.random() < 0.7 else cut
-        caplog.clear()
-        assert newest() == 1, name
-        assert "s3://b/run/checkpoints: checkpoint 2 is damaged" in caplog.text
-        objects[key] = whole
-    del objects[f"{WHERE}/2/{names[0]}"]
-    assert newest() == 1
-    objects[f"{WHERE}/2/{names[0]}"] = b"not what it was"
-    save(2)
-    assert newest() == 2
-    for key in [f"{WHERE}/{step}/files.json" for step in (1, 2)]:
-        objects[key] = b"{}"
-    with pytest.raises(StateError, match=r"none of the checkpoints \[1, 2\] verifies"):
-        newest()
-
-
-def flipped(content, rng):
-    at = int(rng.integers(len(content)))
-    return content[:at] + bytes([content[at] ^ (1 << int(rng.integers(8)))]) + content[at + 1 :]
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [(RuntimeError("no route to host"), StoreError), (RuntimeError("token request"), ConfigError)],
@@ -184,3 +154,33 @@ def test_nothing_stays_in_the_temporary_folder(objects, tmp_path, monkeypatch):
     save(1, 2)
     newest()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_flipped_byte_in_any_object_leads_back_to_the_checkpoint_before(objects, caplog):
+    save(1, 2)
+    rng = np.random.default_rng(0)
+    names = [name for name in objects.below(f"{WHERE}/2") if objects[f"{WHERE}/2/{name}"]]
+    for name in ("files.json", *rng.choice(names, 4, replace=False)):
+        key = f"{WHERE}/2/{name}"
+        whole = objects[key]
+        cut = whole[: int(rng.integers(len(whole)))]
+        objects[key] = flipped(whole, rng) if rng.random() < 0.7 else cut
+        caplog.clear()
+        assert newest() == 1, name
+        assert "s3://b/run/checkpoints: checkpoint 2 is damaged" in caplog.text
+        objects[key] = whole
+    del objects[f"{WHERE}/2/{names[0]}"]
+    assert newest() == 1
+    objects[f"{WHERE}/2/{names[0]}"] = b"not what it was"
+    save(2)
+    assert newest() == 2
+    for key in [f"{WHERE}/{step}/files.json" for step in (1, 2)]:
+        objects[key] = b"{}"
+    with pytest.raises(StateError, match=r"none of the checkpoints \[1, 2\] verifies"):
+        newest()
+
+
+def flipped(content, rng):
+    at = int(rng.integers(len(content)))
+    return content[:at] + bytes([content[at] ^ (1 << int(rng.integers(8)))]) + content[at + 1 :]

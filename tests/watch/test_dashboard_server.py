@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import http.client
 import io
 import json
 import logging
@@ -10,8 +9,6 @@ import math
 import os
 import re
 import socket
-import subprocess
-import sys
 import threading
 import time
 from unittest import mock
@@ -27,6 +24,10 @@ from nca_trader.watch.dashboard.sources import FollowedSessions
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+import http
+import subprocess
+import sys
+
 from uvicorn.server import ServerState
 
 from nca_trader.watch.dashboard import server as module
@@ -190,15 +191,6 @@ def test_two_places_are_kept_for_halt(app, journal):
     assert ask(app, "/s/mine.sqlite/halt", "POST", b"reason=x", origin=HOME)[0] == 503
 
 
-@pytest.fixture
-def served(journal):
-    """A dashboard in a process of its own; its port."""
-    command = [sys.executable, "-m", "nca_trader", "dashboard", "--root", str(journal.parent)]
-    with subprocess.Popen([*command, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
-        yield int(re.search(r":(\d+)/", process.stdout.readline())[1])
-        process.terminate()
-
-
 def test_serving_closes_no_log_of_its_process(app, monkeypatch):
     """A handler may end with the file it writes to: so ended what pytest had captured."""
     monkeypatch.setattr(module.uvicorn.Server, "run", lambda self, sockets: None)
@@ -206,31 +198,6 @@ def test_serving_closes_no_log_of_its_process(app, monkeypatch):
         handler = logging.StreamHandler(io.StringIO())
         module.serve(app, None)
     assert not closed.called and handler.stream is not None
-
-
-@pytest.mark.heavy
-def test_half_sent_headers_block_nothing_and_end(served, journal):
-    """More of them than the server keeps, each of which a plain server waits for without end."""
-    home = f"{HOST}:{served}"
-    with contextlib.ExitStack() as stack:
-        held = []
-        for _ in range(300):
-            client = stack.enter_context(socket.create_connection((HOST, served)))
-            client.sendall(b"GET / HTTP/1.1\r\nHost: " + home.encode())
-            held.append(client)
-        began = time.monotonic()
-        page = http.client.HTTPConnection(HOST, served, timeout=20)
-        page.request("POST", "/s/mine.sqlite/halt", "reason=now", {"Origin": f"http://{home}"})
-        assert page.getresponse().status == 303 and halted(journal).exists()
-        page.close()
-        page.request("GET", "/")
-        assert page.getresponse().status == 200
-        page.close()
-        for client in held:
-            client.settimeout(4 * module.HEADER_SECONDS)
-            with contextlib.suppress(ConnectionResetError):
-                assert client.recv(1) == b""
-        assert time.monotonic() - began < 6 * module.HEADER_SECONDS
 
 
 @pytest.fixture
@@ -279,6 +246,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.few(3)
 def test_any_number_of_clients_that_hold_on_denies_nothing_to_others(guarded, journal, attack):
     port, cookie = guarded
     path, *headers = ATTACKS[attack]
@@ -505,3 +473,37 @@ def test_the_command_refuses_in_one_line(tmp_path, monkeypatch, capsys):
         assert main(["dashboard", "--root", ".", "--port", port]) == 4
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3 and "--expose" in said[1] and "give another port" in said[2]
+
+
+@pytest.fixture
+def served(journal):
+    """A dashboard in a process of its own; its port."""
+    command = [sys.executable, "-m", "nca_trader", "dashboard", "--root", str(journal.parent)]
+    with subprocess.Popen([*command, "--port=0"], stdout=subprocess.PIPE, text=True) as process:
+        yield int(re.search(r":(\d+)/", process.stdout.readline())[1])
+        process.terminate()
+
+
+@pytest.mark.heavy
+def test_half_sent_headers_block_nothing_and_end(served, journal):
+    """More of them than the server keeps, each of which a plain server waits for without end."""
+    home = f"{HOST}:{served}"
+    with contextlib.ExitStack() as stack:
+        held = []
+        for _ in range(300):
+            client = stack.enter_context(socket.create_connection((HOST, served)))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: " + home.encode())
+            held.append(client)
+        began = time.monotonic()
+        page = http.client.HTTPConnection(HOST, served, timeout=20)
+        page.request("POST", "/s/mine.sqlite/halt", "reason=now", {"Origin": f"http://{home}"})
+        assert page.getresponse().status == 303 and halted(journal).exists()
+        page.close()
+        page.request("GET", "/")
+        assert page.getresponse().status == 200
+        page.close()
+        for client in held:
+            client.settimeout(4 * module.HEADER_SECONDS)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+        assert time.monotonic() - began < 6 * module.HEADER_SECONDS

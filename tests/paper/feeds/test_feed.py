@@ -28,7 +28,7 @@ def test_a_replay_gives_every_bar_in_order_with_its_own_time_as_the_clock(stage)
         np.testing.assert_array_equal(bar.time, [feed.now() // 10**9] * 2)
         for name in ("open", "high", "low", "close", "volume", "present"):
             np.testing.assert_array_equal(getattr(bar, name), getattr(bars, name)[row])
-    assert row == len(feed) - 1 == 119
+    assert row == len(feed) - 1 == 79
 
 
 def test_later_bars_are_not_within_reach_of_a_bar(stage):

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nca_trader.errors import ConfigError, StateError
@@ -58,6 +58,7 @@ def test_events_come_back_in_order_and_verify(path):
     assert [(e.ts_event, e.ts_recv) for e in events] == [(i, 7) for i in range(20)]
 
 
+@settings(max_examples=20)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_float64_comes_back_bit_for_bit(value):
     back = json.loads(canonical({"x": value}))["x"]

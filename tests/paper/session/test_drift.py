@@ -1,5 +1,6 @@
 """Drift is found where it was put, not where there is none, and said once."""
 
+import collections
 import dataclasses
 import json
 
@@ -163,6 +164,19 @@ def test_turnover_against_the_backtest():
         found = [b for _ in range(400) for b in seen.turned(rng.uniform(0, 2 * mean))]
         assert [b["code"] for b in found] == ["drift-turnover"] * warns, mean
     assert usual_turnover(np.zeros(10)) is None
+
+
+def test_a_session_tells_the_turnover_of_its_fills(stage, path, monkeypatch):
+    monkeypatch.setattr("nca_trader.paper.session.drift.WINDOW", 20)
+    agent = stage.agent()._replace(usual=Usual(None, (1e-6, 1e-6)))
+    stage.replay(path, stage.bars(), agent)
+    (told,) = (e.body for e in read_events(path, "risk"))
+    traded = collections.Counter()
+    for event in read_events(path, "fill"):
+        traded[event.ts_event] += abs(event.body["units"] * event.body["price"])
+    turnover = [traded[e.ts_event] / e.body["value"] for e in read_events(path, "snapshot")]
+    assert told["code"] == "drift-turnover"
+    assert told["per_bar"] == pytest.approx(np.mean(turnover[:20]), rel=1e-9)
 
 
 @pytest.mark.heavy

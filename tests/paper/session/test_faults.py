@@ -172,6 +172,7 @@ def test_twenty_kills_at_any_call_are_survived(mortal, journal, whole, seed):
     converges(mortal, journal, whole, [drawn.randrange(1, 160) for _ in range(20)])
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("what", ["TERM", pytest.param("TERM twice", marks=pytest.mark.slow)])
 def test_a_signal_ends_the_session_with_130_and_a_later_one_goes_on(mortal, journal, whole, what):
     said = mortal.run(journal, [200, what], code=130)
@@ -189,6 +190,7 @@ def test_the_same_decisions_under_any_time_zone(mortal, journal, whole):
     assert comparable(journal) == whole
 
 
+@pytest.mark.heavy
 def test_a_live_session_says_how_it_does_and_ends_with_its_table(mortal, journal, whole):
     """Printed by the process itself; the table's costs are added up again from bars and fills."""
     said = mortal.run(journal)
@@ -213,6 +215,7 @@ def halts(told):
     return [event[6]["code"] for event in told if event[4] == "halt"]
 
 
+@pytest.mark.heavy
 def test_an_exchange_that_dies_halts_the_session_and_nothing_more_is_sent(mortal, journal):
     said = mortal.run(journal, [250, "exchange"], code=3)
     assert "venue-unreachable" in said and "Traceback" not in said
@@ -221,6 +224,7 @@ def test_an_exchange_that_dies_halts_the_session_and_nothing_more_is_sent(mortal
     assert "trading was halted" in mortal.run(journal, code=3)
 
 
+@pytest.mark.heavy
 def test_a_position_that_moved_by_hand_halts_also_if_the_halt_is_killed(mortal, journal):
     mortal.run(journal, "after:fill")
     mortal.run(journal, [60, "TERM"], code=130)
@@ -239,6 +243,7 @@ def test_a_position_that_moved_by_hand_halts_also_if_the_halt_is_killed(mortal, 
     assert len(paperoracle.books(journal)[2]) == before
 
 
+@pytest.mark.heavy
 def test_a_loss_that_halts_is_a_halt_also_if_the_process_dies_on_the_way(mortal, journal):
     """The halt is committed with the bar that it is of: a restart must not count from there."""
     limit = ["--limit=max_drawdown=0.01"]
@@ -260,6 +265,7 @@ def pages(journal):
             if b'"target"' in data[start : start + 4096]]  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("damage", "words"),
     [("a flipped bit", "from a copy"), ("a cut log", "are lost"), ("an older copy", "are lost")],
@@ -290,6 +296,7 @@ def test_a_journal_damaged_between_two_sessions_is_refused_and_nothing_is_sent(
     assert mortal.verify(journal) == 4
 
 
+@pytest.mark.heavy
 def test_every_kind_of_event_has_a_fail_point(mortal, whole):
     """A new kind needs a scenario above, or a place among those that other commands write."""
     found = set(mortal.kinds["frequent"]) | set(mortal.kinds["rare"])

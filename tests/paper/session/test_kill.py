@@ -44,7 +44,7 @@ for name in ("record", "commit", "_write_head"):
     mortal(Journal, name)
 for name in ("work", "quote"):
     mortal(Exchange, name)
-stage.replay(sys.argv[2], stage.make_bars(missing=0.2), stage.make_agent())
+stage.replay(sys.argv[2], stage.make_bars(120, missing=0.2), stage.make_agent())
 """
 
 
@@ -57,7 +57,7 @@ def around(first):
 @pytest.mark.parametrize("moments", [[401, 930], *map(around, range(12))])
 def test_a_killed_session_ends_as_if_it_had_not_been(stage, digest, tmp_path, moments):
     path, whole = tmp_path / "paper.db", tmp_path / "whole.db"
-    bars, agent = stage.bars(missing=0.2), stage.agent()
+    bars, agent = stage.bars(120, missing=0.2), stage.agent()
     conftest = pathlib.Path(__file__).parents[1] / "conftest.py"
     command = [sys.executable, "-c", CHILD, *map(str, (conftest, path, *moments))]
     environment = {**os.environ, "PYTHONPATH": f"{conftest.parents[1]}/support"}

@@ -120,7 +120,7 @@ def test_a_file_before_the_start_halts_before_the_first_bar(path, stage):
         stage.replay(path, stage.bars(), stage.agent())
     assert [e.ts_event for e in read_events(path, "halt")] == [opened[0], opened[39]]
     resume(path, "now", 0)
-    assert stage.replay(path, stage.bars(), stage.agent())["bars"] == 120
+    assert stage.replay(path, stage.bars(), stage.agent())["bars"] == 80
 
 
 def test_a_halt_of_a_batch_is_on_disk_before_anybody_hears_of_it(path, stage):
@@ -210,30 +210,6 @@ def test_the_commands_halt_and_resume(stage, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["equity"] == result["equity"]
 
 
-@pytest.mark.heavy
-def test_limits_are_options_of_both_commands(stage, tmp_path, capsys):
-    from nca_trader.cli import main
-
-    write_bars(stage.bars(num_bars=150, symbols=("AAA",)), tmp_path / "bars.csv")
-    rule, limits = "--strategy=momentum", ["--limit=max_position=0.25", "--limit=max_order=0.1"]
-    assert main(["backtest", rule, f"--data={tmp_path}/bars.csv", *limits,
-                 f"--trials={tmp_path}", "--json"]) == 0  # fmt: skip
-    printed = capsys.readouterr().out
-    assert "LIMITED" in printed
-    expected = json.loads(printed.splitlines()[-1])["total_return"]
-    paper = ["paper", rule, f"--feed=replay:{tmp_path}/bars.csv"]
-    assert main([*paper, f"--journal={tmp_path}/a.db", *limits, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["equity"] - 1.0
-    assert found == pytest.approx(expected, rel=1e-12)
-    wrong = ["--limit=max_drawdwn=0.1", "--limit=max_order=NaN"]
-    assert main([*paper, f"--journal={tmp_path}/b.db", *wrong]) == 2
-    assert "did you mean 'max_drawdown'?" in capsys.readouterr().err
-    wrong = ["--limit=max_drawdown=2", "--limit=max_order=NaN"]
-    assert main([*paper, f"--journal={tmp_path}/b.db", *wrong]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 2
-    assert not (tmp_path / "b.db").exists()
-
-
 @pytest.mark.parametrize("fill", ["next_open", "close"])
 def test_the_table_is_that_of_the_bars_and_fills(path, stage, fill):
     bars = stage.bars(missing=0.1)
@@ -280,3 +256,27 @@ def test_a_session_of_minutes_has_no_figure_per_year(path, stage, tmp_path):
 def test_a_journal_without_a_decision_has_no_table(path, stage):
     stage.replay(path, stage.bars()[:5], stage.agent())
     assert summarise(path) is None
+
+
+@pytest.mark.heavy
+def test_limits_are_options_of_both_commands(stage, tmp_path, capsys):
+    from nca_trader.cli import main
+
+    write_bars(stage.bars(num_bars=150, symbols=("AAA",)), tmp_path / "bars.csv")
+    rule, limits = "--strategy=momentum", ["--limit=max_position=0.25", "--limit=max_order=0.1"]
+    assert main(["backtest", rule, f"--data={tmp_path}/bars.csv", *limits,
+                 f"--trials={tmp_path}", "--json"]) == 0  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "LIMITED" in printed
+    expected = json.loads(printed.splitlines()[-1])["total_return"]
+    paper = ["paper", rule, f"--feed=replay:{tmp_path}/bars.csv"]
+    assert main([*paper, f"--journal={tmp_path}/a.db", *limits, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["equity"] - 1.0
+    assert found == pytest.approx(expected, rel=1e-12)
+    wrong = ["--limit=max_drawdwn=0.1", "--limit=max_order=NaN"]
+    assert main([*paper, f"--journal={tmp_path}/b.db", *wrong]) == 2
+    assert "did you mean 'max_drawdown'?" in capsys.readouterr().err
+    wrong = ["--limit=max_drawdown=2", "--limit=max_order=NaN"]
+    assert main([*paper, f"--journal={tmp_path}/b.db", *wrong]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+    assert not (tmp_path / "b.db").exists()

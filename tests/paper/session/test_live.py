@@ -72,17 +72,18 @@ def asked_of(room, begin):
     "strategy",
     [LONG.with_delay(5), nca.blend({"long": (LONG, 1.0), "none": (nca.rules.random(), 0.0)})],
 )
+@pytest.mark.few(1)
 def test_a_strategy_gets_the_bars_that_it_remembers_of_each_asset(stage, tmp_path, strategy):
     """A third of the bars is missing, and its target is that on all bars from the first on."""
     room = Room(stage, tmp_path)
-    bars = stage.bars(num_bars=330, missing=0.33)
-    traded = np.arange(330)[:, None] >= 299  # a desk needs a price of each
+    bars = stage.bars(num_bars=180, missing=0.33)
+    traded = np.arange(180)[:, None] >= 149  # a desk needs a price of each
     room.bars = dataclasses.replace(bars, present=bars.present | traded)
     room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
-    asked = asked_of(room, 300)
-    assert asked[0] == strategy.history < asked[-1] < 300
+    asked = asked_of(room, 150)
+    assert asked[0] == strategy.history < asked[-1] < 150
     found = [body["target"] for body in room.bodies("decision")]
-    assert found == strategy_targets(room.bars, strategy)[299:].tolist()
+    assert found == strategy_targets(room.bars, strategy)[149:].tolist()
     assert len({*map(tuple, found)}) > 1
 
 
@@ -96,38 +97,15 @@ def test_an_asset_without_more_bars_is_asked_for_once_more(stage, tmp_path):
 
 def test_sizes_are_remembered_too(stage, tmp_path):
     room, rules = Room(stage, tmp_path), stage.agent().rules
-    room.bars = stage.bars(num_bars=510)
-    rules = dataclasses.replace(rules, sizing="volatility", volatility_span=25)
+    room.bars = stage.bars(num_bars=250)
+    rules = dataclasses.replace(rules, sizing="volatility", volatility_span=10)
     room.agent = strategy_agent(nca.rules.momentum(5), room.bars, rules)
-    asked = asked_of(room, 500)
+    asked = asked_of(room, 240)
     assert asked == [bars_of_size(rules.scale)]
     # As a size is on all bars: older ones weigh less than rounding does.
     whole, part = (sizes(bars, rules.scale)[-1] for bars in (room.bars, room.bars[-asked[0] :]))
     np.testing.assert_allclose(part, whole, rtol=1e-14)
-    assert not np.allclose(sizes(room.bars[-200:], rules.scale)[-1], whole, rtol=1e-10)
-
-
-@pytest.mark.heavy
-def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage, tmp_path):
-    def act(state, bar, portfolio):
-        leave = portfolio.bars_held >= 4
-        fell = (bar.close < portfolio.best_price * 0.99) & (portfolio.bars_held > 0)
-        target = np.where(False, 0.0, 0.4)
-        import jax.numpy as jnp
-
-        return state, jnp.where(leave | fell, 0.0, target * jnp.ones_like(bar.close))
-
-    strategy = nca.Strategy(lambda n: 0.0, act, "patient")
-    results = []
-    for name, stops in (("whole", 0), ("cut", 12)):
-        room = Room(stage, tmp_path / name)
-        room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
-        for _ in range(stops):
-            room.trade(3)
-        room.trade()
-        results.append([b["target"] for b in room.bodies("decision")])
-        assert {t for row in results[-1] for t in row} == {0.0, 0.4}
-    assert results[0] == results[1]
+    assert not np.allclose(sizes(room.bars[-80:], rules.scale)[-1], whole, rtol=1e-10)
 
 
 def test_bars_missed_while_away_teach_but_do_not_trade(room):
@@ -226,8 +204,7 @@ def flipping(stage, tmp_path, desk=None):
     return room
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.parametrize("flaw", FLAWS)
+@pytest.mark.parametrize(("flaw", "restarts"), [*zip(FLAWS, itertools.cycle([True, False]))])
 def test_orders_that_all_fail_are_events_and_halt_after_three_bars(stage, tmp_path, flaw, restarts):
     """Also where each bar has a process of its own; `resume` begins the count again."""
     room = flipping(stage, tmp_path)
@@ -328,7 +305,7 @@ def test_notices_are_journalled(room):
     assert [b["code"] for b in room.bodies("feed")] == ["stale", "stale", "reconnected"]
 
 
-@pytest.mark.parametrize("seconds", [31, -31, 3600, -3600])
+@pytest.mark.parametrize("seconds", [31, -31])
 def test_clocks_that_differ_halt(room, stage, seconds):
     class Skewed(Desk):
         quote = None
@@ -417,9 +394,10 @@ def test_a_rejected_order_is_decided_again_and_one_cancelled_by_hand_is_not(stag
         assert reasons == (["rejected", "rejected", "filled"] if orders == 3 else ["cancelled"])
 
 
-@pytest.mark.parametrize("name", list(baseline_rules(20)))
+@pytest.mark.parametrize("name", [*baseline_rules(20)][:-1])
+@pytest.mark.few(1)
 def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name):
-    """Each deployable baseline, where the first three orders are rejected or too old.
+    """Each deployable baseline that trades, where the first three orders are rejected or too old.
 
     Some order once and never again. In the end the account holds what it holds where nothing
     fails, but for the prices of three bars. Where no order of these bars was taken at all, a
@@ -444,9 +422,8 @@ def test_a_target_is_owed_until_it_is_filled(stage, tmp_path, name):
     (clean, expected), *failures = ends
     for (failed, found), reason in zip(failures, ("rejected", "too-old"), strict=True):
         np.testing.assert_allclose(found, expected, atol=0.05)
-        assert bool(clean.desk.placed) == bool(failed.desk.placed) == (name != "always flat")
-        why = {body["reason"] for body in failed.bodies("order_terminal")}
-        assert name == "always flat" or reason in why
+        assert clean.desk.placed and failed.desk.placed
+        assert reason in {body["reason"] for body in failed.bodies("order_terminal")}
 
 
 class Daily(Tape):
@@ -919,3 +896,26 @@ def test_a_kill_between_a_decision_and_its_orders_leaves_the_target_owed(stage, 
     room.trade(2)
     sent = room.bodies("order_intent")[before:]
     assert symbol in [body["symbol"] for body in sent]
+
+
+@pytest.mark.heavy
+def test_a_strategy_that_sees_its_portfolio_sees_the_same_after_a_restart(stage, tmp_path):
+    def act(state, bar, portfolio):
+        leave = portfolio.bars_held >= 4
+        fell = (bar.close < portfolio.best_price * 0.99) & (portfolio.bars_held > 0)
+        target = np.where(False, 0.0, 0.4)
+        import jax.numpy as jnp
+
+        return state, jnp.where(leave | fell, 0.0, target * jnp.ones_like(bar.close))
+
+    strategy = nca.Strategy(lambda n: 0.0, act, "patient")
+    results = []
+    for name, stops in (("whole", 0), ("cut", 12)):
+        room = Room(stage, tmp_path / name)
+        room.agent = strategy_agent(strategy, room.bars, stage.agent().rules)
+        for _ in range(stops):
+            room.trade(3)
+        room.trade()
+        results.append([b["target"] for b in room.bodies("decision")])
+        assert {t for row in results[-1] for t in row} == {0.0, 0.4}
+    assert results[0] == results[1]

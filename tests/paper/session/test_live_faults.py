@@ -37,73 +37,6 @@ def codes(room, kind="risk"):
 # --- a venue's own client library, and its server ---
 
 
-def at_server(stage, tmp_path, symbols, fake, venue):
-    def tell(now, prices):
-        fake.clock, fake.prices = max(now / SECOND, fake.clock), prices
-
-    room = Room(stage, tmp_path, stage.agent(symbols=symbols), desk=venue, num_bars=48)
-    room.tape = lambda: Telling(room.bars, tmp_path / "tape", 20, tell=tell)
-    return room
-
-
-def agrees(room, orders, units):
-    """One order of the venue for each of the journal's that arrived, and the same positions."""
-    intents = {event.key: event.body for event in read_events(room.path, "order_intent")}
-    assert len(orders) == len({name for name, _ in orders}) > 5
-    for name, quantity in orders:  # an order without our id would have one of its own
-        assert quantity == pytest.approx(abs(intents[name]["units"]), rel=1e-9)
-    held = {}
-    for body in room.bodies("fill"):
-        held[body["symbol"]] = held.get(body["symbol"], 0.0) + body["units"]
-    for symbol in room.bars.symbols:
-        assert held.get(symbol, 0.0) == pytest.approx(units.get(symbol, 0.0), abs=1e-9)
-
-
-def is_kept_secret(room, caplog):
-    """The made-up key is in no file of the session, whatever the venue said, and in no log."""
-    files = [path for path in room.folder.rglob("*") if path.is_file()]
-    assert room.path in files and len(files) >= 4  # the tape, the journal, its head and its lock
-    for path in files:
-        data = path.read_bytes()
-        assert CANARY.encode() not in data and KEY.encode() not in data, path
-    assert CANARY not in caplog.text and KEY not in caplog.text
-
-
-EVERY = [
-    "504-after", "504-before", "500-after", "hang-after", "hang-before", "reset-after",
-    "reset-before", "html-after", "drip", "redirect-before", "429-before", "403-before",
-]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_live_session_at_alpaca_meets_every_answer_and_orders_once(stage, tmp_path, caplog):
-    from nca_trader.paper.venues import alpaca
-
-    caplog.set_level(logging.DEBUG)
-    caplog.set_level(logging.INFO, "charset_normalizer")
-    symbols = ("SPY", "QQQ")
-    with FakeAlpaca(clock=0.0, prices=dict.fromkeys(symbols, 100.0)) as fake:
-        venue = alpaca.open_venue(symbols, url=fake.url, timeout=0.3)
-        room = at_server(stage, tmp_path, symbols, fake, venue)
-        fake.fail("POST", "/v2/orders", *EVERY)
-        room.trade(20)
-        fake.refuse = f"the key {CANARY} is not allowed"  # a server that repeats what it was sent
-        room.trade(2)
-        fake.refuse = ""
-        room.trade()
-        venue.close()
-        assert fake.faults == []
-        orders = [(name, float(order["qty"])) for name, order in fake.orders.items()]
-        agrees(room, orders, fake.units)
-    reasons = {body["reason"] for body in room.bodies("order_ambiguous")}
-    assert reasons == {
-        "http-504", "http-500", "http-403", "timeout", "connection", "unreadable-body", "redirected"
-    }  # fmt: skip
-    refused = [b.get("code", "") for b in room.bodies("order_terminal")]
-    assert any("the key *** is not allowed" in code for code in refused)
-    is_kept_secret(room, caplog)
-
-
 # --- bars that do not come ---
 
 
@@ -287,3 +220,70 @@ def test_a_change_of_the_clock_is_crossed_on_time(stage, tmp_path, sunday):
     decided = [e.ts_event // SECOND for e in read_events(room.path, "decision")]
     assert set(live) <= set(decided) and result["decisions"] == len(decided)
     assert room.bodies("feed") == [] and room.bodies("halt") == []
+
+
+def at_server(stage, tmp_path, symbols, fake, venue):
+    def tell(now, prices):
+        fake.clock, fake.prices = max(now / SECOND, fake.clock), prices
+
+    room = Room(stage, tmp_path, stage.agent(symbols=symbols), desk=venue, num_bars=48)
+    room.tape = lambda: Telling(room.bars, tmp_path / "tape", 20, tell=tell)
+    return room
+
+
+def agrees(room, orders, units):
+    """One order of the venue for each of the journal's that arrived, and the same positions."""
+    intents = {event.key: event.body for event in read_events(room.path, "order_intent")}
+    assert len(orders) == len({name for name, _ in orders}) > 5
+    for name, quantity in orders:  # an order without our id would have one of its own
+        assert quantity == pytest.approx(abs(intents[name]["units"]), rel=1e-9)
+    held = {}
+    for body in room.bodies("fill"):
+        held[body["symbol"]] = held.get(body["symbol"], 0.0) + body["units"]
+    for symbol in room.bars.symbols:
+        assert held.get(symbol, 0.0) == pytest.approx(units.get(symbol, 0.0), abs=1e-9)
+
+
+def is_kept_secret(room, caplog):
+    """The made-up key is in no file of the session, whatever the venue said, and in no log."""
+    files = [path for path in room.folder.rglob("*") if path.is_file()]
+    assert room.path in files and len(files) >= 4  # the tape, the journal, its head and its lock
+    for path in files:
+        data = path.read_bytes()
+        assert CANARY.encode() not in data and KEY.encode() not in data, path
+    assert CANARY not in caplog.text and KEY not in caplog.text
+
+
+EVERY = [
+    "504-after", "504-before", "500-after", "hang-after", "hang-before", "reset-after",
+    "reset-before", "html-after", "drip", "redirect-before", "429-before", "403-before",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_live_session_at_alpaca_meets_every_answer_and_orders_once(stage, tmp_path, caplog):
+    from nca_trader.paper.venues import alpaca
+
+    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.INFO, "charset_normalizer")
+    symbols = ("SPY", "QQQ")
+    with FakeAlpaca(clock=0.0, prices=dict.fromkeys(symbols, 100.0)) as fake:
+        venue = alpaca.open_venue(symbols, url=fake.url, timeout=0.3)
+        room = at_server(stage, tmp_path, symbols, fake, venue)
+        fake.fail("POST", "/v2/orders", *EVERY)
+        room.trade(20)
+        fake.refuse = f"the key {CANARY} is not allowed"  # a server that repeats what it was sent
+        room.trade(2)
+        fake.refuse = ""
+        room.trade()
+        venue.close()
+        assert fake.faults == []
+        orders = [(name, float(order["qty"])) for name, order in fake.orders.items()]
+        agrees(room, orders, fake.units)
+    reasons = {body["reason"] for body in room.bodies("order_ambiguous")}
+    assert reasons == {
+        "http-504", "http-500", "http-403", "timeout", "connection", "unreadable-body", "redirected"
+    }  # fmt: skip
+    refused = [b.get("code", "") for b in room.bodies("order_terminal")]
+    assert any("the key *** is not allowed" in code for code in refused)
+    is_kept_secret(room, caplog)

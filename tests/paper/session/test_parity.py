@@ -88,8 +88,12 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
 @pytest.mark.parametrize(
     "env",
     [
-        {"base": "half_and_half(lookback=30)", "actions": "weights"},
-        {"fill": "close"},
+        {
+            "base": "half_and_half(lookback=30)",
+            "actions": "weights",
+            "fill": "close",
+            "reward": "differential_sharpe",
+        },
         {"order": "rebalance"},
         {"actions": "weights", "random_costs": (5.0, 10.0)},
         {"short": False},
@@ -102,10 +106,9 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
             "borrow": True,
             "dead_band": 0.02,
         },
-        {"reward": "differential_sharpe", "fill": "close"},
     ],
 )
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_other_rules_agree_as_well(bars, tmp_path, env):
     if "sizing" in env and ROUNDING:
         pytest.skip("sizes round otherwise without optimisation; see tests/test_rounding.py")
@@ -122,16 +125,6 @@ def agree(bars, folder, **run):
     assert parity.ok, parity.sentence
     assert parity.fills > 10
     return parity
-
-
-@pytest.mark.heavy
-def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path):
-    bars = stage.bars(num_bars=320, missing=0.03)
-    quoted = np.random.default_rng(0).uniform(0, 1e-3, bars.close.shape)
-    bars = dataclasses.replace(bars, half_spread=np.where(bars.present, quoted, np.nan))
-    panel = load_env("panel_daily")
-    parity = agree(bars, tmp_path, features=panel.features, actions=panel.actions)
-    assert parity.logits_off < 1e-5
 
 
 RULES = [{}, {"fill": "close"}, {"order": "rebalance"}, {"reward": "drawdown"}]
@@ -199,6 +192,7 @@ def late(inputs):
 
 
 @pytest.mark.parametrize("change", ["feature", "fill", "cost"])
+@pytest.mark.few(2)
 def test_a_change_in_paper_is_found(bars, run, files, stage, tmp_path, change, honest, monkeypatch):
     agent = honest
     if change == "feature":
@@ -364,3 +358,13 @@ def test_a_row_of_no_asset_is_seen_as_in_the_backtest_also_after_a_restart(stage
         first, second = ([e.body for e in read_events(x, kind)] for x in (whole, parts))
         assert first == second and first
     assert not rebuild(whole, run.path).difference
+
+
+@pytest.mark.heavy
+def test_features_of_a_panel_with_quotes_agree_as_well(stage, tmp_path):
+    bars = stage.bars(num_bars=320, missing=0.03)
+    quoted = np.random.default_rng(0).uniform(0, 1e-3, bars.close.shape)
+    bars = dataclasses.replace(bars, half_spread=np.where(bars.present, quoted, np.nan))
+    panel = load_env("panel_daily")
+    parity = agree(bars, tmp_path, features=panel.features, actions=panel.actions)
+    assert parity.logits_off < 1e-5

@@ -303,6 +303,20 @@ def test_backtest_ledger_and_paper_agree_under_limits(tmp_path, stage, case, fil
     assert any("LIMITED" in c or "HALTED" in c for c in result.cautions)
 
 
+def test_a_journal_without_limits_is_as_before_and_limits_are_part_of_a_session(tmp_path, stage):
+    bars = stage.bars()
+    plain = stage.replay(tmp_path / "a.db", bars, stage.agent())
+    started = next(read_events(tmp_path / "a.db", "run_started")).body
+    assert "limits" not in started and "risk" not in started["rules"]
+    wide = nca.Limits(max_position=10.0, max_drawdown=0.99)
+    limited = stage.replay(tmp_path / "b.db", bars, stage.agent(risk=wide))
+    assert (limited["equity"], limited["orders"]) == (plain["equity"], plain["orders"])
+    started = next(read_events(tmp_path / "b.db", "run_started")).body
+    assert started["limits"] == {"max_position": 10.0, "max_drawdown": 0.99}
+    with pytest.raises(ConfigError, match=r"another session .*limits\.max_position"):
+        stage.replay(tmp_path / "b.db", bars, stage.agent(risk=nca.Limits(max_position=1.0)))
+
+
 @pytest.mark.heavy
 def test_a_halt_survives_restarts_and_after_resume_the_session_goes_on(tmp_path, stage):
     limits = nca.Limits(max_drawdown=0.05)
@@ -334,17 +348,3 @@ def test_a_halt_survives_restarts_and_after_resume_the_session_goes_on(tmp_path,
             peak = max(peak, now)
             assert (now < 0.95 * peak) == (event.ts_event in times)
             peak = now if event.ts_event in times else peak
-
-
-def test_a_journal_without_limits_is_as_before_and_limits_are_part_of_a_session(tmp_path, stage):
-    bars = stage.bars()
-    plain = stage.replay(tmp_path / "a.db", bars, stage.agent())
-    started = next(read_events(tmp_path / "a.db", "run_started")).body
-    assert "limits" not in started and "risk" not in started["rules"]
-    wide = nca.Limits(max_position=10.0, max_drawdown=0.99)
-    limited = stage.replay(tmp_path / "b.db", bars, stage.agent(risk=wide))
-    assert (limited["equity"], limited["orders"]) == (plain["equity"], plain["orders"])
-    started = next(read_events(tmp_path / "b.db", "run_started")).body
-    assert started["limits"] == {"max_position": 10.0, "max_drawdown": 0.99}
-    with pytest.raises(ConfigError, match=r"another session .*limits\.max_position"):
-        stage.replay(tmp_path / "b.db", bars, stage.agent(risk=nca.Limits(max_position=1.0)))

@@ -20,19 +20,15 @@ def bodies(path, kind):
     return [event.body for event in read_events(path, kind)]
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.3])
 @pytest.mark.parametrize(
-    ("fill", "order", "targets"),
+    ("fill", "order", "targets", "missing"),
     [
-        ("next_open", "on_change", (-0.4, 0.0, 0.5)),
-        ("next_open", "rebalance", (-0.4, 0.0, 0.5)),
-        ("close", "on_change", (0.0, 0.25, 0.5)),
-        ("close", "rebalance", (-0.5, 0.0, 0.5)),
-        ("next_open", "on_change", (-0.8, 0.0, 0.9)),  # gross is capped, cash binds
-        ("close", "on_change", (0.0, 0.5, 1.0)),
+        ("next_open", "on_change", (-0.8, 0.0, 0.9), 0.0),  # gross is capped, cash binds
+        ("next_open", "rebalance", (-0.4, 0.0, 0.5), 0.3),
+        ("close", "rebalance", (-0.5, 0.0, 0.5), 0.0),
+        ("close", "on_change", (0.0, 0.5, 1.0), 0.3),
     ],
 )
-@pytest.mark.few(5)
 def test_a_session_ends_with_the_equity_of_a_backtest_of_its_targets(
     path, stage, fill, order, targets, missing
 ):
@@ -86,7 +82,7 @@ def test_nothing_is_ordered_before_start_nor_before_the_window_is_full(path, sta
     later = tmp_path / "later.db"
     start = int(bars.time[50].astype("datetime64[s]").astype(int))
     result = stage.replay(later, bars, stage.agent(), start=start)
-    assert result["decisions"] == 70
+    assert result["decisions"] == 30
     assert next(e.ts_event for e in read_events(later, "decision")) == start * 1_000_000_000
     # The features saw the bars before: the decisions at later bars are the same.
     both = dict(zip(times, bodies(path, "decision"), strict=True))
@@ -103,7 +99,7 @@ def test_the_same_command_twice_adds_nothing(path, stage):
     assert verify(path).hash == first["head"]
 
 
-@pytest.mark.parametrize("cut", [1, 7, 119])
+@pytest.mark.parametrize("cut", [1, 79])
 def test_a_session_goes_on_where_an_earlier_one_stopped(path, stage, cut, tmp_path, digest):
     """Stopped in the middle, not at the end of its feed: there is no run_ended yet."""
     bars, agent = stage.bars(missing=0.2), stage.agent()
@@ -120,10 +116,10 @@ def test_a_session_goes_on_where_an_earlier_one_stopped(path, stage, cut, tmp_pa
 
 def test_more_bars_go_on_from_a_finished_session(path, stage):
     bars, agent = stage.bars(), stage.agent()
-    stage.replay(path, bars[:80], agent)
+    stage.replay(path, bars[:60], agent)
     result = stage.replay(path, bars, agent)
-    assert result["bars"] == 120
-    assert len(bodies(path, "bar")) == 120
+    assert result["bars"] == 80
+    assert len(bodies(path, "bar")) == 80
     assert result["orders"] == len(bodies(path, "order_intent"))
 
 
@@ -213,11 +209,11 @@ def failing(stage, rows, value):
     return decide
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_policy_that_is_not_finite_holds_what_it_has(path, stage, value):
     agent = stage.agent(decide=failing(stage, {10, 11, 20}, value))
     result = stage.replay(path, stage.bars(), agent)
-    assert result["decisions"] == 113
+    assert result["decisions"] == 73
     assert [b["code"] for b in bodies(path, "risk")] == ["policy-not-finite"] * 3
     held = [b for b in bodies(path, "decision") if b["target"][0] is None]
     assert len(held) == 3
@@ -321,10 +317,10 @@ def test_nothing_is_compiled_after_the_first_decisions(path, stage):
 
 
 def test_deferred_warm_up_bars_are_all_in_the_journal(path, stage):
-    bars = stage.bars(num_bars=600)
-    start = int(bars.time[580].astype("datetime64[s]").astype(int))
+    bars = stage.bars(num_bars=300)
+    start = int(bars.time[280].astype("datetime64[s]").astype(int))
     result = stage.replay(path, bars, stage.agent(), start=start)
-    assert (len(bodies(path, "bar")), result["decisions"]) == (600, 20)
+    assert (len(bodies(path, "bar")), result["decisions"]) == (300, 20)
     assert verify(path).hash == result["head"]
 
 
@@ -365,7 +361,7 @@ def test_a_full_disk_stops_before_the_order_and_goes_on_when_there_is_space(
         journal._db.execute("PRAGMA max_page_count = 12")
         open_session(agent, feed, stage.exchange(agent), journal, 1e5).trade()
     verify(path)
-    assert 0 < len(bodies(path, "bar")) < 120
+    assert 0 < len(bodies(path, "bar")) < 80
     stage.replay(path, bars, agent)
     stage.replay(tmp_path / "whole.db", bars, agent)
     assert digest(path) == digest(tmp_path / "whole.db")

@@ -44,8 +44,8 @@ SUBJECTS = {
     "rule": nca.rules.sma_cross(3, 9),
     "scaled": nca.rules.momentum(5).with_volatility(0.1, span=10.0),
     "portfolio": patient(4),
-    "function": crossing,
     "blend": nca.blend(MIX, costs=COSTS),
+    "function": crossing,
 }
 
 
@@ -54,7 +54,7 @@ SUBJECTS = {
     [("next_open", None), ("close", None), ("next_open", "on_change"), ("close", "rebalance")],
 )
 @pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_paper_orders_and_earns_what_the_backtest_does(name, fill, order, bars, file, tmp_path):
     """The broker's own books are compared with the account at every bar, and halt at 1e-9."""
     subject, start = SUBJECTS[name], "2020-01-31"

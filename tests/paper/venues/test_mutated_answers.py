@@ -168,6 +168,7 @@ def other(**fields):
         ("fill-unusable", other(ts=2**62 * 3)),
     ],
 )
+@pytest.mark.few(9)
 def test_what_a_venue_booked_and_changes_halts_and_resume_passes_over_it(
     stage, tmp_path, code, change, again
 ):
@@ -214,6 +215,8 @@ JSON = (
     None, "", "x", "nan", "inf", "1e308", 1e308, "1e-320", "-5", 7, True, [], {}, [[]], {"a": 1},
     "0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "\ud800", 10**400,
 )  # fmt: skip
+
+
 PATHS = ("assets", "orders", "orders:by", "positions", "account", "clock", "account/activities")
 
 
