@@ -58,7 +58,7 @@ def trained(agent=AGENT, config=ENV, devices=1, policy=None):
 @pytest.mark.parametrize(
     ("agent", "config", "devices"),
     [
-        (AGENT, ENV, 2),
+        pytest.param(AGENT, ENV, 2, marks=pytest.mark.heavy),
         pytest.param(altered(0.9, replay_slots=2), ENV, 1, marks=pytest.mark.heavy),
         pytest.param(
             altered(advantages="exact"),
@@ -102,15 +102,14 @@ def kept(tmp_path_factory):
 def test_a_program_is_of_its_settings_but_not_of_the_length_of_a_run(traced, kept, monkeypatch):
     folder = kept[0].parent
     monkeypatch.setenv("NCA_TRADER_PROGRAMS", str(folder))
-    trained(altered(steps=10_000))
+    # Read and not traced, it learns the same.
+    jax.tree.map(np.testing.assert_array_equal, kept[1], trained(altered(steps=10_000)))
     assert not traced and list(folder.iterdir()) == [kept[0]]
     trained(altered(discount=0.5))
     assert traced and len(list(folder.iterdir())) == 2
 
 
-def test_a_flipped_bit_is_traced_again_and_a_folder_that_takes_nothing_ends_no_run(
-    traced, tmp_path, kept, monkeypatch
-):
+def test_a_flipped_bit_is_traced_again(traced, tmp_path, kept):
     content = bytearray(kept[0].read_bytes())
     content[len(content) // 2] ^= 1
     file = tmp_path / "traced" / kept[0].name
@@ -118,14 +117,19 @@ def test_a_flipped_bit_is_traced_again_and_a_folder_that_takes_nothing_ends_no_r
     file.write_bytes(content)
     jax.tree.map(np.testing.assert_array_equal, kept[1], trained())
     assert traced and file.read_bytes() != content
-    monkeypatch.setenv("NCA_TRADER_PROGRAMS", str(file / "no folder"))
-    jax.tree.map(np.testing.assert_array_equal, kept[1], trained())
 
 
-def test_code_of_a_user_is_traced_by_each_process(traced, tmp_path):
+def test_a_policy_of_a_user_is_traced_by_each_process(traced, tmp_path):
     policy = make_policy(AGENT, TradingEnv(BARS, ENV).spec)
     trained(policy=policy._replace(fire_rate=0.5))
+    assert traced and not (tmp_path / "traced").exists()
+
+
+@pytest.mark.heavy
+def test_so_is_a_reward_and_a_folder_that_takes_nothing_ends_no_run(traced, tmp_path, monkeypatch):
     own = tmp_path / "own.py"
     own.write_text("def reward(config, spec, step):\n    return step.log_return\n")
     trained(config=dataclasses.replace(ENV, reward=f"{own}:reward"))
     assert traced and not (tmp_path / "traced").exists()
+    monkeypatch.setenv("NCA_TRADER_PROGRAMS", str(own / "no folder"))
+    trained()
