@@ -237,3 +237,9 @@ def test_a_missing_library_is_named(monkeypatch, kind, library):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ConfigError, match=f"needs {library}.*pip install {library}"):
         tracker_of(kind)
+
+
+def test_without_a_folder_they_lie_in_the_run(bench):
+    pytest.importorskip("tensorboardX")
+    run = bench("tensorboard")
+    assert_shows(shown(run.path / "tensorboard")[0], run)
