@@ -31,6 +31,7 @@ from nca_trader.errors import ConfigError, RunError, StateError, printable
 
 T = TypeVar("T")
 SCRATCH = "nca-trader."
+PROGRAMS = "NCA_TRADER_PROGRAMS"  # the folder of traced programs, set by the command line
 # A file may unpack to so many bytes, or to so many times its own.
 LARGE, PACKED = 1 << 28, 64
 # For processes of Python that do not import from the current folder: one with somebody's bars may
@@ -410,7 +411,6 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@functools.cache
 def processor() -> str:
     """Return a digest of this machine's kind of processor: its model and its instructions."""
     try:
@@ -421,6 +421,7 @@ def processor() -> str:
     return hashlib.sha256(repr((platform.machine(), sorted(kind))).encode()).hexdigest()[:12]
 
 
+@functools.cache
 def keep_freed_memory() -> None:
     """Let glibc keep up to 62 MB of freed memory for this process; once, and cheaply.
 

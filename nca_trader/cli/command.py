@@ -323,13 +323,13 @@ def use_compile_cache() -> None:
     """Keep compiled programs under the user's cache folder, unless the user chose otherwise."""
     if "NCA_TRADER_NO_CACHE" in os.environ or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    from nca_trader.machine import processor
+    from nca_trader.machine import PROGRAMS, processor
 
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     folder = pathlib.Path(home) / "nca_trader"
     # Through the environment: jax is slow to import, not every command needs it, and it reads them.
     # What is compiled for one kind of processor may not run on another that shares the folder.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / f"jax-{processor()}")
     # Most programs take less than jax's own bound of a second: 2 s of a `prove` are such ones.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    os.environ["NCA_TRADER_PROGRAMS"] = str(folder / "traced")
+    os.environ[PROGRAMS] = str(folder / "traced")

@@ -36,7 +36,6 @@ log = logger(__name__)
 UNCOMPILED = "jax_disable_jit"  # a setting that pyright does not find on jax.config
 LESS = "learner.num_segments, learner.segment_length or policy.channels"
 COMPILED = "/jax/core/compile/backend_compile_duration"
-TRACED = "NCA_TRADER_PROGRAMS"  # the folder of traced programs, set by the command line
 MOST_TRACED = 64  # programs of 0.1 to 0.5 MB
 
 
@@ -143,8 +142,8 @@ class Bounded:
         # With UNCOMPILED nothing is compiled, so needs are not known.
         if self._ready or getattr(jax.config, UNCOMPILED):
             return self.program(*args)
-        if self.facts is not None and TRACED in os.environ and hosts.count() == 1:
-            self.program = traced_once(self.program, self.traced, args, self.facts)
+        if self.facts is not None and machine.PROGRAMS in os.environ and hosts.count() == 1:
+            self.program = trace_once(self.program, self.traced, args, self.facts)
         limit = math.inf if self.limit is None else self.limit
         needed = _needs(self.program, args)
         if not needed <= limit:
@@ -180,8 +179,8 @@ class Bounded:
         return f"an update needs {much} {has}{remedy}; raise learner.memory_gb, or {self.less}."
 
 
-class Traced(NamedTuple):
-    """A jitted step that was traced by this process or an earlier one, see `traced_once`.
+class StoredStep(NamedTuple):
+    """A jitted step that was traced by this process or an earlier one, see `trace_once`.
 
     Attributes:
       step: jitted `(*leaves of the arguments) -> (leaves of the state, metrics)`.
@@ -201,7 +200,7 @@ class Traced(NamedTuple):
         return self.step.lower(*jax.tree.leaves(args))
 
 
-def traced_once(program: Any, inner: Any, args: Any, facts: tuple[Any, ...]) -> Any:
+def trace_once(program: Any, inner: Any, args: Any, facts: tuple[Any, ...]) -> Any:
     """Return a step that is traced by the first process alone; the next ones read what it wrote.
 
     Tracing and lowering an update takes 2 s, reading it 0.3 s. A file belongs to everything that
@@ -222,20 +221,20 @@ def traced_once(program: Any, inner: Any, args: Any, facts: tuple[Any, ...]) -> 
     device = mesh.devices.flat[0]
     settings = {k: getattr(jax.config, k, value) for k, value in found if "cache" not in k}
     there = (device.platform, device.device_kind, os.environ.get("XLA_FLAGS"))
-    key = repr((_code(), there, facts, tree, shapes, settings))
-    file = pathlib.Path(os.environ[TRACED], hashlib.sha256(key.encode()).hexdigest())
+    key = repr((_digest_code(), there, facts, tree, shapes, settings))
+    file = pathlib.Path(os.environ[machine.PROGRAMS], hashlib.sha256(key.encode()).hexdigest())
 
     def flat(*leaves: Any) -> Any:
         after, metrics = inner(*jax.tree.unflatten(tree, leaves))
         return jax.tree.leaves(after), metrics
 
-    content = _read(file)
+    content = _read_program(file)
     if content is None:
         try:
             content = bytes(export.export(jax.jit(flat, in_shardings=placed))(*leaves).serialize())
         except (NotImplementedError, ValueError):
             return program
-        _write(file, content)
+        _write_program(file, content)
     exported = export.deserialize(bytearray(content))
 
     def call(*leaves: Any) -> Any:
@@ -249,11 +248,11 @@ def traced_once(program: Any, inner: Any, args: Any, facts: tuple[Any, ...]) -> 
         out_shardings=(placed[:of_state], replicate(mesh)),
         compiler_options=compiler_options(mesh),
     )
-    return Traced(step, state)
+    return StoredStep(step, state)
 
 
 @functools.cache
-def _code() -> str:
+def _digest_code() -> str:
     """Return the digest of this package's source and of the versions that decide a result."""
     found = hashlib.sha256(repr(versions()).encode())
     for file in sorted(PACKAGE.rglob("*.py")):
@@ -261,8 +260,8 @@ def _code() -> str:
     return found.hexdigest()
 
 
-def _read(file: pathlib.Path) -> bytes | None:
-    """Return what `_write` wrote; None where it is not there, or not as it was written."""
+def _read_program(file: pathlib.Path) -> bytes | None:
+    """Return what `_write_program` wrote; None where it is not there, or not as it was written."""
     with contextlib.suppress(OSError):
         content = file.read_bytes()
         os.utime(file)  # the oldest are deleted
@@ -271,7 +270,7 @@ def _read(file: pathlib.Path) -> bytes | None:
     return None
 
 
-def _write(file: pathlib.Path, content: bytes) -> None:
+def _write_program(file: pathlib.Path, content: bytes) -> None:
     # Training goes on without it, e.g. where the disk is full.
     with contextlib.suppress(OSError, StateError):
         file.parent.mkdir(parents=True, exist_ok=True)

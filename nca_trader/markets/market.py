@@ -380,7 +380,7 @@ def builder(
     def decorate(build: Callable[..., SyntheticMarket]) -> Callable[..., SyntheticMarket]:
         # One problem, solved once, and one generator, compiled once, for equal parameters.
         @functools.lru_cache(maxsize=16, typed=True)
-        def once(**given: Any) -> SyntheticMarket:
+        def build_once(**given: Any) -> SyntheticMarket:
             made = build(**given)
             # The number of bars is a shape, so each one is compiled once.
             return dataclasses.replace(made, generate=jax.jit(made.generate, static_argnums=1))
@@ -391,7 +391,7 @@ def builder(
             # With defaults, so that the `market` of an environment names every parameter.
             bound.apply_defaults()
             check(bound.arguments, ranges)
-            made = once(**bound.arguments)
+            made = build_once(**bound.arguments)
             return dataclasses.replace(made, name=build.__name__, parameters=bound.arguments)
 
         MARKETS[build.__name__] = checked

@@ -44,7 +44,7 @@ def test_a_preset_reads_back_equal(folder, name):
     both_ways(load_agent(name) if folder == "agents" else load_env(name))
 
 
-# Values of each type of which every field accepts some.
+# Values of each type. Every field accepts some of them.
 TRIED = (True, False, 1, 2, 8, 0.0, 0.25, 0.5, 1.5, "cosine", "close", (1, 2), (0.1, 0.5), ("rsi",))
 
 

@@ -10,6 +10,7 @@ from drawn import random_bars
 from nca_trader import AgentConfig, EnvConfig, TradingEnv, make_learner, make_mesh, make_policy
 from nca_trader.config import LearnerConfig, OptimizerConfig, PolicyConfig, PopulationConfig
 from nca_trader.learner import learner as learners
+from nca_trader.learner import programs
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
@@ -109,6 +110,19 @@ def test_a_program_is_of_its_settings_but_not_of_the_length_of_a_run(traced, kep
     assert traced and len(list(folder.iterdir())) == 2
 
 
+def test_a_changed_source_is_another_program(traced, tmp_path, kept, monkeypatch):
+    monkeypatch.setattr(programs, "PACKAGE", tmp_path)
+    source, digest = tmp_path / "rule.py", programs._digest_code.__wrapped__
+    source.write_text("GAIN = 1.0\n")
+    before = digest()
+    source.write_text("GAIN = 2.0\n")
+    assert digest() != before
+    monkeypatch.setenv("NCA_TRADER_PROGRAMS", str(kept[0].parent))
+    monkeypatch.setattr(programs, "_digest_code", digest)
+    trained()
+    assert traced
+
+
 def test_a_flipped_bit_is_traced_again(traced, tmp_path, kept):
     content = bytearray(kept[0].read_bytes())
     content[len(content) // 2] ^= 1
@@ -126,7 +140,9 @@ def test_a_policy_of_a_user_is_traced_by_each_process(traced, tmp_path):
 
 
 @pytest.mark.heavy
-def test_so_is_a_reward_and_a_folder_that_takes_nothing_ends_no_run(traced, tmp_path, monkeypatch):
+def test_a_reward_of_a_user_is_traced_too_and_a_folder_that_takes_nothing_ends_no_run(
+    traced, tmp_path, monkeypatch
+):
     own = tmp_path / "own.py"
     own.write_text("def reward(config, spec, step):\n    return step.log_return\n")
     trained(config=dataclasses.replace(ENV, reward=f"{own}:reward"))

@@ -186,7 +186,7 @@ def test_moving_volatility_shows_the_size_of_returns():
     assert alike["return_level"] > 0.99 and alike["return_1"] < 0.95, alike
 
 
-ONE_ASSET = ("ou_mid", "hidden")  # of which an action is a number
+ONE_ASSET = ("ou_mid", "hidden")  # one asset: an action is a number
 
 
 @pytest.mark.heavy
