@@ -140,9 +140,11 @@ def backtest(
     in_sample, evaluations = _looked(runs, bars, span, seen, look) if runs else (None, None)
     trace, name = done.trace, name or done.name
     index, symbols = bars.index[first:last], pd.Index(bars.symbols)
+    # Not `done` itself, which would keep the trace for as long as `again` lives.
+    own, own_bars = done.again, done.known
 
     def again(baseline: Strategy | None = None, **changes: Any) -> Result:
-        known, subject, length = task if run else done.known, done.again, len(done.known)
+        known, subject, length = task if run else own_bars, own, len(own_bars)
         if baseline is not None:
             known, subject, length = bars, baseline, len(bars)
         return backtest(

@@ -201,8 +201,8 @@ def draw_equity(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]) 
 
 
 def draw_drawdown(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]) -> None:
-    """Draw the drawdown of lines of equity, see `draw_lines`."""
-    draw_lines(axes, [fallen(line) for line in lines], colours)
+    """Draw drawdowns, each `fallen` of a line of equity; see `draw_lines`."""
+    draw_lines(axes, lines, colours)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.set_ylim(top=0.0)

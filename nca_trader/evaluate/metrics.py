@@ -75,7 +75,8 @@ def sums(returns: ArrayLike | Sums) -> Sums:
     """Compute the sums of one account's simple returns `[T]`."""
     if isinstance(returns, Sums):
         return returns
-    r, count = drop_nan(returns), np.float64(drop_nan(returns).size)
+    r = drop_nan(returns)
+    count = np.float64(r.size)
     mean = r.sum() / count
     centred = r - mean
     square = centred * centred
@@ -105,7 +106,8 @@ def drop_nan(returns: ArrayLike) -> np.ndarray:
     r = np.asarray(returns, np.float64)
     if r.ndim != 1:
         raise ConfigError(f"returns have shape {r.shape}; metrics take one account's, [T].")
-    return r[~np.isnan(r)]
+    unknown = np.isnan(r)
+    return r[~unknown] if unknown.any() else r
 
 
 def traded_returns(returns: ArrayLike, turnover: ArrayLike | None) -> np.ndarray:
@@ -137,7 +139,7 @@ def excess_returns(equity: ArrayLike, interest: ArrayLike | None) -> np.ndarray:
       [0.01, 0.0]
     """
     r = simple_returns(equity)
-    if interest is None:
+    if interest is None or not np.any(interest):
         return r
     equity = np.asarray(equity, np.float64)
     earned = np.maximum(np.asarray(interest, np.float64), 0.0)
@@ -207,7 +209,8 @@ def sortino(returns: ArrayLike | Sums, bars_per_year: float) -> Any:
 
 def drawdown_series(returns: ArrayLike) -> np.ndarray:
     """Compute `E_t / max(1, E_0 .. E_t) - 1`, `[T]`, 0 or below; a NaN return is a return of 0."""
-    equity = np.cumprod(1.0 + np.nan_to_num(np.asarray(returns, np.float64), nan=0.0))
+    r = np.asarray(returns, np.float64)
+    equity = np.cumprod(1.0 + (r if np.isfinite(r).all() else np.nan_to_num(r, nan=0.0)))
     # The capital before the first bar counts as a high: a loss on the first bar is a drawdown.
     return equity / np.maximum(np.maximum.accumulate(equity), 1.0) - 1.0
 
@@ -376,9 +379,14 @@ def summary(
     """
     plain = simple_returns(equity)
     grown, excess = (traded_returns(r, turnover) for r in (plain, excess_returns(equity, interest)))
+    whole = sums(plain)
+    # Usually all three are the same returns, and their sums are computed once.
+    of_grown, of_excess = (
+        whole if np.array_equal(r, plain, equal_nan=True) else sums(r) for r in (grown, excess)
+    )
     return {
         "bars": float(drop_nan(plain).size),
-        **of_sums(sums(plain), sums(grown), sums(excess), bars_per_year),
+        **of_sums(whole, of_grown, of_excess, bars_per_year),
         "exposure": math.nan if weights is None else exposure(weights),
         "turnover": math.nan if turnover is None else annual_turnover(turnover, bars_per_year),
         "interest": 0.0 if interest is None else float(np.maximum(interest, 0.0).sum()),

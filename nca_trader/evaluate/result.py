@@ -320,16 +320,18 @@ class Result:
         trading = [*trades.TRADING_COSTS, *(self.charged.own or ())]
         return -float(self.flows.reindex(columns=trading, fill_value=0.0).to_numpy().sum())
 
-    @property
+    @functools.cached_property
     def uncharged(self) -> str:
         """What plausible costs would leave of a result without costs; "" for others."""
         if self.charged != Costs() or not self.num_fills:
             return ""
-        found = self.again(costs=PLAUSIBLE).account_metrics
+        again = self.again(costs=PLAUSIBLE)
+        total = metrics.total_return(again.returns)
+        sharpe = metrics.sharpe(again.excess_returns, self.bars_per_year)
         return (
             f"NOTHING CHARGED: at {1e4 * PLAUSIBLE.commission:g} bp commission and "
-            f"{1e4 * PLAUSIBLE.slippage:g} bp slippage total return {found['total_return']:.1%}, "
-            f"Sharpe ratio {found['sharpe']:.2f}."
+            f"{1e4 * PLAUSIBLE.slippage:g} bp slippage total return {total:.1%}, "
+            f"Sharpe ratio {sharpe:.2f}."
         )
 
     @property

@@ -91,6 +91,12 @@ class Trace(NamedTuple):
         return None if self.effects.inside is None else self.effects.inside.reason
 
 
+def _kept(x: Array) -> np.ndarray:
+    """Return an array of numpy; one of zeros, e.g. of what is not charged, takes no memory."""
+    found = np.asarray(x)
+    return found if found.any() else np.broadcast_to(np.zeros((), found.dtype), found.shape)
+
+
 def legs_between(bars: Bars, rules: AccountConfig, first: int, last: int) -> BarReturns:
     """Return the parts of bars first .. last - 1; the account opens at the first close."""
     legs = jax.tree.map(lambda leg: leg[first:last], legs_of(bars, rules))
@@ -177,7 +183,7 @@ def simulate_targets(
         legs = legs_between(bars, rules, first, last)
         # The targets are late already; another delay would compile another program.
         trace = scan_targets(legs, targets[first:last], dataclasses.replace(rules, delay=0))
-        return jax.tree.map(np.asarray, trace)
+        return jax.tree.map(_kept, trace)
 
 
 def strategy_step(
@@ -260,7 +266,7 @@ def simulate_strategy(
         )
         with strategy_faults(bars[:last], strategy):
             trace = _scan_strategy(legs, during, before, strategy, rules)
-            return jax.tree.map(np.asarray, trace)
+            return jax.tree.map(_kept, trace)
 
 
 def encode(
@@ -317,7 +323,7 @@ def simulate_agent(
     with float64_on_cpu():
         prompt = dataclasses.replace(rules, delay=0)
         found = _scan_agent(params, legs, cells, ready, policy, prompt)
-        return jax.tree.map(np.asarray, found)
+        return jax.tree.map(_kept, found)
 
 
 def _shown(

@@ -55,8 +55,8 @@ class ConfidenceInterval(NamedTuple):
 
 def moments(returns: ArrayLike) -> Moments:
     """Compute the moments of returns `[T]`; NaN returns are left out."""
-    r = metrics.drop_nan(returns)
-    return Moments(metrics.sharpe(r, 1.0), r.size, metrics.skewness(r), metrics.kurtosis(r))
+    r = metrics.sums(returns)
+    return Moments(metrics.sharpe(r, 1.0), int(r.count), metrics.skewness(r), metrics.kurtosis(r))
 
 
 def _spread(m: Moments) -> float:
@@ -151,15 +151,20 @@ def best_block(series: ArrayLike) -> float:
     return min(length, math.ceil(min(3 * math.sqrt(num), num / 3)))
 
 
-def _stationary_rows(num: int, block: float, repetitions: int, seed: int) -> Iterator[np.ndarray]:
-    """Draw the rows of each resample: in a circle, in blocks of geometric lengths."""
-    rng, order = np.random.default_rng(seed), np.arange(num)
+def _stationary_counts(num: int, block: float, repetitions: int, seed: int) -> Iterator[np.ndarray]:
+    """Draw how often each resample has a row: in a circle, in blocks of geometric lengths."""
+    rng = np.random.default_rng(seed)
     for _ in range(repetitions):
         rows, begins = rng.integers(num, size=num), rng.random(num) <= 1 / block
         begins[0] = True
-        first = np.flatnonzero(begins)
-        rows = np.repeat(rows[first] - first, np.diff(first, append=num)) + order
-        yield np.where(rows < num, rows, rows - num)
+        place = np.append(np.flatnonzero(begins), num)
+        first = rows[place[:-1]]
+        end = first + place[1:] - place[:-1]
+        # A block counts from its first row on, and no more from its end on.
+        round_the_end = end >= num
+        steps = np.bincount(first, minlength=num)
+        steps -= np.bincount(end - num * round_the_end, minlength=num)
+        yield steps.cumsum() + np.count_nonzero(round_the_end)
 
 
 def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Resampled | None:
@@ -186,8 +191,8 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
     centre = columns.mean(axis=0)
     # Centred, so that the squares lose no digits; and side by side, for one product a resample.
     powers = np.hstack([columns - centre, (columns - centre) ** 2]) / len(columns)
-    drawn = _stationary_rows(len(columns), block, repetitions, seed)
-    found = np.array([np.bincount(rows, minlength=len(columns)) @ powers for rows in drawn])
+    drawn = _stationary_counts(len(columns), block, repetitions, seed)
+    found = np.array([counts @ powers for counts in drawn])
     mean, squares = np.hsplit(found, 2)
     variance = np.maximum(squares - mean**2, 0.0) * len(columns) / (len(columns) - 1)
     return Resampled(centre + mean, np.sqrt(variance))

@@ -159,16 +159,17 @@ def equity_plot(
       starts: see `over_time`.
     """
     shown = [line for line in lines if line.role != "seed"]
+    depths = [fallen(line) for line in shown]
     ends = "; ".join(
         f"{line.label} ends at {line.values.iloc[-1]:.2f}, deepest drawdown "
-        f"{fallen(line).values.min():.1%}"
-        for line in shown
+        f"{depth.values.min():.1%}"
+        for line, depth in zip(shown, depths, strict=True)
     )
     text = f"{f'Equity {standing}'.rstrip()} on a log scale, and drawdown. {ends}."
 
     def draw(panels: Sequence[Axes]) -> None:
         draw_equity(panels[0], lines, {})
-        draw_drawdown(panels[1], shown, {})
+        draw_drawdown(panels[1], depths, {})
 
     return over_time(draw, "equity", text, seen, 1.35, (2.2, 1.0), starts)
 
