@@ -47,6 +47,7 @@ OWN = re.compile(
     re.DOTALL,
 )
 FRAME = re.compile(r"(\d+[A-Za-z]+):(.+)", re.DOTALL)
+COMPARISONS = ("rank", "zscore")  # of a feature's values among assets
 # Features that are not of your own code: a market's own state, and columns of your own.
 RESERVED = ("state:", "column:")
 # Objects that were given in Python, by the name that a config has of them. A script's own objects
@@ -89,14 +90,26 @@ def parse_name(text: str) -> Name | None:
 
 
 def split_frame(text: str) -> tuple[str, str]:
-    """Return the time frame that a feature's name begins with, "" without one, and the rest.
+    """Return the time frame of a feature's name, "" without one, and the name of the feature alone.
 
     Example:
-      >>> split_frame("1h:mine:momentum"), split_frame("rsi")
+      >>> split_frame("1h:mine:momentum"), split_frame("rank:rsi")
       (('1h', 'mine:momentum'), ('', 'rsi'))
     """
+    text = split_comparison(text)[1]
     found = FRAME.fullmatch(text)
     return ("", text) if found is None else (found[1], found[2])
+
+
+def split_comparison(text: str) -> tuple[str, str]:
+    """Return how a feature's name compares assets, "" where it does not, and the rest.
+
+    Example:
+      >>> split_comparison("rank:1h:rsi"), split_comparison("rsi")
+      (('rank', '1h:rsi'), ('', 'rsi'))
+    """
+    how, _, rest = text.partition(":")
+    return (how, rest) if how in COMPARISONS and rest else ("", text)
 
 
 @functools.cache

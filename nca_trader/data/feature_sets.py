@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.extensions import FORGET, own_code, split_frame
-from nca_trader.data.features import FEATURES, Feature, refuse_absent, refuse_unknown
+from nca_trader.config.extensions import FORGET, own_code, split_comparison, split_frame
+from nca_trader.data.features import FEATURES, LEAST, Feature, ratio, refuse_absent, refuse_unknown
 from nca_trader.data.time_frames import TimeFrame, refuse_other_length
 from nca_trader.numerics import (
     MOST_ASSETS,
@@ -35,7 +35,7 @@ class FeatureSet:
 
     Attributes:
       names: `F` names of `FEATURES`, in the order of the values; "1h:rsi" is a feature of bars of
-        an hour.
+        an hour, and "rank:rsi" compares the assets, see `compared`.
       parts: a feature by its name; a `TimeFrame`, which has all of its features, by its own.
       bar_seconds: length of the bars; 0 where no feature needs it.
     """
@@ -83,9 +83,24 @@ class FeatureSet:
             with own_code(name):
                 more = [given[name]] if name in given else []
                 after[name], values[name] = jax.vmap(part.update)(before[name], bar, *more)
-        slow = {frame: iter(values[frame].T) for frame in self.parts if values[frame].ndim > 1}
-        # The features of a time frame come in their order.
-        columns = [next(slow[f]) if (f := split_frame(n)[0]) else values[n] for n in self.names]
+        alone, rests = {}, [split_comparison(name) for name in self.names]
+        place = dict.fromkeys(self.parts, 0)
+        for rest in dict.fromkeys(rest for _, rest in rests):
+            # The features of a time frame come in their order.
+            part = split_frame(rest)[0] or rest
+            alone[rest], place[part] = (part, place[part]), place[part] + 1
+
+        def value(how: str, rest: str) -> Array:
+            part, at = alone[rest]
+            x = values[part] if values[part].ndim == 1 else values[part][:, at]
+            if not how:
+                return x
+            if isinstance(feature := self.parts[part], TimeFrame):
+                return compared(how, x, bar.present & after[part].known[:, at])
+            assert feature.known is not None  # see `refuse_unknown`
+            return compared(how, x, jax.vmap(feature.known)(after[part], bar))
+
+        columns = [value(how, rest) for how, rest in rests]
         return pack_numbers(after), jnp.stack(columns, axis=-1).astype(jnp.float32)
 
     def _states(self, num_assets: int) -> dict[str, Any]:
@@ -150,7 +165,8 @@ def feature_set(
     """Return the features called `names`, in that order.
 
     Args:
-      names: of `FEATURES`; or of bars of a longer time frame, e.g. "1h:rsi".
+      names: of `FEATURES`; of bars of a longer time frame, e.g. "1h:rsi"; or of values compared
+        among the assets, e.g. "rank:rsi" and "zscore:1h:rsi".
       bar_seconds: length of the bars. Only features of longer time frames need it.
       sessions: the name of the sessions that longer bars count from, "every_day" (from midnight
         UTC), "new_york", "fx_week", or of your own.
@@ -167,15 +183,42 @@ def feature_set(
     """
     refuse_unknown(names)
     parts: dict[str, Feature | TimeFrame] = {}
-    slow: dict[str, list[Feature]] = {}
+    slow: dict[str, dict[str, Feature]] = {}
     for name in names:
         frame, bare = split_frame(name)
-        if frame:
-            slow.setdefault(frame, []).append(FEATURES[bare])
-        else:
-            parts[name] = FEATURES[name]
-    parts |= {frame: TimeFrame(frame, x, bar_seconds, sessions) for frame, x in slow.items()}
+        (slow.setdefault(frame, {}) if frame else parts)[bare] = FEATURES[bare]
+    for frame, features in slow.items():
+        parts[frame] = TimeFrame(frame, [*features.values()], bar_seconds, sessions)
     return FeatureSet(names, parts, bar_seconds if slow else 0)
+
+
+def compared(how: str, x: Array, known: Array) -> Array:
+    """Compare values `x` `[A]` among the assets of which they are `known`, at one bar.
+
+    An asset is among them where it has a bar and its feature has warmed up; the others have 0.
+
+    Args:
+      how: "rank" is `(2 r - n - 1) / (n - 1)` in [-1, 1] for the rank r from 1 to n of the n
+        assets, where equal values share their mean rank; "zscore" is (x - mean) / deviation, with
+        ddof=0. Both are 0 for one asset alone, and the latter where all values are equal.
+      x: finite.
+      known: `[A]` bool.
+    """
+    count = known.sum()
+    if how == "zscore":
+        away = jnp.where(known, x - jnp.where(known, x, 0.0).sum() / count, 0.0)
+        # A deviation has the unit of its feature; rounding alone is no deviation.
+        found = ratio(away, jnp.sqrt((away**2).sum() / count), LEAST * jnp.abs(x).max())
+    else:
+        line = jnp.where(known, x, jnp.inf)
+        if len(x) <= MOST_ASSETS:  # without sorting, which a single kernel cannot do
+            others, own = line[None, :], x[:, None]
+            below, up_to = (others < own).sum(1), (others <= own).sum(1)
+        else:
+            line = jnp.sort(line)
+            below, up_to = (jnp.searchsorted(line, x, side=side) for side in ("left", "right"))
+        found = ratio((below + up_to - count).astype(x.dtype), count - 1.0)
+    return jnp.where(known, found, 0.0)
 
 
 FORGET.append(feature_set.cache_clear)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from nca_trader.config.extensions import own_code, split_frame
+from nca_trader.config.extensions import own_code, split_comparison, split_frame
 from nca_trader.config.ranges import describe
 from nca_trader.config.registry import Registry
 from nca_trader.errors import ConfigError, argument
@@ -84,7 +84,7 @@ def wilder(mean: Array, x: Array, count: Array, period: int = 14) -> Array:
     return mean + (x - mean) / jnp.minimum(count, period)
 
 
-def ratio(a: Array, b: Array, least: float = LEAST) -> Array:
+def ratio(a: Array, b: Array, least: Tensor | float = LEAST) -> Array:
     """Return `a / b`, and 0 where the scale `b` is at or below `least`."""
     usable = b > least
     return jnp.where(usable, a / jnp.where(usable, b, 1.0), 0.0)
@@ -134,6 +134,8 @@ class Feature(NamedTuple):
       column: `(bars) -> [N, A]` float64, of all bars at once what `update` else asks Python for at
         each; it then takes that value as a third argument. None for a feature in jax alone.
       memory: number of present bars on which the value depends; 0 where it is not stated.
+      known: `(state, bar) -> []` bool, whether the value is meaningful, `state` being that after
+        the bar. Features that compare assets need it.
     """
 
     init: Callable[[], Any]
@@ -141,6 +143,7 @@ class Feature(NamedTuple):
     warmup: int
     column: Callable[[Bars], np.ndarray] | None = None
     memory: int = 0
+    known: Callable[[Any, Bar], Any] | None = None
 
 
 def make_feature(
@@ -173,8 +176,11 @@ def make_feature(
         value = jnp.where(seen & (count >= warmup), value, 0.0)
         return (count + seen, new), value
 
+    def known(state: Any, bar: Bar) -> Any:
+        return counts(bar) & (state[0] > warmup)
+
     memory = warmup + 1 + (bars_to_forget(span, 2.0**-24) if span else 0)
-    return Feature(lambda: (np.zeros((), np.int64), init()), guarded, warmup, column, memory)
+    return Feature(lambda: (np.zeros((), np.int64), init()), guarded, warmup, column, memory, known)
 
 
 DAY = 86_400  # seconds
@@ -540,8 +546,16 @@ def refuse_unknown(names: tuple[str, ...]) -> None:
       ConfigError: in one line, the first.
     """
     for name in names:
-        frame, bare = split_frame(name)
-        FEATURES[bare]  # refuses an unknown one
+        (how, rest), (frame, bare) = split_comparison(name), split_frame(name)
+        if inner := split_comparison(bare)[0]:
+            say = "a comparison is of a feature alone" if how else f"{inner!r} comes first"
+            right = f"{inner}:{frame}{':' * bool(frame)}{split_frame(bare)[1]}"
+            raise ConfigError(f"feature {name!r}: {say}; give {right!r}.")
+        if FEATURES[bare].known is None and how:  # an unknown one is refused
+            raise ConfigError(
+                f"feature {name!r}: {rest!r} does not say from which bar on its value is known; "
+                "make it with make_feature."
+            )
         if frame and bare.startswith(COLUMN):
             say = f"feature {name!r}: a column has no time frame of its own; give {bare!r}."
             raise ConfigError(say)

@@ -40,12 +40,13 @@ class OpenBar(NamedTuple):
 class Slow(NamedTuple):
     """The memory of one asset in one time frame: a slow bar, and the features' states and values.
 
-    values: `[n]` of the last slow bar that was over.
+    values: `[n]` of the last slow bar that was over. known: `[n]` bool, see `Feature.known`.
     """
 
     growing: OpenBar
     states: tuple[Any, ...]
     values: Any
+    known: Any
 
 
 class TimeFrame:
@@ -123,7 +124,8 @@ class TimeFrame:
         bar = Bar(**zeros | first)
         states = tuple(feature.init() for feature in self.features)
         growing = OpenBar(bar, np.zeros((), bool), np.zeros((), np.int64))
-        return Slow(growing, states, np.zeros(len(self.features)))
+        none = np.zeros(len(self.features))
+        return Slow(growing, states, none, none > 0.0)
 
     def update(self, state: Slow, bar: Bar) -> tuple[Slow, Any]:
         """Update by one bar of one asset; return the values `[n]`, 0 where it is missing."""
@@ -139,18 +141,23 @@ class TimeFrame:
         grown = _grown(old, bar, belongs, begin >= time)
         grown = grown._replace(bar=grown.bar._replace(time=end, present=~after))
 
-        def feed(number: Any, fed: tuple[Any, Any]) -> tuple[Any, Any]:
+        def feed(number: Any, fed: tuple[Any, ...]) -> tuple[Any, ...]:
             """Give the features the slow bar before (0), or that of this bar (1)."""
             closed = _closed(keep_unless(number > 0, old, grown), bar)
             pairs = [f.update(s, closed) for f, s in zip(self.features, fed[0], strict=True)]
-            return tuple(s for s, _ in pairs), jnp.stack([value for _, value in pairs])
+            states = tuple(s for s, _ in pairs)
+            known = [
+                jnp.asarray(f.known is not None and f.known(s, closed))
+                for f, s in zip(self.features, states, strict=True)
+            ]
+            return states, jnp.stack([value for _, value in pairs]), jnp.stack(known)
 
         # A scan has no branches, but a loop that ends at once costs next to nothing.
         first, stop = jnp.where(before, 0, 1), jnp.where(after, 2, 1)
-        states, values = jax.lax.fori_loop(first, stop, feed, (state.states, state.values))
+        states, values, known = jax.lax.fori_loop(first, stop, feed, state[1:])
         kept = old._replace(bar=old.bar._replace(present=open_ & ~before))
         growing = keep_unless(inside, kept, grown)
-        return Slow(growing, states, values), jnp.where(bar.present, values, 0.0)
+        return Slow(growing, states, values, known), jnp.where(bar.present, values, 0.0)
 
 
 def _grown(old: OpenBar, bar: Bar, belongs: Any, begins: Any) -> OpenBar:

@@ -223,7 +223,7 @@ def build_learner(
     course = everywhere(jax.tree.map(lambda x: of_type[type(x)](x), parts.course), mesh)
     less = f"lower {'num_seeds, ' if seeds > 1 else ''}{LESS}"
     # The length of a run is an argument of the program.
-    facts = (dataclasses.replace(config, learner=dataclasses.replace(shape, steps=1)), env.shards)
+    facts = ({**vars(config), "learner": {**vars(shape), "steps": 1}}, env.shards)
     plain = type(env) is TradingEnv and policy is build_policy(config, env.spec, stored=True)
     step = Bounded(
         make_program(parts, mesh, placed, options),

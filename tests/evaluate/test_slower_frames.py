@@ -1,4 +1,4 @@
-"""An agent with slower time frames: the same in training, backtests, Gymnasium and sessions."""
+"""Slower time frames and comparisons: the same in training, backtests, Gymnasium and sessions."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from nca_trader.runs.portable import portable
 
 STEP = 1800  # seconds
 ENV = nca.EnvConfig(
-    features=("return_1", "1h:rsi", "1d:rsi"),
+    features=("return_1", "1h:rsi", "1d:rsi", "rank:1h:rsi", "zscore:return_1"),
     sessions="new_york",
     costs=nca.Costs(commission=5e-4, slippage=2e-4),
 )
@@ -166,7 +166,11 @@ def test_an_environment_holds_until_its_slow_bars_are_warm(bars, run):
         part = bars[first : first + 260]
         env = nca.TradingEnv(part, ENV)
         assert env.spec.warmup == WARMUP and env.spec.bar_seconds == STEP
-        assert (np.asarray(env.features)[WARMUP:][part.present[WARMUP:]] != 0).all()
+        shown = np.asarray(env.features)[WARMUP:]
+        assert (shown[..., :3][part.present[WARMUP:]] != 0).all()
+        # Only where both assets have a bar there is something to compare with.
+        both = part.present[WARMUP:].all(axis=1)
+        assert (shown[both, :, 3:] != 0).all() and not shown[~both, :, 3:].any()
     assert run.spec.warmup == WARMUP == nca.Run(run.path).spec.warmup
     assert run.policy.first_decision > WARMUP
 
