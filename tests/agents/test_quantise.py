@@ -67,6 +67,15 @@ def test_two_numbers_to_a_byte_come_back():
     np.testing.assert_array_equal(quantise.unpack(quantise.pack(odd), (7,)), odd)
 
 
+@pytest.mark.parametrize("bits", quantise.BITS)
+def test_the_layout_of_a_file_is_that_of_its_tensors(bits):
+    leaves = {"m.w": np.ones((3, 5), np.float32), "m.b": np.ones(7, np.float32)}
+    found = quantise.layout({name: leaf.shape for name, leaf in leaves.items()}, bits)
+    tensors = quantise.quantised(leaves, bits)
+    assert found == {name: (x.dtype, x.shape) for name, x in tensors.items()}
+    assert all(type(size) is int for _, shape in found.values() for size in shape)
+
+
 def test_parameters_are_flattened_and_put_back():
     params = policy_of("nca")[1]
     back = quantise.params_of(quantise.leaves_of(params))

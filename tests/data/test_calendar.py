@@ -351,6 +351,16 @@ def test_minutes_that_trade_on_one_day_of_five_are_no_pause():
         assert list(found[inside]) == list(minutes[want.ravel()]), (share, num_days)
 
 
+@pytest.mark.parametrize(("num_days", "step"), [(1, 1), (1, 60), (2, 1), (2, 60)])
+def test_two_days_show_a_pause_and_one_alone_does_not(num_days, step):
+    days = pd.bdate_range("2023-01-02", periods=num_days)
+    every = local(days, "09:00", "11:00", f"{step}s", "Asia/Tokyo").tz_localize("UTC")
+    of_day = every.hour * 60 + every.minute
+    shut = (of_day >= of_day[0] + 50) & (of_day < of_day[0] + 70)
+    found = missing(every[~shut], np.timedelta64(step, "s"))
+    assert list(found) == (list(every[shut]) if num_days == 1 else [])
+
+
 def test_a_bar_at_an_odd_second_is_no_calendar():
     days = pd.bdate_range("2023-01-02", periods=30)
     hours = session_times([f"{d:%Y-%m-%d}" for d in days], "1h", opens="10:00")

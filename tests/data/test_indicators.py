@@ -91,6 +91,7 @@ def centred(close):
     (over_mean, (), 8, "takes columns of bars; name them in order"),
     (over_mean, ("close",), 0, "lookback = 0: an indicator takes 1 to 8192 bars here"),
     (over_mean, ("close",), 10**9, "lookback = 1000000000: an indicator"),
+    (over_mean, ("close",), True, "lookback = True: an indicator"),
     (3, ("close",), 8, "is of a function, not of the number 3"),
     (over_mean, ("close", "high", "low"), 5, "TypeError"),
 ])  # fmt: skip

@@ -74,6 +74,29 @@ def test_a_column_that_names_the_assets_is_asked_about(kind, layout, tmp_path):
         assert name not in again
 
 
+@pytest.mark.parametrize(
+    ("move", "jump", "asked"),
+    [(0.01, 0.06, True), (0.01, 0.04, False), (1e-4, 0.011, True), (1e-4, 0.009, False)],
+)
+def test_a_number_may_name_assets_where_the_price_jumps_with_it(move, jump, asked):
+    t = np.arange(60)
+    close = 100.0 * np.exp(np.cumsum(np.where(t == 30, jump, move * (-1.0) ** t)))
+    frame = walk(np.random.default_rng(0), 60, 100.0).assign(code=np.where(t < 30, 1690, 6066))
+    frame = frame.assign(**dict.fromkeys(("open", "high", "low", "close"), close))
+    assert ("D037" in refusal(read_bars, frame)) if asked else "code" in read_bars(frame).note
+
+
+@pytest.mark.parametrize(
+    ("codes", "again", "asked"),
+    [("b" * 38, 4, True), ("b" * 38, 5, False), ("bb", 0, True), ("bc", 0, False)],
+)
+def test_a_name_of_assets_is_told_from_rows_that_are_there_twice(codes, again, asked):
+    first, second = (walk(np.random.default_rng(i), 38, 100.0).assign(code="a") for i in (0, 1))
+    rows = pd.concat([first, second[: len(codes)].assign(code=list(codes))])
+    frame = pd.concat([rows, rows[:again]]).sort_values("time", kind="stable")
+    assert ("D037" in refusal(read_bars, frame)) == asked
+
+
 DAYS = 500
 
 

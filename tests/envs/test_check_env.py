@@ -12,7 +12,7 @@ import pytest
 from drawn import random_bars
 
 from nca_trader.config import EnvConfig
-from nca_trader.envs import load_env, trading
+from nca_trader.envs import check, load_env, trading
 from nca_trader.envs.check import Check, CheckReport, check_env
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import CheckFailed
@@ -141,6 +141,18 @@ def test_what_is_planted_is_found(planted, found, monkeypatch):
     monkeypatch.setattr(trading, name, functools.partial(planted, getattr(trading, name)))
     report = check_env(TradingEnv(BARS, CONFIG), only=found)
     assert set(report.faults) == found, str(report)
+
+
+@pytest.mark.parametrize(("config", "symbols", "length"), [
+    (CONFIG, ("SP500", "NASDAQ"), 400),
+    (dataclasses.replace(load_env("ou_mid"), market_bars=300), ("OU",), 300),
+])  # fmt: skip
+def test_a_config_alone_is_checked_on_sample_bars_or_on_the_market_that_it_names(
+    config, symbols, length, monkeypatch
+):
+    monkeypatch.setattr(check, "report_of", lambda checks, run, only: run.env)
+    bars = check_env(config).bars
+    assert (bars.symbols, len(bars)) == (symbols, length)
 
 
 def test_a_report_names_its_faults_in_lines():

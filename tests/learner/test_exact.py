@@ -351,7 +351,6 @@ def test_expected_loss_is_the_mean_of_sampled_ones(one):
             assert abs(took[2].mean() - took[0].mean() - float(exact_gap)) < 4 * error + 1e-4
 
 
-@pytest.mark.heavy
 def test_rebalancing_without_costs_is_finite_too():
     config = dataclasses.replace(
         ENV, order="rebalance", costs=Costs(), episode_bars=None, reward="log_return"

@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 
 from nca_trader.agents import heads
 from nca_trader.learner import sampled
-from nca_trader.learner.ppo import setup_of
+from nca_trader.learner.ppo import Old, ppo_loss, setup_of
 from nca_trader.learner.rollout import encode_span
 from nca_trader.learner.sampled import estimate, normalize, rollout_statistics
 
@@ -103,6 +103,17 @@ def test_loss_by_hand_from_logits(stage, loss, data):
         np.testing.assert_allclose(getattr(got, name), number, rtol=1e-3, err_msg=name)
     np.testing.assert_allclose(got.clip_fraction, np.mean(clipped), atol=0.01)
     assert 0.1 < np.mean(clipped) < 0.9  # both sides of the clip were met
+
+
+@pytest.mark.parametrize("lacks", ["value", "old value", "target"])
+def test_without_values_or_their_targets_none_are_learnt(stage, lacks):
+    ones = {name: None if name == lacks else jnp.ones(4) for name in ("value", "old value")}
+    targets = None if lacks == "target" else jnp.zeros(4)
+    old = Old(jnp.zeros(4), jnp.arange(4.0), ones["old value"], targets)
+    hyper = stage.setup.hyper
+    got = ppo_loss(stage.agent.learner, hyper, old, jnp.zeros(4), jnp.ones(4), ones["value"])
+    assert got.value_loss == 0.0
+    np.testing.assert_allclose(got.loss, -1.5 - hyper.entropy_coef, rtol=1e-6)
 
 
 @pytest.mark.heavy

@@ -197,6 +197,20 @@ def test_a_position_stays_with_who_held_it_until_an_order_fills():
     np.testing.assert_allclose(result.parts.sum(), expected, rtol=1e-12)
 
 
+def test_an_account_of_a_part_is_paid_out_for_an_asset_that_is_delisted():
+    part = nca.Strategy(
+        lambda n: jnp.zeros(n),
+        lambda s, bar, own: (s, jnp.stack([own.equity / 4.0, 0.5])),
+        "its equity",
+    )
+    many = rich_bars(np.random.default_rng(0), 60, 2)
+    rules = {"delist_after": 4, "delist_haircut": 0.3}
+    mix = nca.blend({"a": (part, 1.0)}, COSTS, **rules)
+    want = alone(many, part, **rules)
+    assert np.ptp(want[30:, 0]) > 0.03
+    np.testing.assert_allclose(parts_of(many, mix, 0)[:, 0], want, rtol=ROUNDING)
+
+
 def raising(number):
     def act(state, bar):
         raise ValueError(f"no {number}")

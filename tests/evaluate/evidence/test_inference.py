@@ -306,6 +306,15 @@ def test_too_few_rows_have_no_pbo():
     assert len(inference.overfit_probability(noise(0)[:32]).logits) == math.comb(8, 4)
 
 
+@pytest.mark.parametrize(("rows", "strategies", "parts"), [
+    (64, 9, 16), (63, 9, 14), (56, 9, 14), (55, 9, 12), (47, 9, 10), (40, 9, 10), (39, 9, 8),
+    (64, 156, 14), (64, 2165, 10), (64, 30_000, 8),  # of 2,000,000 numbers at most, if it can be
+])  # fmt: skip
+def test_pbo_takes_as_many_parts_as_rows_and_memory_allow(rows, strategies, parts):
+    found = inference.overfit_probability(noise(0, shape=(rows, strategies)))
+    assert len(found.logits) == math.comb(parts, parts // 2)
+
+
 @pytest.mark.parametrize("rho", [-0.5, 0.0, 0.6, 0.98])
 @pytest.mark.parametrize("num", [20, 51, 400])
 def test_resamples_are_those_of_arch(rho, num):

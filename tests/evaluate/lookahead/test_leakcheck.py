@@ -24,6 +24,7 @@ from nca_trader.evaluate.lookahead.futures import (
     longer,
     without,
 )
+from nca_trader.evaluate.lookahead.leakcheck import Search, as_subject
 from nca_trader.evaluate.lookahead.outputs import explained, foresights, own_features
 from nca_trader.types import EXTRAS, PRICES
 
@@ -278,6 +279,16 @@ def test_a_feature_of_ones_own_is_checked_by_its_scan():
     own = Feature(lambda: np.zeros(()), lambda last, bar: (bar.close, bar.close - last), 1)
     report = leakcheck(own, BARS, cases=40, name="change")
     assert report.ok and report.reacted > 5 and report.subject == "change"
+
+
+@pytest.mark.parametrize(("subject", "few"), [
+    (closes, False), ("return_1", True), (FEATURES["return_1"], True), (rules.sma_cross(3, 9), True)
+])  # fmt: skip
+def test_what_is_compiled_for_each_length_is_tried_on_few(subject, few):
+    search = Search(as_subject(subject)._replace(run=closes), 0.0, False)
+    cases = search.begin(np.random.default_rng(0), BARS)
+    lengths = {len(cases.draw(i).after) for i in range(FEW)}
+    assert len(lengths) < 6 if few else len(lengths) > 10
 
 
 def test_rounding_is_told_from_a_leak_by_the_tolerance():

@@ -11,13 +11,13 @@ import pytest
 from made_up import made_up_result, rules_of
 from markupsafe import Markup
 
+from nca_trader.evaluate import wording
 from nca_trader.evaluate.evidence.verdict import weigh
 from nca_trader.evaluate.figures import Curve
 from nca_trader.evaluate.report import plots
 from nca_trader.evaluate.report.contents import ReportPage, Section
 from nca_trader.evaluate.report.page import write_report
 from nca_trader.evaluate.report.plots import equity_plot, per_seed
-from nca_trader.evaluate.wording import first_sentence
 
 HOSTILE = "<script>alert(1)</script>&\"'$x$"
 
@@ -216,10 +216,23 @@ def test_the_page_says(seen):
 def test_one_sentence_stands_at_the_top_and_the_rest_of_the_verdict_behind_it(seen, report):
     equity = report.evidence.agent.equity
     start, stop = (str(equity.index[end].date()) for end in (0, -1))
-    first, rest = first_sentence(report.verdict)
+    first, rest = wording.first_sentence(report.verdict)
     assert first.startswith(f"Out of sample, {start} to {stop}, the agent ")
     assert f"total return {equity.iloc[-1] - 1:.1%} against" in first and first.endswith(".")
     assert seen.index(first) < seen.index("Total return") < seen.index(rest)
+
+
+@pytest.mark.parametrize(("write", "value", "text"), [
+    (wording.listed, "a", "a"), (wording.listed, "ab", "a and b"),
+    (wording.listed, "abc", "a, b and c"),
+    (wording.few, "abcd", "a, b, c, d"), (wording.few, "abcde", "a, b, c, d and 1 more"),
+    (wording.money, 1e3, "1k"), (wording.money, 1e6, "1M"), (wording.money, -2e9, "-2B"),
+    (wording.money, 1e12, "1T"), (wording.money, 999.0, "999"), (wording.whole, 1234.0, "1,234"),
+    (wording.times, 1, "once"), (wording.times, 2, "2 times"), (wording.percent, -1e-9, "0.0%"),
+    (wording.percent, 0.1234, "12.3%"), (wording.decimal, 1.234, "1.23"),
+])  # fmt: skip
+def test_names_and_numbers_are_written_in_few_words(write, value, text):
+    assert write(value) == text
 
 
 def test_always_flat_has_no_sharpe_ratio_and_nothing_reads_nan(seen):
