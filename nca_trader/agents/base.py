@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -21,11 +22,12 @@ from jax import Array
 
 from nca_trader.config import PolicyConfig
 from nca_trader.config.agent import RULES as NAMES
-from nca_trader.config.extensions import FORGET, call_named, load, own_code
+from nca_trader.config.extensions import FORGET, call_named, load, own_code, terms_of
 from nca_trader.config.ranges import describe
 from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError
 from nca_trader.strategies import rules
+from nca_trader.strategies.blend import blend
 from nca_trader.strategies.strategy import Strategy, arguments_needed
 from nca_trader.strategies.targets import has_exits, strategy_targets
 from nca_trader.types import Bar, Bars, EnvSpec
@@ -51,7 +53,7 @@ class Base(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def strategy_named(name: str) -> Strategy:
-    """Return the rule that `[policy] base` names.
+    """Return the rule, or the sum of rules, that `[policy] base` names.
 
     Raises:
       ConfigError: there is none, it is not a strategy, or it sees its account.
@@ -59,7 +61,16 @@ def strategy_named(name: str) -> Strategy:
     Example:
       >>> strategy_named("half_and_half(lookback=100)").name
       'half equal weight, half time-series momentum 100'
+      >>> strategy_named("2/3 * equal_weight + 1/3 * momentum(lookback=50)").name
+      '2/3 equal weight + 1/3 momentum 50'
     """
+    terms = terms_of(name)
+    if terms != [("", name)]:
+        named = [(share, strategy_named(rule)) for share, rule in terms]
+        called = " + ".join(f"{share} {rule.name}" for share, rule in named)
+        parts = {f"rule-{i}": (x, float(Fraction(share))) for i, (share, x) in enumerate(named)}
+        # Its parts see no account, so that it is one strategy as others are.
+        return dataclasses.replace(blend(parts, order="on_change", name=called), parts=())
     bare, bracket, values = name.partition("(")
     if bare in RULES and bracket and not values.endswith(")"):
         raise ConfigError(f"policy.base = {name!r}: write values as in {bare}(lookback=100).")
@@ -75,13 +86,12 @@ def strategy_named(name: str) -> Strategy:
             f"policy.base = {name!r}: is {describe(found)}; name a Strategy, or a function that "
             "returns one and whose arguments all have values."
         )
-    if found.sees_portfolio or found.parts:
-        what = "is a blend" if found.parts else "sees its account"
+    if found.sees_portfolio or found.runs:
         raise ConfigError(
-            f"policy.base = {name!r}: {what}, and a base is computed before any account trades; "
-            "name a strategy of act(state, bar)."
+            f"policy.base = {name!r}: sees its account, and a base is computed before any account "
+            "trades; name a strategy of act(state, bar)."
         )
-    return found
+    return dataclasses.replace(found, parts=()) if found.parts else found
 
 
 FORGET.append(strategy_named.cache_clear)

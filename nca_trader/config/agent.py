@@ -8,7 +8,7 @@ import types
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from nca_trader.config.extensions import check_known, origin_of
+from nca_trader.config.extensions import check_known, origin_of, terms_of
 from nca_trader.config.learning import CurriculumConfig, LearnerConfig, OptimizerConfig
 from nca_trader.config.ranges import (
     between,
@@ -73,8 +73,9 @@ class PolicyConfig:
       feature_clip: features are clipped to plus or minus this before the first layer.
       head_hidden: width of the policy head's hidden layer.
       base: "none", or the rule that the policy stands on: a rule's name, also with values as in
-        "half_and_half(lookback=500)", or "module:name", your own strategy. What is ordered is the
-        rule's target and a tilt, see `nca_trader.agents.base`. Needs `actions = "weights"`.
+        "half_and_half(lookback=500)"; "module:name", your own strategy; or a sum of rules, as in
+        "2/3 * half_and_half + 1/3 * momentum". What is ordered is the rule's target and a tilt, see
+        `nca_trader.agents.base`. Needs `actions = "weights"`.
       tilt_limit: of a tilt, in full positions.
       tilt_penalty: price of a tilt in each bar, in units of the reward: `tilt_penalty` times the
         size of a full position times the sum of the squared tilts, each in [-1, 1].
@@ -101,8 +102,13 @@ class PolicyConfig:
 
     def __post_init__(self):
         # Of a rule's name with values, the name is checked here, and the values where it is called.
-        bare = types.SimpleNamespace(base=str(self.base).partition("(")[0])
-        own = origin_of("strategies", str(self.base)) is not None
+        named = [name for _, name in terms_of(str(self.base))]
+        bare = [
+            types.SimpleNamespace(base=name.partition("(")[0])
+            for name in named
+            if origin_of("strategies", name) is None
+        ]
+        some = ("none", *RULES) if named == [self.base] else RULES
         counts = ("channels", "window", "num_neighbours", "head_hidden")
         problems = [
             *check_known(self, "kind", "policies", KINDS),
@@ -112,7 +118,7 @@ class PolicyConfig:
             *one_of(self, "neighbours", NEIGHBOURS),
             *between(self, "(0, 1]", "leak", "fire_rate"),
             *between(self, "(0, inf)", "feature_clip"),
-            *(() if own else check_known(bare, "base", "strategies", ("none", *RULES))),
+            *(x for each in bare for x in check_known(each, "base", "strategies", some)),
             *between(self, "(0, 2]", "tilt_limit"),
             *between(self, "[0, inf)", "tilt_penalty"),
             *without_effect(self),

@@ -46,6 +46,7 @@ OWN = re.compile(
     r"(?:\((?P<values>.*)\))?",
     re.DOTALL,
 )
+TERM = re.compile(r"\s*(-?(?:\d+/[1-9]\d*|\d*\.?\d+))\s*\*\s*(.+?)\s*", re.DOTALL)
 FRAME = re.compile(r"(\d+[A-Za-z]+):(.+)", re.DOTALL)
 COMPARISONS = ("rank", "zscore")  # of a feature's values among assets
 # Features that are not of your own code: a market's own state, and columns of your own.
@@ -99,6 +100,20 @@ def split_frame(text: str) -> tuple[str, str]:
     text = split_comparison(text)[1]
     found = FRAME.fullmatch(text)
     return ("", text) if found is None else (found[1], found[2])
+
+
+def terms_of(text: str) -> list[tuple[str, str]]:
+    """Return the share and the name of each rule of a sum of rules; of a rule alone ("", its name).
+
+    Example:
+      >>> terms_of("1/2 * equal_weight + 0.5 * momentum(lookback=50)")
+      [('1/2', 'equal_weight'), ('0.5', 'momentum(lookback=50)')]
+      >>> terms_of("momentum")
+      [('', 'momentum')]
+    """
+    found = [TERM.fullmatch(part) for part in re.split(r"\s*\+\s*(?=-?[\d./]+\s*\*)", text)]
+    terms = [(term[1], term[2]) for term in found if term]
+    return terms if len(terms) == len(found) else [("", text)]
 
 
 def split_comparison(text: str) -> tuple[str, str]:

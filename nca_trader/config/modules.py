@@ -30,7 +30,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 NOW = (
     "056724899a08626a37efb9ac14a9fb4ad050d0e16e246a16b6f074649276705c",  # blend.py
     "1f49e6173133ca1ece33316fce96b50e2593e943a063606d698148ea229c74f8",  # rolling.py
-    "d97da8b210aa3be461758493bd838e69778a5631f5ceabe84722593ad9de46d4",  # rules.py
+    "bf11578f9189968c92b6852a09ac7492f5e78e03edc5b3150a4791480f57b51d",  # rules.py
     "feb623aaa5dd943d13161bdcc3a84ea11a19a31235b860c07820f1917c3d5925",  # strategy.py
 )
 THEN = (

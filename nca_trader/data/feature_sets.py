@@ -193,7 +193,7 @@ def feature_set(
 
 
 def compared(how: str, x: Array, known: Array) -> Array:
-    """Compare values `x` `[A]` among the assets of which they are `known`, at one bar.
+    """Compare values `x` `[A]` among the assets whose values are `known`, at one bar.
 
     An asset is among them where it has a bar and its feature has warmed up; the others have 0.
 
@@ -207,7 +207,7 @@ def compared(how: str, x: Array, known: Array) -> Array:
     count = known.sum()
     if how == "zscore":
         away = jnp.where(known, x - jnp.where(known, x, 0.0).sum() / count, 0.0)
-        # A deviation has the unit of its feature; rounding alone is no deviation.
+        # A deviation has the unit of its feature; rounding alone does not count.
         found = ratio(away, jnp.sqrt((away**2).sum() / count), LEAST * jnp.abs(x).max())
     else:
         line = jnp.where(known, x, jnp.inf)

@@ -353,6 +353,47 @@ def lead_lag(
     return led(leader, delay, beta, sigma, names, reward="simple", details={"leader": leader})
 
 
+@builder(assets=2, beta="(-inf, inf)", common="[0, inf)", sigma="(0, inf)")
+def cross_section(
+    *, assets: int = 5, beta: float = 1.0, common: float = 3.0, sigma: float = 0.004
+) -> SyntheticMarket:
+    """Each asset follows its own place among all, behind a move that they have in common.
+
+    Simple returns r'[i] = sigma (beta place[i] + common m + eps[i]), where m is one number for all
+    assets and place = (2 rank(r)[i] - 1 - A) / (A - 1), in [-1, 1]. State: `[A]` the last bar's
+    returns. Positions are in [-1/A, 1/A], without cost. The best is sign(beta place) / A, and the
+    optimum sigma |beta| mean|place|, whatever the returns' distribution. An asset's own return is
+    worth little: `common` hides its place.
+    """
+    places = np.linspace(-1.0, 1.0, assets)
+    scale = sigma * math.sqrt(1.0 + common**2 + beta**2 * (places**2).mean())
+
+    def mean(state: Tensor) -> Tensor:
+        below = (state[..., None, :] < state[..., :, None]).sum(-1)
+        return sigma * beta * (2 * below + 1 - assets).astype(state.dtype) / (assets - 1)
+
+    def generate(key: Array, num_bars: int) -> Path:
+        first_key, common_key, key = jax.random.split(key, 3)
+        shared = common * jax.random.normal(common_key, (num_bars, 1))
+        shocks = sigma * (shared + jax.random.normal(key, (num_bars, assets)))
+        first = scale * jax.random.normal(first_key, (assets,))
+        r = recur(lambda r, shock: mean(r) + shock, first, shocks)
+        return Path(r, r, jnp.zeros(assets))
+
+    return SyntheticMarket(
+        reward="simple",
+        generate=generate,
+        pay=linear_pay(0.0),
+        num_assets=assets,
+        state_names=tuple(f"return_{i}" for i in range(assets)),
+        moments=((0.0,) * assets, (scale,) * assets),
+        bounds=(-1.0 / assets, 1.0 / assets),
+        optimum=sigma * abs(beta) * float(np.abs(places).mean()),
+        optimal_policy=lambda state, position: arrays(state).sign(mean(state)) / assets,
+        expected_return=mean,
+    )
+
+
 DAYS = 252.0  # bars of a year
 
 

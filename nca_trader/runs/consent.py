@@ -19,7 +19,13 @@ import stat
 from collections.abc import Collection, Mapping
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.config.extensions import origin_of, refuse_foreign, restrict_imports, split_frame
+from nca_trader.config.extensions import (
+    origin_of,
+    refuse_foreign,
+    restrict_imports,
+    split_frame,
+    terms_of,
+)
 from nca_trader.config.modules import digest_of_files, locate
 from nca_trader.errors import ConfigError, RunError, argument, in_a_command, logger, printable
 from nca_trader.machine import write_once
@@ -119,6 +125,8 @@ def own_names(env: EnvConfig, agent: AgentConfig) -> dict[str, str]:
             names = [value] if isinstance(value, str) else value or ()
             if kind == "features":  # of another time frame it is the same code
                 names = [split_frame(name)[1] for name in names]
+            if kind == "strategies":
+                names = [rule for name in names for _, rule in terms_of(name)]
             # By its kind: a name of two kinds may be built in as one of them alone.
             found |= {text: kind for text in names if origin_of(kind, text) is not None}
     return found

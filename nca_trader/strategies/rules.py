@@ -19,6 +19,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config.ranges import refuse, whole
+from nca_trader.data.feature_sets import compared
 from nca_trader.errors import ConfigError
 from nca_trader.strategies import rolling
 from nca_trader.strategies.rolling import Rolling
@@ -249,24 +250,45 @@ def time_series_momentum(lookback: Any = 252) -> Strategy:
     return _of_closes(name, past, lambda bar, before: jnp.sign(bar.close - before))
 
 
-def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strategy:
-    """Return the strategy that holds the assets with the highest returns, in equal weights.
+def cross_sectional_momentum(
+    lookback: Any = 252, share: Any = None, weights: str = "top"
+) -> Strategy:
+    """Return the strategy that compares the assets' returns: it holds the best, or all by rank.
 
-    Source: Jegadeesh and Titman, Returns to buying winners and selling losers (1993).
+    With `sizing="volatility"` in the account, or `with_volatility`, each weight is that of an asset
+    of one volatility.
+
+    Source: Jegadeesh and Titman, Returns to buying winners and selling losers (1993); of ranks,
+    Asness, Moskowitz and Pedersen, Value and momentum everywhere (2013).
 
     Args:
       lookback: bars over which returns are compared.
       share: of the assets with such a return, above 0 and at most 1, rounded down; at least one is
-        held. Assets of equal returns that do not all fit divide what is left.
+        held. Assets of equal returns that do not all fit divide what is left. None is 1/3.
+      weights: "top" holds the best `share` of the assets in equal weights. "ranks" holds all with
+        such a return, long or short in proportion to their signed rank, see `compared`; the sizes
+        sum to 1.
 
     Raises:
-      ConfigError: `lookback` is below 1, `share` is out of range, or the bars have one asset.
+      ConfigError: `lookback` is below 1, `share` is out of range or has no effect, other `weights`,
+        or the bars have one asset.
 
     Example:
       >>> cross_sectional_momentum(252).name
       'cross-sectional momentum 252'
+      >>> cross_sectional_momentum(252, weights="ranks").name
+      'cross-sectional momentum 252, ranks'
     """
     _refuse_periods("cross_sectional_momentum", lookback=lookback)
+    if weights not in ("top", "ranks"):
+        raise ConfigError(
+            f"cross_sectional_momentum: weights = {weights!r}; give 'top' or 'ranks'."
+        )
+    if weights == "ranks" and share is not None:
+        raise ConfigError(
+            "cross_sectional_momentum: share has no effect with weights = 'ranks'; leave it out."
+        )
+    share = 1 / 3 if share is None else share
     if not rolling.is_traced(share) and not 0.0 < share <= 1.0:
         raise ConfigError(f"cross_sectional_momentum: share = {share}; give above 0 and up to 1.")
     past = rolling.past(lookback)
@@ -280,6 +302,9 @@ def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strat
         state, before = past.update(state, bar.close, bar.present)
         return_ = jnp.where(jnp.isnan(before), -jnp.inf, bar.close / before - 1.0)
         known = jnp.isfinite(return_)
+        if weights == "ranks":
+            rank = compared("rank", jnp.where(known, return_, 0.0), known)
+            return state, rank / jnp.maximum(jnp.abs(rank).sum(), 1.0)
         # By pairs: how many are held depends on the bar, and `top_k` needs a fixed number.
         higher = (return_[None, :] > return_[:, None]).sum(1)
         same = (return_[None, :] == return_[:, None]).sum(1)
@@ -288,7 +313,7 @@ def cross_sectional_momentum(lookback: Any = 252, share: float = 1 / 3) -> Strat
         part = jnp.clip((most - higher) / same, 0.0, 1.0)
         return state, jnp.where(known, part / most, 0.0)
 
-    name = f"cross-sectional momentum {_text(lookback)}"
+    name = f"cross-sectional momentum {_text(lookback)}{', ranks' * (weights == 'ranks')}"
     return Strategy(init, choose, name, memory=past.memory)
 
 

@@ -24,6 +24,8 @@ from nca_trader.runs.exported import Coding, compact, read_run, write_exported
 from nca_trader.strategies import rules
 
 BASE = "half_and_half(lookback=20)"
+RANKS = "cross_sectional_momentum(lookback=20, weights='ranks')"
+SUM = f"1/3 * equal_weight + 0.5 * time_series_momentum(lookback=20) + 0.25 * {RANKS}"
 WEIGHTS = dataclasses.replace(ENV, actions="weights", max_gross=None, borrow=True)
 
 
@@ -49,6 +51,7 @@ def first_parameters(env, agent):
     [
         ("time_series_momentum(lookback=20)", 1, {"short": False, "dead_band": 0.05}),
         (BASE, 3, {"order": "rebalance"}),
+        (SUM, 1, {"sizing": "volatility", "size_cap": 2.0, "volatility_span": 10}),
         (BASE, 3, {"fill": "close", "dead_band": 0.05}),
         # It orders once, and as a base its target stands: with sizes that move, it trades.
         ("buy_and_hold", 1, {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),
@@ -201,6 +204,10 @@ def test_rules_are_named_as_they_are():
 
 REFUSED = [
     (PolicyConfig, {"base": "half_and_hafl"}, "did you mean 'half_and_half'"),
+    (PolicyConfig, {"base": "0.5 * momentum + 0.5 * half_and_hafl"}, "mean 'half_and_half'"),
+    (PolicyConfig, {"base": "0.5 * momentum + 0.5 * none"}, "base='none' is not known"),
+    (PolicyConfig, {"base": "0.5 * momentum + equal_weight"}, r"momentum . equal_weight"),
+    (strategy_named, {"name": f"0.5 * momentum + 0.5 * {RANKS[:-1]}"}, "write values as in cross_"),
     (PolicyConfig, {"tilt_limit": 0.2}, "tilt_limit=0.2 has no effect without base=a rule"),
     (PolicyConfig, {"base": BASE, "tilt_limit": 0.0}, "tilt_limit=0.0"),
     (strategy_named, {"name": "half_and_half(lookback=0)"}, "lookback=0"),
@@ -240,6 +247,7 @@ LOOKS = nca.Strategy(lambda num_assets: (), looking, "looks")
 STOPS = nca.Strategy(lambda num_assets: (), stopping, "stops")
 OWN = nca.Strategy(lambda num_assets: (), lambda state, bar: (state, 0.2), "a fifth")
 SHORT = dataclasses.replace(OWN, memory=1)
+MIX = nca.blend({"a": (rules.momentum(20), 0.5), "b": (rules.momentum(30), 0.5)})
 
 
 def test_a_strategy_of_ones_own_is_a_base(bars, tmp_path):
@@ -256,6 +264,19 @@ def test_a_strategy_of_ones_own_is_a_base(bars, tmp_path):
         make_policy(AGENT, tilted.spec)
 
 
+def test_a_base_may_be_a_sum_of_rules(bars):
+    def of(base):
+        return base_of(nca.with_base(nca.TradingEnv(bars, WEIGHTS), base).spec)
+
+    parts = "equal_weight", "time_series_momentum(lookback=20)", RANKS
+    columns, found = [of(part).column(bars) for part in parts], of(SUM)
+    wanted = sum(share * x for share, x in zip((1 / 3, 0.5, 0.25), columns, strict=True))
+    np.testing.assert_allclose(found.column(bars), wanted, rtol=1e-12, atol=1e-15)
+    assert found.strategy.memory == 21 and (found.column(bars) < 0).any()
+    named = of("0.5 * momentum(lookback=20) + 0.5 * momentum(lookback=30)").column(bars)
+    np.testing.assert_array_equal(of(MIX).column(bars), named)
+
+
 def test_a_base_may_be_in_a_file(bars, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
@@ -267,6 +288,10 @@ def test_a_base_may_be_in_a_file(bars, tmp_path, monkeypatch):
     run = untrained_run(tmp_path / "run", bars[:200], WEIGHTS, agent)
     assert run.base.name == "mine"
     np.testing.assert_array_equal(base_of(run.spec).column(bars), 0.25)
+    agent = agent_on(base="0.5 * mine.py:fifth + 0.5 * mine.py:fifth(share=0.4)")
+    run = untrained_run(tmp_path / "sum", bars[:200], WEIGHTS, agent)
+    assert set(run.manifest.code) == {"mine.py:fifth", "mine.py:fifth(share=0.4)"}
+    np.testing.assert_allclose(base_of(run.spec).column(bars), 0.3)
 
 
 @pytest.mark.heavy

@@ -18,7 +18,7 @@ from nca_trader.numerics import cpu
 from nca_trader.optimum.optima import synthetic
 
 # Those that pay simple returns.
-SIMPLE = ("martingale", "kelly", "merton", "ring", "lead_lag", "moving_volatility")
+SIMPLE = "martingale kelly merton ring lead_lag moving_volatility cross_section".split()
 CASES = [
     ("ou", {}),
     ("ou", {"cost": 0.001}),
@@ -51,6 +51,8 @@ CASES = [
     ("moving_volatility", {"gamma": 1.0, "low": 0.3, "high": 0.1, "stay": 0.9, "mu": 0.02}),
     ("lead_lag", {}),
     ("lead_lag", {"assets": 5, "delay": 1, "graph": 4, "beta": -0.5}),
+    ("cross_section", {}),
+    ("cross_section", {"assets": 8, "beta": -0.5, "common": 1.0}),
 ]  # fmt: skip
 BARS, SETTLING = 2_000, 207  # 1,792 rewards a path: 28 periods of the sine
 

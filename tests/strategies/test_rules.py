@@ -114,6 +114,25 @@ def test_cross_sectional_momentum_holds_the_best_third():
         strategy_targets(bars.select("S0"), rules.cross_sectional_momentum(20))
 
 
+def test_cross_sectional_momentum_by_ranks_is_long_and_short_and_sums_to_one():
+    bars = random_bars(np.random.default_rng(3), 150, 6, missing=0.05)
+    close = pd.DataFrame(np.where(bars.present, bars.close, np.nan))
+    # Over the last 20 bars of the asset itself; a missing bar changes nothing.
+    past = pd.DataFrame({i: x.dropna().pct_change(20) for i, x in close.items()})
+    past = past.reindex(close.index).ffill()
+    centred = past.rank(axis=1).sub((past.notna().sum(axis=1) + 1) / 2, axis=0)
+    expected = centred.div(centred.abs().sum(axis=1), axis=0)
+    found = strategy_targets(bars, rules.cross_sectional_momentum(20, weights="ranks"))
+    np.testing.assert_allclose(found, expected.fillna(0.0), atol=1e-12)
+    assert (found > 0).any() and (found < 0).any()
+    with pytest.raises(
+        ConfigError, match="share has no effect with weights = 'ranks'; leave it out"
+    ):
+        rules.cross_sectional_momentum(20, 0.5, weights="ranks")
+    with pytest.raises(ConfigError, match="weights = 'best'; give 'top' or 'ranks'"):
+        rules.cross_sectional_momentum(20, weights="best")
+
+
 def reversion(history, lookback, entry, leave):
     close, side, sides = history.close, 0.0, []
     middle, width = close.rolling(lookback).mean(), close.rolling(lookback).std()

@@ -14,6 +14,7 @@ from nca_trader.envs.account.risk import sizes
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.evidence.gate import GateResult, gate, harm
+from nca_trader.evaluate.evidence.verdict import compare_base
 from nca_trader.evaluate.result import Result
 from nca_trader.runs.manifest import Deployment, Run, seen_rows
 from nca_trader.runs.trials import data_record
@@ -150,6 +151,7 @@ def judge(
     tilted = baselines[base.name]
     rule = (tilted.name, tilted.excess_returns)
     judged = harm(agents, rule, (doubled(result), doubled(tilted)), result.bars_per_year)
+    judged = dataclasses.replace(judged, on_base=compare_base(result, baselines, base))
     return dataclasses.replace(found, harm=judged)
 
 

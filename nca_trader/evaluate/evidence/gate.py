@@ -39,6 +39,7 @@ class HarmResult:
       bounds: one-sided 95% lower bounds of these; NaN where they are undefined. most: upper ones.
       needed: the difference above the tolerated harm that passes in 4 of 5 cases.
       years: of returns.
+      on_base: both against cash and hold in one line, see `verdict.compare_base`.
     """
 
     agent: str
@@ -48,6 +49,7 @@ class HarmResult:
     most: tuple[float, float]
     needed: float
     years: float
+    on_base: str = ""
 
     @property
     def passed(self) -> bool:
@@ -94,7 +96,7 @@ class HarmResult:
             # The error of a Sharpe ratio falls with the root of the years.
             years = self.years * (self.needed / TOLERATED) ** 2
             found += f", and {years:.0f} would pass its equal in 4 of 5 cases"
-        return f"{found}."
+        return f"{found}. {self.on_base}".rstrip()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

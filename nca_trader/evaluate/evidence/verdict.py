@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.errors import ConfigError, argument
+from nca_trader.evaluate.benchmark import HOLD
 from nca_trader.evaluate.evidence import inference
 from nca_trader.evaluate.evidence.gate import GateResult
 from nca_trader.evaluate.evidence.inference import ConfidenceInterval, Moments
@@ -18,6 +19,7 @@ from nca_trader.evaluate.result import Result
 from nca_trader.evaluate.wording import count, decimal, in_sample_sentence, percent, significant
 from nca_trader.runs.trials import Tried
 from nca_trader.strategies.baselines import MATCHED
+from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars
 
 COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is called a copy
@@ -65,6 +67,7 @@ class Evidence:
       nearest: the baseline whose targets the agent holds most often.
       nearest_share: on which share of bars.
       moments: of the agent's returns, for PSR and DSR.
+      on_base: of an agent that tilts one of the baselines, see `compare_base`; else "".
     """
 
     agent: Result
@@ -75,6 +78,7 @@ class Evidence:
     nearest: str
     nearest_share: float
     moments: Moments
+    on_base: str = ""
 
     @property
     def in_sample(self) -> int | None:
@@ -186,7 +190,42 @@ def weigh(
         nearest=nearest,
         nearest_share=share,
         moments=inference.moments(agent.excess_returns),
+        on_base=compare_base(agent, baselines, agent.run.base) if agent.run else "",
     )
+
+
+def compare_base(agent: Result, baselines: Mapping[str, Result], base: Strategy | None) -> str:
+    """Compare an agent with its base, the base with cash and both with hold, in one line.
+
+    Args:
+      agent: its result.
+      baselines: on the same bars, by name.
+      base: the rule that it tilts; None without one.
+
+    Returns:
+      Differences of annual Sharpe ratios with 95% intervals, paired by bar; "" without a base, or
+      where it or hold is not among the baselines.
+    """
+    if base is None or not {base.name, HOLD.name} <= baselines.keys():
+        return ""
+    num_bars, rule, hold = len(agent.equity), baselines[base.name], baselines[HOLD.name]
+    most = RESAMPLED if num_bars > LONG else num_bars
+    per_year = agent.bars_per_year / inference.block_length(num_bars, most)
+    ours, theirs, held = (
+        inference.block_returns(x.excess_returns, most) for x in (agent, rule, hold)
+    )
+    between = inference.sharpe_difference_interval
+    found = {
+        "agent less its base": (agent, rule, between(ours, theirs, per_year)),
+        "its base less cash": (rule, None, inference.sharpe_interval(theirs, per_year)),
+        "agent less hold": (agent, hold, between(ours, held, per_year)),
+        "its base less hold": (rule, hold, between(theirs, held, per_year)),
+    }
+    words = []
+    for name, (first, second, ends) in found.items():
+        apart = first.metrics["sharpe"] - (second.metrics["sharpe"] if second else 0.0)
+        words.append(f"{name} {apart:+.2f} [{ends.low:+.2f}, {ends.high:+.2f}]")
+    return f"Sharpe ratios with 95% intervals: {', '.join(words)}."
 
 
 def copy_sentence(evidence: Evidence) -> str:
@@ -258,6 +297,7 @@ def verdict(
         sentences.insert(0, in_sample_sentence(evidence.in_sample, evidence.moments.num_bars))
     if evidence.copies:
         sentences.append(copy_sentence(evidence))
+    sentences += filter(None, [evidence.on_base])
     if interval.low > 0 and not evidence.in_sample and num_trials is not None:
         # Only a success is deflated: the best of many trials can earn more than a baseline by luck.
         deflated = inference.deflated_sharpe(evidence.moments, num_trials, sharpe_variance)

@@ -124,7 +124,8 @@ def report(
         # first, since its account is dropped again.
         _, hold = result.uncharged, result.hold
         baselines = {hold.name: hold}
-        for rule in (rules.sma_cross(50, 200), rules.always_flat()):
+        base = [run.base] if run is not None and run.base is not None else []
+        for rule in (*base, rules.sma_cross(50, 200), rules.always_flat()):
             baselines[rule.name] = baseline = result.again(rule)
             if baseline.rules == hold.rules:  # then each is compared with the same
                 vars(baseline)["hold"] = hold

@@ -72,6 +72,35 @@ def test_an_untrained_agent_is_its_base_and_may_trade(tmp_path):
     assert found.sentence in traded.report(tmp_path / "page.html").read_text()
 
 
+def test_gate_and_page_compare_the_base_with_cash_and_both_with_hold(tmp_path):
+    """Numbers of an independent bootstrap of the same returns."""
+    bars = rising(2, years=4)
+    run = tilting(tmp_path / "run", bars, 0.5)
+    result, found, run = decided(run, bars)
+    known = deployable(result, bars, str(bars.index[252]))
+    base, hold = known[run.base.name], known["buy and hold"]
+    words = (
+        found.sentence.split("Sharpe ratios with 95% intervals: ")[1].split(". ")[0].split("], ")
+    )
+    pairs = ((result, base), (base, None), (result, hold), (base, hold))
+    names = "agent less its base", "its base less cash", "agent less hold", "its base less hold"
+    rng, num = np.random.default_rng(5), len(result.equity)
+    for name, text, (one, two) in zip(names, words, pairs, strict=True):
+        given, low, high = map(
+            float, text.removeprefix(name).strip("]").replace("[", ",").split(",")
+        )
+        series = [x.excess_returns for x in (one, two) if x]
+        rows = rng.integers(num, size=(2000, num))  # a walk: no block is needed
+        ratios = [np.sqrt(252) * x[rows].mean(1) / x[rows].std(1, ddof=1) for x in series]
+        wanted = np.quantile(ratios[0] - (ratios[1] if two else 0.0), [0.025, 0.975])
+        apart = one.metrics["sharpe"] - (two.metrics["sharpe"] if two else 0.0)
+        assert given == pytest.approx(apart, abs=0.006)
+        # Positions last, so the blocks of the gate's own bootstrap make it a little wider.
+        np.testing.assert_allclose([low, high], wanted, atol=0.3 * np.ptp(wanted))
+    page = nca.backtest(bars, Run(run.path, force_agent=True), start=str(bars.index[252]))
+    assert found.harm.on_base in page.report(tmp_path / "page.html").read_text()
+
+
 @pytest.mark.heavy
 def test_in_the_place_of_an_agent_that_harms_its_base_trades(tmp_path):
     """It always holds half a position less than its base, in a market that rises."""
