@@ -23,7 +23,7 @@ from nca_trader.cloud import CloudPath, Place, local
 from nca_trader.config.extensions import installed_points, own_code
 from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.records import finite, plain
-from nca_trader.errors import ConfigError, argument, logger, printable
+from nca_trader.errors import ConfigError, argument, extra, logger, printable
 from nca_trader.machine import Worker, refuse_links_in, write_atomically
 from nca_trader.runs.manifest import Run
 
@@ -87,13 +87,11 @@ class TensorBoard:
     """
 
     def __init__(self, options: str = ""):
-        try:
+        with extra(
+            f"{argument('track')} tensorboard needs tensorboardX, which is not installed; "
+            "pip install tensorboardX."
+        ):
             from tensorboardX import SummaryWriter  # pyright: ignore
-        except ImportError:
-            raise ConfigError(
-                f"{argument('track')} tensorboard needs tensorboardX, which is not installed; "
-                "pip install tensorboardX."
-            ) from None
         self._make: Any = SummaryWriter
         self._root = local(options, "what TensorBoard reads") if options else None
         if self._root is not None:
@@ -163,12 +161,10 @@ class WeightsAndBiases:
     ID = "wandb.id"
 
     def __init__(self, options: str = ""):
-        try:
+        with extra(
+            f"{argument('track')} wandb needs wandb, which is not installed; pip install wandb."
+        ):
             import wandb  # pyright: ignore
-        except ImportError:
-            raise ConfigError(
-                f"{argument('track')} wandb needs wandb, which is not installed; pip install wandb."
-            ) from None
         entity, _, project = options.rpartition("/")
         if "/" in entity:
             raise ConfigError(f"{argument('track', f'wandb:{options}')}: give ENTITY/PROJECT.")

@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.errors import ConfigError, argument
+from nca_trader.errors import ConfigError, argument, extra
 from nca_trader.paper.feeds.venue_feed import DAY_SECONDS, Grid, Row, seconds_of
 from nca_trader.paper.venue import Unreachable
 
-try:
+with extra("yfinance is not installed; pip install yfinance."):
     import yfinance
     from yfinance.exceptions import YFRateLimitError, YFTickerMissingError
-except ImportError:
-    raise ConfigError("yfinance is not installed; pip install yfinance.") from None
 
 # Yahoo's names of lengths in seconds, and for how many days it has bars of them.
 LENGTHS: dict[int, tuple[str, float]] = {

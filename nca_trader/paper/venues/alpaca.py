@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from nca_trader.errors import ConfigError, NcaTraderError
+from nca_trader.errors import ConfigError, NcaTraderError, extra
 from nca_trader.paper.venue import (
     LATEST,
     Activity,
@@ -26,7 +26,7 @@ from nca_trader.paper.venue import (
     Unreachable,
 )
 
-try:
+with extra("alpaca-py is not installed; pip install alpaca-py."):
     with warnings.catch_warnings():  # it imports the old client of `websockets`
         warnings.simplefilter("ignore", DeprecationWarning)
         from alpaca.common.exceptions import APIError
@@ -44,8 +44,6 @@ try:
         check_url,
         read_keys,
     )
-except ImportError:
-    raise ConfigError("alpaca-py is not installed; pip install alpaca-py.") from None
 
 ORDER_HOSTS = frozenset({"paper-api.alpaca.markets"})
 KEY, SECRET = "APCA_API_KEY_ID", "APCA_API_SECRET_KEY"
