@@ -34,7 +34,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.agent import MAX_AGENTS
 from nca_trader.config.records import BLANK, is_whole, plain, read_json, record, seal, show
 from nca_trader.config.toml import from_toml_text, to_toml
-from nca_trader.errors import ConfigError, RunError, StateError, argument
+from nca_trader.errors import ConfigError, RunError, StateError, argument, system_errors
 from nca_trader.machine import write_atomically
 from nca_trader.runs.consent import admit, own_names, refuse_uninstalled, signature_of
 from nca_trader.runs.manifest import Manifest, Run, Selection, stored_spec
@@ -434,13 +434,11 @@ def read_tensors(
       StateError: it was damaged or changed.
       RunError: there is no such file, it is of another kind, or of a version that is not read.
     """
-    try:
+    with system_errors(RunError, f"{path}: cannot be read", f"give a {kind} file"):
         # Before reading: a wrong file must not fill the memory.
         if isinstance(path, pathlib.Path) and path.stat().st_size > LARGEST:
             raise RunError(f"{path}: is larger than {LARGEST:,} bytes; give a {kind} file.")
         content = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); give a {kind} file.") from None
     try:
         (length,) = struct.unpack("<Q", content[:8])
         header = read_json(content[8 : 8 + length], str(path))

@@ -23,7 +23,7 @@ from nca_trader.cloud import CloudPath, Place, local
 from nca_trader.config.extensions import installed_points, own_code
 from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.records import finite, plain
-from nca_trader.errors import ConfigError, argument, extra, logger, printable
+from nca_trader.errors import ConfigError, argument, extra, logger, printable, system_errors
 from nca_trader.machine import Worker, refuse_links_in, write_atomically
 from nca_trader.runs.manifest import Run
 
@@ -95,13 +95,9 @@ class TensorBoard:
         self._make: Any = SummaryWriter
         self._root = local(options, "what TensorBoard reads") if options else None
         if self._root is not None:
-            try:
+            remedy = f"name another folder in {argument('track')} tensorboard:DIR"
+            with system_errors(ConfigError, f"{options}: cannot be made", remedy):
                 self._root.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"{options}: cannot be made ({error.strerror}); name another folder in "
-                    f"{argument('track')} tensorboard:DIR."
-                ) from None
         self._last = -1
 
     def start(self, subject: Tracked, step: int) -> None:
