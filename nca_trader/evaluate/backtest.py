@@ -135,7 +135,12 @@ def backtest(
     if run is not None and run.replacement is not None:
         return _of_replacement(bars, run, rules, name, seen, start, stop)
     span = first, last = rows_between(bars, start, stop)
-    done = _simulated(task, targets, bars, rules, span, check)
+    if run is not None:
+        done = _of_run(task, run, bars, rules, first, last)
+    elif isinstance(targets, Strategy) and targets.parts:
+        done = _of_blend(targets, bars, rules, first, last)
+    else:
+        done = _of_targets(targets, bars, rules, first, last, check)
     # Counted here, because a run that was refused above is not an evaluation.
     in_sample, evaluations = _looked(runs, bars, span, seen, look) if runs else (None, None)
     trace, name = done.trace, name or done.name
@@ -252,22 +257,6 @@ def _of_replacement(
     standing = in_sample_sentence(over, len(result.equity)) if over else "Out of sample."
     notes = [result.note, run.deployment.sentence if run.deployment else ""]
     return dataclasses.replace(result, standing=standing, note=" ".join(filter(None, notes)))
-
-
-def _simulated(
-    task: Bars | Task,
-    targets: Any,
-    bars: Bars,
-    rules: AccountConfig,
-    span: tuple[int, int],
-    check: bool,
-) -> _Simulated:
-    """Simulate a run, a blend, or what gives target weights, over rows `span` of `bars`."""
-    if isinstance(targets, Run):
-        return _of_run(task, targets, bars, rules, *span)
-    if isinstance(targets, Strategy) and targets.parts:
-        return _of_blend(targets, bars, rules, *span)
-    return _of_targets(targets, bars, rules, *span, check)
 
 
 def _of_run(
