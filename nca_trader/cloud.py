@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from nca_trader.config.ranges import expect
-from nca_trader.errors import ConfigError, StoreError
+from nca_trader.errors import ConfigError, StoreError, extra
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -321,13 +321,11 @@ def _version(meta: Any) -> Version:
 @functools.cache
 def _store(scheme: str, bucket: str) -> Any:
     """Return the store of a bucket; keys, region and endpoint are read from the environment."""
-    try:
+    with extra(
+        f"{scheme}://{bucket}: object stores need obstore, which is not installed; "
+        "pip install obstore."
+    ):
         import obstore.store  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ConfigError(
-            f"{scheme}://{bucket}: object stores need obstore, which is not installed; "
-            "pip install obstore."
-        ) from None
     make = obstore.store.S3Store if scheme == "s3" else obstore.store.GCSStore
     # By itself it waits two seconds in all; like this 8 at least, and mostly 20 to 40.
     backoff = {"init_backoff": datetime.timedelta(seconds=1), "base": 3}

@@ -203,6 +203,32 @@ class CheckFailed(NcaTraderError):
     exit_code = 1
 
 
+@contextlib.contextmanager
+def extra(message: str) -> Iterator[None]:
+    """Turn a failed import of an optional package inside the block into an error with `message`.
+
+    Raises:
+      ConfigError: the block raised ImportError.
+    """
+    try:
+        yield
+    except ImportError:
+        raise ConfigError(message) from None
+
+
+@contextlib.contextmanager
+def system_errors(kind: type[NcaTraderError], what: str, remedy: str = "") -> Iterator[None]:
+    """Turn an error of the system inside the block into `kind`: what fails, why, the remedy.
+
+    Raises:
+      NcaTraderError: of `kind`; the block raised OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({error.strerror}){remedy and '; '}{remedy}.") from None
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error of Python, numpy, the system or XLA means exhausted memory."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:

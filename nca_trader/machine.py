@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from nca_trader.cloud import CloudPath, Place
-from nca_trader.errors import ConfigError, RunError, StateError, printable
+from nca_trader.errors import ConfigError, RunError, StateError, printable, system_errors
 
 T = TypeVar("T")
 SCRATCH = "nca-trader."
@@ -95,12 +95,8 @@ def make_directory(path: Place, mode: int = 0o777) -> None:
     Raises:
       StateError: it cannot be made.
     """
-    try:
+    with system_errors(StateError, f"{path}: cannot be made", "choose another folder"):
         path.mkdir(parents=True, exist_ok=True, mode=mode)
-    except OSError as error:
-        raise StateError(
-            f"{path}: cannot be made ({error.strerror}); choose another folder."
-        ) from None
 
 
 def write_atomically(path: Place, content: str | bytes) -> None:

@@ -61,11 +61,6 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def on_terminal(stream: TextIO) -> bool:
-    """Return whether a line on this stream can be redrawn: a terminal, and not a dumb one."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
 class _Shown:
     """What this process shows: one standard error, so one for all threads."""
 
@@ -159,7 +154,8 @@ class Progress:
         self._closed, self._mine, self._thread = False, False, 0
         self._bar: _Bar | None = None
         self._ended = threading.Event()
-        self._terminal = on_terminal(self._stream)
+        # Whether a line can be redrawn: on a terminal, and not on a dumb one.
+        self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
 
     def skip(self, steps: float) -> None:
         """Count `steps` that were done before; they do not enter the speed."""

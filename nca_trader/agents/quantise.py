@@ -288,11 +288,6 @@ def groups_of(w: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     return padded.reshape(-1, size).astype(np.float32), scale
 
 
-def matrix_of(groups: np.ndarray, scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Restore the matrix `[I, O]` that `groups_of` cut into groups and scales."""
-    return groups.reshape(shape[1], -1)[:, : shape[0]].T * scale
-
-
 def coded(leaves: Leaves, kind: str, bits: int, group: int, seed: int) -> Leaves:
     """Return the tensors of a file: indices and scale of matrices, other leaves as they are.
 
@@ -357,6 +352,7 @@ def decoded(tensors: Leaves, shapes: Mapping[str, tuple[int, ...]], kind: str, b
             groups = entries[index]
             if kind == "cosine":
                 groups = groups * tensors[f"{name}:gain"][:, None].astype(np.float32)
-            leaf = matrix_of(groups, tensors[f"{name}:step"], shape)
+            # The matrix that `groups_of` cut into groups and scales.
+            leaf = groups.reshape(shape[1], -1)[:, : shape[0]].T * tensors[f"{name}:step"]
         leaves[name] = leaf
     return leaves

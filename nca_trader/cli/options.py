@@ -11,38 +11,36 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from nca_trader.config.agent import RULES
 from nca_trader.config.ranges import within
 from nca_trader.config.spans import value_of
 from nca_trader.errors import BarError, ConfigError, argument, options_named
 
+T = TypeVar("T")
+
+
+def _number(kind: Callable[[str], T], holds: Callable[[T], bool], words: str) -> Callable[[str], T]:
+    def read(text: str) -> T:
+        with contextlib.suppress(ValueError):
+            if holds(number := kind(text)):
+                return number
+        raise argparse.ArgumentTypeError(f"{text} is not a {words}; give one")
+
+    return read
+
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
     """Return the `type` of an option: a whole number from `least` to `most`."""
-
-    def read(text: str) -> int:
-        with contextlib.suppress(ValueError):
-            number = int(text)
-            if least <= number and (most is None or number <= most):
-                return number
-        words = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number {words}; give one")
-
-    return read
+    words = f"of at least {least}" if most is None else f"from {least} to {most}"
+    highest = math.inf if most is None else most
+    return _number(int, lambda number: least <= number <= highest, f"whole number {words}")
 
 
 def real(interval: str) -> Callable[[str], float]:
     """Return the `type` of an option: a number in an interval, e.g. "[0, 1)"."""
-
-    def read(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if within(number := float(text), interval):
-                return number
-        raise argparse.ArgumentTypeError(f"{text} is not a number in {interval}; give one")
-
-    return read
+    return _number(float, lambda number: within(number, interval), f"number in {interval}")
 
 
 COUNT, SEED = whole(1), whole(0, 2**32 - 1)

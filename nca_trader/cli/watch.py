@@ -12,7 +12,7 @@ from typing import Any
 from nca_trader.cli import end_stopped, fail_check, stop_on_signal
 from nca_trader.cli.options import real
 from nca_trader.cloud import local, place
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, extra
 
 SHOWN = ("update", "steps", "steps_per_s", "reward", "loss", "approx_kl", "skipped")
 SHOWN += ("paper_bars", "paper_equity", "paper_drawdown")
@@ -162,12 +162,8 @@ def run_dashboard(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.watch.dashboard.sources import FollowedSessions
 
-    try:
+    with extra("dashboard needs starlette and uvicorn; pip install starlette uvicorn."):
         from nca_trader.watch.dashboard.server import access, listen, make_app, read_token, serve
-    except ImportError:
-        raise ConfigError(
-            "dashboard needs starlette and uvicorn; pip install starlette uvicorn."
-        ) from None
     # A file and not an option: options are seen by every user of the machine.
     token = read_token(args.token_file) if args.token_file else ""
     names = tuple(args.expose)

@@ -41,10 +41,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def whole(config: Any, least: int, *names: str, most: int | None = None) -> Iterator[str]:
     """Check that the fields are whole numbers from `least` to `most`; None where declared."""
-    for name in names:
-        value = getattr(config, name)
-        if _is_unset(config, name, value):
-            continue
+    for name, value in _given(config, names):
         # Python's True is an Integral too. Numpy's integers pass.
         if isinstance(value, bool) or not isinstance(value, Integral):
             yield f"{name}={value!r} is not a whole number; give one of at least {least}."
@@ -59,10 +56,7 @@ def between(config: Any, interval: str, *names: str) -> Iterator[str]:
 
     "inf" is an end and never a value.
     """
-    for name in names:
-        value = getattr(config, name)
-        if _is_unset(config, name, value):
-            continue
+    for name, value in _given(config, names):
         number = float(value) if isinstance(value, Real) and type(value) is not bool else math.nan
         if not within(number, interval):
             yield f"{name}={value!r} is outside its range; give a number in {interval}."
@@ -75,13 +69,16 @@ def within(number: float, interval: str) -> bool:
     return above and (number < high or (interval[-1] == "]" and number == high))
 
 
-def _is_unset(config: Any, name: str, value: Any) -> bool:
-    """Whether a value sets nothing: None where declared, or what the config names in `OFF`."""
+def _given(config: Any, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that set something: not None where declared, nor what `OFF` names."""
     off = getattr(config, "OFF", {})
-    # Annotations are text here, since the modules of configs postpone them.
-    may = getattr(type(config), name, 0) is None  # its default
-    unset = value is None and (may or "None" in str(type(config).__annotations__[name]))
-    return unset or (name in off and value == off[name])
+    for name in names:
+        value = getattr(config, name)
+        # Annotations are text here, since the modules of configs postpone them.
+        may = getattr(type(config), name, 0) is None  # its default
+        unset = value is None and (may or "None" in str(type(config).__annotations__[name]))
+        if not unset and (name not in off or value != off[name]):
+            yield name, value
 
 
 def one_of(config: Any, name: str, allowed: Iterable[str]) -> Iterator[str]:

@@ -25,7 +25,7 @@ import pyarrow.parquet
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.records import open_record, plain, record, seal_record, show
 from nca_trader.data.reading.files import read_numbers
-from nca_trader.errors import BarError, ConfigError, StateError
+from nca_trader.errors import BarError, ConfigError, StateError, system_errors
 from nca_trader.machine import make_directory, write_atomically
 from nca_trader.types import Bars, split_columns
 
@@ -189,17 +189,13 @@ class Shards(Sequence[Shard]):
         The caller parses these very bytes, so the file cannot change between check and use.
         """
         path = self.folder / shard.path
-        try:
+        what = f"{path}: a shard of {self.folder / MANIFEST} can't be read"
+        with system_errors(BarError, what, AGAIN):
             if isinstance(path, CloudPath):
                 content, version = path.read()
             else:
                 found = path.stat()  # before the bytes: a change in between is then seen
                 content, version = path.read_bytes(), (found.st_size, found.st_mtime_ns)
-        except OSError as error:
-            raise BarError(
-                f"{path}: a shard of {self.folder / MANIFEST} can't be read ({error.strerror}); "
-                f"{AGAIN}."
-            ) from None
         if self._verified.get(shard.path) != version:  # later passes need not hash
             if hashlib.sha256(content).hexdigest() != shard.sha256:
                 raise StateError(
@@ -311,12 +307,9 @@ def open_shards(folder: str | Path | CloudPath) -> Shards:
     """
     folder = place(folder)
     path = folder / MANIFEST
-    try:
+    remedy = "give a folder that write_shards wrote"
+    with system_errors(BarError, f"{path}: can't be read", remedy):
         content = path.read_bytes()
-    except OSError as error:
-        raise BarError(
-            f"{path}: can't be read ({error.strerror}); give a folder that write_shards wrote."
-        ) from None
     where = f"{path}: is not a manifest of shards (format {FORMAT})"
     value, checked = open_record(content, where, AGAIN)
     version = value.get("format") if isinstance(value, dict) else FORMAT

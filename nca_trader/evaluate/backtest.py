@@ -132,10 +132,19 @@ def backtest(
     if run is None:
         refuse_no_targets(targets)
     rules = complete_account(given, targets)
-    if run is not None and run.replacement is not None:
-        return _of_replacement(bars, run, rules, name, seen, start, stop)
+    if run is not None and (rule := run.replacement) is not None:
+        run.refuse(bars)
+        # The page must not show a baseline's result under the agent's name.
+        named = name or f"{rule.name}, in the place of {run.name}"
+        result = backtest(bars, rule, account=rules, name=named, start=start, stop=stop)
+        return _in_its_place(result, run, seen - (0 if start is None else bars.row(start, "start")))
     span = first, last = rows_between(bars, start, stop)
-    done = _simulated(task, targets, bars, rules, span, check)
+    if run is not None:
+        done = _of_run(task, run, bars, rules, first, last)
+    elif isinstance(targets, Strategy) and targets.parts:
+        done = _of_blend(targets, bars, rules, first, last)
+    else:
+        done = _of_targets(targets, bars, rules, first, last, check)
     # Counted here, because a run that was refused above is not an evaluation.
     in_sample, evaluations = _looked(runs, bars, span, seen, look) if runs else (None, None)
     trace, name = done.trace, name or done.name
@@ -227,47 +236,16 @@ def rows_between(
     return first, last
 
 
-def _of_replacement(
-    bars: Bars,
-    run: Run,
-    rules: AccountConfig,
-    name: str | None,
-    seen: int,
-    start: str | None,
-    stop: str | None,
-) -> Result:
-    """Backtest the baseline that is deployed in the place of a run's agent.
+def _in_its_place(result: Result, run: Run, seen: int) -> Result:
+    """Return the result of the baseline that is deployed in the place of a run's agent.
 
-    seen: rows of `bars` up to which the run was trained or selected.
+    seen: its bars that trained or selected the run; more or fewer than it has.
     """
-    rule = run.replacement
-    assert rule is not None
-    run.refuse(bars)
-    # The page must not show a baseline's result under the agent's name.
-    named = name or f"{rule.name}, in the place of {run.name}"
-    result = backtest(bars, rule, account=rules, name=named, start=start, stop=stop)
     # The gate chose it on the bars that selected the agent, so these are in sample for it too.
-    first = 0 if start is None else bars.row(start, "start")
-    over = max(min(seen - first, len(result.equity)), 0)
+    over = max(min(seen, len(result.equity)), 0)
     standing = in_sample_sentence(over, len(result.equity)) if over else "Out of sample."
     notes = [result.note, run.deployment.sentence if run.deployment else ""]
     return dataclasses.replace(result, standing=standing, note=" ".join(filter(None, notes)))
-
-
-def _simulated(
-    task: Bars | Task,
-    targets: Any,
-    bars: Bars,
-    rules: AccountConfig,
-    span: tuple[int, int],
-    check: bool,
-) -> _Simulated:
-    """Simulate a run, a blend, or what gives target weights, over rows `span` of `bars`."""
-    if isinstance(targets, Run):
-        return _of_run(task, targets, bars, rules, *span)
-    if isinstance(targets, Strategy) and targets.parts:
-        return _of_blend(targets, bars, rules, *span)
-    return _of_targets(targets, bars, rules, *span, check)
 
 
 def _of_run(

@@ -109,11 +109,6 @@ def thinned(values: pd.Series, points: int = POINTS) -> pd.Series:
     return values.iloc[sorted(kept)]
 
 
-def points_of(axes: Axes) -> int:
-    """Return the number of points that a line has room for in a plot."""
-    return OF_A_PHONE if is_narrow(axes) else POINTS
-
-
 def is_narrow(axes: Axes) -> bool:
     """Return whether a plot is the one for narrow screens."""
     figure = axes.figure
@@ -180,7 +175,7 @@ def draw_lines(axes: Axes, lines: Sequence[Curve], colours: Mapping[str, str]) -
             colour = BASELINES[baseline % len(BASELINES)]
             dash, width, order, alpha = DASHES[baseline % len(DASHES)], 1.4, 3, 1.0
             baseline += 1
-        values = thinned(line.values, points_of(axes))
+        values = thinned(line.values, OF_A_PHONE if is_narrow(axes) else POINTS)
         axes.plot(
             times(values),
             values.to_numpy(),

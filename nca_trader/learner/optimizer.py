@@ -130,16 +130,13 @@ def clip_by_norm(most: float, norm: Norm) -> optax.GradientTransformation:
       norm: of the whole gradient, where a device has a part of it.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def scaled(updates: Any, params: Any) -> Any:
         del params
         size = norm(updates)
         kept = size < most
-        scaled = jax.tree.map(
-            lambda u: jnp.where(kept, u, u / size.astype(u.dtype) * most), updates
-        )
-        return scaled, state
+        return jax.tree.map(lambda u: jnp.where(kept, u, u / size.astype(u.dtype) * most), updates)
 
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(scaled)
 
 
 def whole_or_nothing(
@@ -167,17 +164,10 @@ def scale_by_width(base_width: int, layout: Layout = EVERYWHERE) -> optax.Gradie
     Source: Yang et al. 2022, "Tensor programs V" (muP), table 3, the rates under Adam.
     """
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        del params
+    def scaled(split: Split, leaf: Array) -> Array:
+        return leaf * min(1.0, base_width / layout.fan_in(split, leaf)) if leaf.ndim > 1 else leaf
 
-        def scaled(split: Split, leaf: Array) -> Array:
-            return (
-                leaf * min(1.0, base_width / layout.fan_in(split, leaf)) if leaf.ndim > 1 else leaf
-            )
-
-        return layout.over(scaled, updates), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(lambda updates, params: layout.over(scaled, updates))
 
 
 def average_params(decay: float) -> optax.GradientTransformation:

@@ -442,7 +442,7 @@ def metrics_row(
     return row
 
 
-class Markets:
+class Markets(contextlib.AbstractContextManager["Markets"]):
     """The markets of a run's updates; those of shards are read ahead."""
 
     def __init__(self, env: TradingEnv, config: LearnerConfig, mesh: Mesh):
@@ -451,9 +451,6 @@ class Markets:
         self._stream: Generator[Piece, None, None] | None = None
         self._turn, self._market = -1, None
         self._own = None if env.shards is None else own_part(env.shards, hosts.own())
-
-    def __enter__(self) -> Markets:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._close()

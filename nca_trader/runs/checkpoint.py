@@ -153,7 +153,7 @@ def _checksum(value: np.ndarray) -> str:
     return hashlib.sha256(head + np.ascontiguousarray(value).tobytes()).hexdigest()
 
 
-class Checkpoints:
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of one run, by number of updates done."""
 
     def __init__(self, path: Place, keep: int = 3):
@@ -193,9 +193,6 @@ class Checkpoints:
         # One thread, so checkpoints are written in the order of their updates.
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

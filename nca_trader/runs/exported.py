@@ -34,7 +34,7 @@ from nca_trader.config import AgentConfig, EnvConfig
 from nca_trader.config.agent import MAX_AGENTS
 from nca_trader.config.records import BLANK, is_whole, plain, read_json, record, seal, show
 from nca_trader.config.toml import from_toml_text, to_toml
-from nca_trader.errors import ConfigError, RunError, StateError, argument
+from nca_trader.errors import ConfigError, RunError, StateError, argument, system_errors
 from nca_trader.machine import write_atomically
 from nca_trader.runs.consent import admit, own_names, refuse_uninstalled, signature_of
 from nca_trader.runs.manifest import Manifest, Run, Selection, stored_spec
@@ -258,8 +258,10 @@ class Exported(Run):
         parsed = {name: read_json(texts[name], f"{path}: {name}", AGAIN) for name in TEXTS[:5]}
         self.manifest = record(Manifest, parsed["manifest"], f"{path}: manifest", AGAIN)
         refuse_uninstalled(self.manifest.code, str(path))
-        chosen = parsed["selection"]
-        self._selection = record(Selection, chosen, f"{path}: selection", AGAIN) if chosen else None
+        self._records: dict[type, Any] = {
+            kind: record(kind, parsed[name], f"{path}: {name}", AGAIN) if parsed[name] else None
+            for kind, name in ((Selection, "selection"), (Reference, REFERENCE))
+        }
         env, agent = texts["env.toml"], texts["agent.toml"]
         self.env_config = from_toml_text(EnvConfig, env, f"{path}: env.toml", stored=True)
         self.agent_config = from_toml_text(AgentConfig, agent, f"{path}: agent.toml", stored=True)
@@ -280,21 +282,13 @@ class Exported(Run):
             raise StateError(f"{path}: seed = {show(number)} is not one of its agents; {AGAIN}.")
         self._seed = None if number == MEAN else int(number)
         self._forced = True  # `export` refuses an agent that is not deployed
-        usual, where = parsed[REFERENCE], f"{path}: {REFERENCE}"
-        self._reference = record(Reference, usual, where, AGAIN) if usual else None
         coding = record(Coding, parsed["coding"], f"{path}: coding", AGAIN)
         steps = record(dict[str, float], parsed["steps"], f"{path}: steps", AGAIN)
         self.weights = Compact(coding, tensors, steps)
 
-    @property
-    def selection(self) -> Selection | None:
-        """The run's selection.json when it was exported."""
-        return self._selection
-
-    @property
-    def reference(self) -> Reference | None:
-        """The run's features.json when it was exported; None where it had none."""
-        return self._reference
+    def _read(self, cls: type[T], name: str) -> T | None:
+        """Return what the run's folder had in a file when it was exported; None where none."""
+        return self._records.get(cls)
 
     def params(self) -> Params:
         """Return the parameters, widened to float32."""
@@ -434,13 +428,11 @@ def read_tensors(
       StateError: it was damaged or changed.
       RunError: there is no such file, it is of another kind, or of a version that is not read.
     """
-    try:
+    with system_errors(RunError, f"{path}: cannot be read", f"give a {kind} file"):
         # Before reading: a wrong file must not fill the memory.
         if isinstance(path, pathlib.Path) and path.stat().st_size > LARGEST:
             raise RunError(f"{path}: is larger than {LARGEST:,} bytes; give a {kind} file.")
         content = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); give a {kind} file.") from None
     try:
         (length,) = struct.unpack("<Q", content[:8])
         header = read_json(content[8 : 8 + length], str(path))

@@ -40,7 +40,7 @@ from nca_trader.config.records import (
     open_record,
     record,
 )
-from nca_trader.errors import RunError, StateError, logger
+from nca_trader.errors import RunError, StateError, logger, system_errors
 from nca_trader.machine import (
     HeldError,
     make_directory,
@@ -114,15 +114,12 @@ def training_in(path: Place, texts: Mapping[str, str]) -> Iterator[None]:
             refuse_links_in(path)
             file = path / LOCK
         try:
-            return file, take_lock(file)
+            with system_errors(StateError, f"{file}: cannot be locked", "choose another folder"):
+                return file, take_lock(file)
         except HeldError as holder:
             raise RunError(
                 f"{path}: {holder} trains there; wait until it ends, stop it, or choose another "
                 "folder."
-            ) from None
-        except OSError as error:
-            raise StateError(
-                f"{file}: cannot be locked ({error.strerror}); choose another folder."
             ) from None
 
     held = hosts.on_first(lock)

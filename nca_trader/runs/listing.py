@@ -12,7 +12,7 @@ import pandas as pd
 
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config.records import plain
-from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError
+from nca_trader.errors import ConfigError, NcaTraderError, RunError, StateError, system_errors
 from nca_trader.machine import HeldError, run_file, take_lock
 from nca_trader.runs.folder import LOCK
 from nca_trader.runs.manifest import Run
@@ -129,19 +129,16 @@ def remove_run(path: str | os.PathLike[str] | CloudPath) -> None:
     # The tree behind a link may be somebody else's.
     if folder.is_symlink():
         raise RunError(f"{folder}: is a link; give the folder that it points to.")
-    try:
-        # Held until the folder is gone, so that no training begins in it meanwhile.
-        descriptor = take_lock(pathlib.Path(folder) / LOCK)
-    except HeldError as holder:
-        raise RunError(f"{folder}: {holder} trains there; wait until it ends.") from None
-    except OSError as error:
-        raise StateError(f"{folder}: cannot be deleted ({error.strerror}).") from None
-    try:
-        # Renamed first: a deletion that is interrupted leaves nothing that looks like a run.
-        doomed = folder.with_name(f".{folder.name}.removed")
-        folder.rename(doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise StateError(f"{folder}: cannot be deleted ({error.strerror}).") from None
-    finally:
-        os.close(descriptor)
+    with system_errors(StateError, f"{folder}: cannot be deleted"):
+        try:
+            # Held until the folder is gone, so that no training begins in it meanwhile.
+            descriptor = take_lock(pathlib.Path(folder) / LOCK)
+        except HeldError as holder:
+            raise RunError(f"{folder}: {holder} trains there; wait until it ends.") from None
+        try:
+            # Renamed first: a deletion that is interrupted leaves nothing that looks like a run.
+            doomed = folder.with_name(f".{folder.name}.removed")
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
+        finally:
+            os.close(descriptor)

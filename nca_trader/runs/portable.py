@@ -26,7 +26,7 @@ from nca_trader.agents.policy import decide_next
 from nca_trader.config.extensions import own_code
 from nca_trader.envs.account.risk import VolatilityState, before_bars, size
 from nca_trader.envs.account.state import open_account
-from nca_trader.errors import ConfigError, argument
+from nca_trader.errors import ConfigError, argument, extra
 from nca_trader.machine import write_atomically
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.deciding import inputs_of
@@ -187,14 +187,12 @@ def write_portable(path: pathlib.Path, run: Run, made: Portable, card: str) -> i
       StateError: the file cannot be written.
     """
     members = {}
-    try:
+    with extra(
+        f"{argument('format', 'stablehlo')} needs flatbuffers, which is not installed; pip "
+        "install flatbuffers."
+    ):
         for name in ("observe", "decide"):
             members[f"{name}.bin"] = bytes(getattr(made, name).serialize())
-    except ImportError:
-        raise ConfigError(
-            f"{argument('format', 'stablehlo')} needs flatbuffers, which is not installed; pip "
-            "install flatbuffers."
-        ) from None
     arrays: dict[str, Any] = {
         f"{k}_{i}": x for k, leaves in made.begin.items() for i, x in enumerate(leaves)
     }

@@ -23,7 +23,7 @@ from nca_trader.cloud import CloudPath, Place, local
 from nca_trader.config.extensions import installed_points, own_code
 from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.records import finite, plain
-from nca_trader.errors import ConfigError, argument, logger, printable
+from nca_trader.errors import ConfigError, argument, extra, logger, printable, system_errors
 from nca_trader.machine import Worker, refuse_links_in, write_atomically
 from nca_trader.runs.manifest import Run
 
@@ -87,23 +87,17 @@ class TensorBoard:
     """
 
     def __init__(self, options: str = ""):
-        try:
+        with extra(
+            f"{argument('track')} tensorboard needs tensorboardX, which is not installed; "
+            "pip install tensorboardX."
+        ):
             from tensorboardX import SummaryWriter  # pyright: ignore
-        except ImportError:
-            raise ConfigError(
-                f"{argument('track')} tensorboard needs tensorboardX, which is not installed; "
-                "pip install tensorboardX."
-            ) from None
         self._make: Any = SummaryWriter
         self._root = local(options, "what TensorBoard reads") if options else None
         if self._root is not None:
-            try:
+            remedy = f"name another folder in {argument('track')} tensorboard:DIR"
+            with system_errors(ConfigError, f"{options}: cannot be made", remedy):
                 self._root.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(
-                    f"{options}: cannot be made ({error.strerror}); name another folder in "
-                    f"{argument('track')} tensorboard:DIR."
-                ) from None
         self._last = -1
 
     def start(self, subject: Tracked, step: int) -> None:
@@ -163,12 +157,10 @@ class WeightsAndBiases:
     ID = "wandb.id"
 
     def __init__(self, options: str = ""):
-        try:
+        with extra(
+            f"{argument('track')} wandb needs wandb, which is not installed; pip install wandb."
+        ):
             import wandb  # pyright: ignore
-        except ImportError:
-            raise ConfigError(
-                f"{argument('track')} wandb needs wandb, which is not installed; pip install wandb."
-            ) from None
         entity, _, project = options.rpartition("/")
         if "/" in entity:
             raise ConfigError(f"{argument('track', f'wandb:{options}')}: give ENTITY/PROJECT.")

@@ -27,7 +27,7 @@ from nca_trader.config.records import open_record, plain, seal_record
 from nca_trader.config.records import record as record_of
 from nca_trader.data.shards import MANIFEST as SHARDS_MANIFEST
 from nca_trader.envs.trading import TradingEnv
-from nca_trader.errors import StateError
+from nca_trader.errors import StateError, system_errors
 from nca_trader.machine import no_link, write_atomically
 from nca_trader.runs.folder import now
 from nca_trader.types import Bars
@@ -164,7 +164,8 @@ def record(root: Place, entry: Entry) -> None:
         # is an object. By time, so that they are read in order; random, so that names differ.
         write_atomically(root / FILE / f"{clock.time_ns():020d}-{os.urandom(4).hex()}", line)
         return
-    try:
+    what = f"{root / FILE}: the trial log cannot be written"
+    with system_errors(StateError, what, "repair that, then try again"):
         root.mkdir(parents=True, exist_ok=True)
         with open(root / FILE, "a", encoding="utf-8", opener=no_link) as file:
             # Several runs below this folder may write at the same time.
@@ -173,11 +174,6 @@ def record(root: Place, entry: Entry) -> None:
             file.flush()
             # On disk before the caller shows a number: an evaluation that was seen is counted.
             os.fsync(file.fileno())
-    except OSError as error:
-        raise StateError(
-            f"{root / FILE}: the trial log cannot be written ({error.strerror}); repair that, then "
-            "try again."
-        ) from None
 
 
 def trials(folder: str | os.PathLike[str] | CloudPath) -> pd.DataFrame:

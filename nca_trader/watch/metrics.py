@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from nca_trader.cloud import Place
-from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, logger
+from nca_trader.errors import ConfigError, RunError, StateError, StoreError, argument, extra, logger
 from nca_trader.paper.journal.tally import Paper
 from nca_trader.runs.folder import Lines, read_rows
 from nca_trader.watch.alerts import LABEL
@@ -205,13 +205,11 @@ def exporter(address: str, collector: Collector) -> Iterator[int]:
         raise ConfigError(
             f"{argument('prometheus', address)}: give a port, e.g. 9105, or HOST:PORT."
         )
-    try:
+    with extra(
+        f"{argument('prometheus')} needs prometheus_client, which is not installed; "
+        "pip install prometheus-client."
+    ):
         from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError:
-        raise ConfigError(
-            f"{argument('prometheus')} needs prometheus_client, which is not installed; "
-            "pip install prometheus-client."
-        ) from None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)  # pyright: ignore[reportArgumentType]
     try:

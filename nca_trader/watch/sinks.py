@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nca_trader.config.extensions import load
 from nca_trader.config.ranges import describe, refuse
-from nca_trader.errors import ConfigError, logger, printable
+from nca_trader.errors import ConfigError, extra, logger, printable
 from nca_trader.machine import Worker
 from nca_trader.watch.alerts import FIRING, Notification
 
@@ -91,10 +91,8 @@ class Service:
         with warnings.catch_warnings():
             # It imports modules that Python will remove, and has replacements for them.
             warnings.simplefilter("ignore", DeprecationWarning)
-            try:
+            with extra(f"sink {name}: needs apprise; pip install apprise."):
                 import apprise  # pyright: ignore[reportMissingImports]
-            except ImportError:
-                raise ConfigError(f"sink {name}: needs apprise; pip install apprise.") from None
             # What it logs has hosts, and at debug whole addresses.
             logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
             # A redirect would send the notice to any host.

@@ -122,10 +122,7 @@ def with_columns(bars: Bars, wanted: Mapping[str, Added], request: Request) -> B
             said = argument("extra")
             raise ConfigError(f"{said}: {name} has one time; say when it was known, e.g. +1d.")
         columns[name] = np.column_stack(
-            [
-                _as_of(found, delay, close, None if found.symbol is None else symbol)
-                for symbol in bars.symbols
-            ]
+            [_as_of(found, delay, close, symbol) for symbol in bars.symbols]
         )
     return dataclasses.replace(bars, columns=columns)
 
@@ -142,11 +139,11 @@ def _own_steps(time: np.ndarray) -> np.ndarray:
 
 
 def _as_of(
-    found: Values, delay: np.ndarray | np.timedelta64, close: np.ndarray, symbol: str | None
+    found: Values, delay: np.ndarray | np.timedelta64, close: np.ndarray, symbol: str
 ) -> np.ndarray:
     """Return the last value `[N]` that was known at each close; NaN before the first."""
     taken = np.isfinite(found.value)
-    if symbol is not None and found.symbol is not None:
+    if found.symbol is not None:
         taken &= found.symbol == symbol
     known, value = (found.time + delay)[taken], found.value[taken]
     # Of two with one stamp the later row is the corrected one.

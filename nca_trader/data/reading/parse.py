@@ -169,7 +169,10 @@ def parse(source: Place | Frame, request: Request) -> Table:
     if name:
         which = f"of {over.sum():,} asset" + "s" * bool(over.sum() > 1)
         notes.append(f"Left out the last candle {which}, not over by the column {name}.")
-        arrays, time_faults = _among(~over, arrays, time_faults, unread)
+        for cells in unread.values():
+            cells.leave_out(over)
+        arrays = {key: array[~over] for key, array in arrays.items()}
+        time_faults = [each.among(~over) for each in time_faults]
     labels, others = candidates.split(arrays)
     used = np.flatnonzero(np.bincount(arrays["symbol"]))
     if len(used) < len(names):
@@ -212,16 +215,6 @@ def _names_dividends(header: pd.Index) -> bool:
     """Whether a column is named as a vendor names dividends, at any level."""
     levels = (plain(level) for c in header for level in (c if isinstance(c, tuple) else (c,)))
     return not {*VENDOR_DIVIDENDS}.isdisjoint(levels)
-
-
-def _among(
-    stays: np.ndarray, arrays: dict[Any, np.ndarray], faults: list[Any], unread: dict[str, Unread]
-) -> tuple[dict[Any, np.ndarray], list[Any]]:
-    """Return the arrays and the faults of the rows that stay, and forget the other unread cells."""
-    for cells in unread.values():
-        cells.leave_out(~stays)
-    kept = {key: array[stays] for key, array in arrays.items()}
-    return kept, [each.among(stays) for each in faults]
 
 
 def arrange(chunk: Chunk, request: Request, two: list[int]) -> Arranged:

@@ -389,7 +389,7 @@ class Search:
         values = [leak for leak in self.leaking if leak[0].same_length]
         shrunk = [self._shrink(*leak) for leak in values[:SHRUNK]]
         if shrunk:
-            return example(*min(shrunk, key=lambda leak: len(np.concatenate(cells_of(leak[0])))))
+            return example(*min(shrunk, key=lambda leak: sum(map(len, leak[0].cells.values()))))
         # Removed bars also show a leak through values, so "length" is named only where no column
         # leaks.
         if not self.leaking:
@@ -424,11 +424,6 @@ class Search:
         return None if found is None else (case._replace(after=after), found)
 
 
-def cells_of(case: Case) -> list[np.ndarray]:
-    """Return the rows and assets that differ, `[cells, 2]` of each column."""
-    return list(case.cells.values())
-
-
 def mixed(
     case: Case, column: str | None = None, asset: int | None = None, rows: slice = slice(None)
 ) -> Bars:
@@ -442,7 +437,7 @@ def mixed(
 
 def parts(case: Case) -> Iterator[Bars]:
     """Yield the bars with smaller changes than the case: of one asset, then of half of the rows."""
-    both = np.concatenate(cells_of(case))
+    both = np.concatenate([*case.cells.values()])  # rows and assets that differ, `[cells, 2]`
     assets = np.unique(both[:, 1])
     yield from (mixed(case, asset=int(asset)) for asset in assets if len(assets) > 1)
     first, stop = int(both[:, 0].min()), int(both[:, 0].max()) + 1

@@ -148,7 +148,7 @@ def entry_of(
     )  # fmt: skip
 
 
-class Playing:
+class Playing(contextlib.AbstractContextManager["Playing"]):
     """The process of an entry on one market; a context manager that ends it.
 
     Attributes:
@@ -212,9 +212,6 @@ class Playing:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Playing:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

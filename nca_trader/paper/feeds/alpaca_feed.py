@@ -24,7 +24,7 @@ from nca_trader.paper.feeds.venue_feed import (
 )
 from nca_trader.paper.venue import Unreachable
 from nca_trader.paper.venues.alpaca import SHAPES, guarded, nanoseconds, paper_keys
-from nca_trader.paper.venues.net import SILENT, TIMEOUT, GuardedSession, Keys, check_url
+from nca_trader.paper.venues.net import SILENT, TIMEOUT, GuardedSession, check_url
 
 with warnings.catch_warnings():  # it imports the old client of `websockets`
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -41,46 +41,6 @@ STREAM_HOSTS = frozenset({"stream.data.alpaca.markets"})
 DATA_URL, STREAM_URL = "APCA_API_DATA_URL", "APCA_API_STREAM_URL"
 MINUTE = 60
 QUIET = 120.0  # seconds without a message after which a stream is opened again, at least
-
-
-def open_source(
-    symbols: Sequence[str],
-    every: str,
-    *,
-    feed: str = "iex",
-    url: str | None = None,
-    stream_url: str | None = None,
-    timeout: float = TIMEOUT,
-) -> AlpacaSource:
-    """Return Alpaca's closed bars of days, or the minutes that make those of other lengths.
-
-    Args:
-      symbols: US stocks.
-      every: the run's length of a bar, e.g. "1d", "5min".
-      feed: "iex", or "sip" with a subscription.
-      url: REST host; else APCA_API_DATA_URL, or Alpaca's.
-      stream_url: WebSocket; else APCA_API_STREAM_URL, or Alpaca's.
-      timeout: seconds of a call.
-
-    Raises:
-      ConfigError: no keys, or another feed. HostError: a URL of another host.
-    """
-    period = seconds_of(every)
-    if feed not in ("iex", "sip"):
-        raise ConfigError(f"feed {feed!r} is unknown; there are iex and sip.")
-    if period % MINUTE or not period:
-        raise ConfigError(f"bars of {every}: Alpaca's shortest bar is 1min; give a multiple.")
-    keys = paper_keys()
-    url = (url or os.environ.get(DATA_URL) or "https://data.alpaca.markets").rstrip("/")
-    check_url(url, DATA_HOSTS)
-    stream = stream_url or os.environ.get(STREAM_URL)
-    stream = stream or f"wss://stream.data.alpaca.markets/v2/{feed}"
-    check_url(stream, STREAM_HOSTS, ("wss", "ws"))
-    client = StockHistoricalDataClient(keys.key, keys.secret, raw_data=True, url_override=url)
-    session = GuardedSession(DATA_HOSTS, read_only=True, timeout=timeout)
-    # Other lengths are made of minutes, on the grid of the session.
-    step = period if period == DAY_SECONDS else MINUTE
-    return AlpacaSource(tuple(symbols), step, guarded(client, session), session, keys, feed, stream)
 
 
 def grid_of(every: str, sessions: Sessions | None = None) -> Grid:
@@ -100,30 +60,59 @@ def open_feed(
       symbols: US stocks.
       every: length of a bar, e.g. "1d", "5min".
       sessions: when to trade; None: New York's hours.
-      **options: those of `open_source`.
+      **options: those of `AlpacaSource`.
     """
-    source = open_source(symbols, every, **options)
+    source = AlpacaSource(symbols, every, **options)
     return VenueFeed(source, grid_of(every, sessions))
 
 
 class AlpacaSource:
-    """A `Source`: Alpaca's days, or minutes. Prices are adjusted for splits up to today."""
+    """A `Source`: Alpaca's closed days, or the minutes that make bars of other lengths.
+
+    Prices are adjusted for splits up to today.
+
+    Args:
+      symbols: US stocks.
+      every: the run's length of a bar, e.g. "1d", "5min".
+      feed: "iex", or "sip" with a subscription.
+      url: REST host; else APCA_API_DATA_URL, or Alpaca's.
+      stream_url: WebSocket; else APCA_API_STREAM_URL, or Alpaca's.
+      timeout: seconds of a call.
+
+    Raises:
+      ConfigError: no keys, or another feed. HostError: a URL of another host.
+    """
 
     def __init__(
         self,
-        symbols: tuple[str, ...],
-        step: int,
-        client: Any,
-        session: GuardedSession,
-        keys: Keys,
-        feed: str,
-        stream_url: str,
+        symbols: Sequence[str],
+        every: str,
+        *,
+        feed: str = "iex",
+        url: str | None = None,
+        stream_url: str | None = None,
+        timeout: float = TIMEOUT,
     ):
-        self.symbols, self.step = symbols, step
+        period = seconds_of(every)
+        if feed not in ("iex", "sip"):
+            raise ConfigError(f"feed {feed!r} is unknown; there are iex and sip.")
+        if period % MINUTE or not period:
+            raise ConfigError(f"bars of {every}: Alpaca's shortest bar is 1min; give a multiple.")
+        self._keys = paper_keys()
+        url = (url or os.environ.get(DATA_URL) or "https://data.alpaca.markets").rstrip("/")
+        check_url(url, DATA_HOSTS)
+        stream = stream_url or os.environ.get(STREAM_URL)
+        self._stream_url = stream or f"wss://stream.data.alpaca.markets/v2/{feed}"
+        check_url(self._stream_url, STREAM_HOSTS, ("wss", "ws"))
+        key, secret = self._keys.key, self._keys.secret
+        client = StockHistoricalDataClient(key, secret, raw_data=True, url_override=url)
+        self._session = GuardedSession(DATA_HOSTS, read_only=True, timeout=timeout)
+        self._client: Any = guarded(client, self._session)
+        self._feed = feed
+        # Other lengths are made of minutes, on the grid of the session.
+        self.symbols, self.step = tuple(symbols), period if period == DAY_SECONDS else MINUTE
         # A day may be corrected after the close, so it settles later than a minute.
-        self.delay, self.settle = (5.0, 30.0) if step == MINUTE else (60.0, 1800.0)
-        self._client, self._session, self._keys, self._feed = client, session, keys, feed
-        self._stream_url = stream_url
+        self.delay, self.settle = (5.0, 30.0) if self.step == MINUTE else (60.0, 1800.0)
         self._streaming: _Streaming | None = None
 
     def fetch(self, start: int, stop: int) -> list[Row]:
@@ -161,6 +150,9 @@ class AlpacaSource:
         if self._streaming is not None:
             self._streaming.close()
         self._session.close()
+
+
+open_source = AlpacaSource
 
 
 def _row(symbol: str, bar: dict[str, Any], daily: bool) -> Row:

@@ -6,17 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, extra
 from nca_trader.paper.feeds.venue_feed import Grid, Row, VenueFeed, seconds_of
 from nca_trader.paper.venue import Unreachable
 
-try:
+with extra("ccxt is not installed; pip install ccxt."):
     import ccxt
     from requests import RequestException
 
     from nca_trader.paper.venues.net import SILENT, TIMEOUT, GuardedSession, check_url, is_loopback
-except ImportError:
-    raise ConfigError("ccxt is not installed; pip install ccxt.") from None
 
 URL = "NCA_TRADER_CCXT_URL"  # a server of this machine in place of the exchange
 HOUR = 3600

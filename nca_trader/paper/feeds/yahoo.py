@@ -16,15 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from nca_trader.errors import ConfigError, argument
+from nca_trader.errors import ConfigError, argument, extra
 from nca_trader.paper.feeds.venue_feed import DAY_SECONDS, Grid, Row, seconds_of
 from nca_trader.paper.venue import Unreachable
 
-try:
+with extra("yfinance is not installed; pip install yfinance."):
     import yfinance
     from yfinance.exceptions import YFRateLimitError, YFTickerMissingError
-except ImportError:
-    raise ConfigError("yfinance is not installed; pip install yfinance.") from None
 
 # Yahoo's names of lengths in seconds, and for how many days it has bars of them.
 LENGTHS: dict[int, tuple[str, float]] = {
@@ -53,8 +51,8 @@ def grid_of(every: str) -> Grid:
     return _AsGiven(seconds_of(every))
 
 
-def open_source(symbols: Sequence[str], every: str) -> YahooSource:
-    """Return Yahoo's closed bars.
+class YahooSource:
+    """A `Source` of Yahoo's closed bars, one symbol after the other.
 
     Args:
       symbols: Yahoo's names, e.g. "SPY", "^GSPC", "EURUSD=X", "BTC-USD".
@@ -63,20 +61,14 @@ def open_source(symbols: Sequence[str], every: str) -> YahooSource:
     Raises:
       ConfigError: Yahoo has no bars of this length.
     """
-    step = seconds_of(every)
-    if step not in LENGTHS:
-        known = ", ".join(name for name, _ in LENGTHS.values())
-        raise ConfigError(f"bars of {every}: Yahoo has {known}; give one, and use resample.")
-    return YahooSource(tuple(symbols), step)
-
-
-class YahooSource:
-    """A `Source` of history, one symbol after the other."""
 
     delay = settle = 0.0
 
-    def __init__(self, symbols: tuple[str, ...], step: int):
-        self.symbols, self.step = symbols, step
+    def __init__(self, symbols: Sequence[str], every: str):
+        self.symbols, self.step = tuple(symbols), seconds_of(every)
+        if self.step not in LENGTHS:
+            known = ", ".join(name for name, _ in LENGTHS.values())
+            raise ConfigError(f"bars of {every}: Yahoo has {known}; give one, and use resample.")
 
     def fetch(self, start: int, stop: int) -> list[Row]:
         """Return the bars that open at or after `start` and end by `stop`.
@@ -136,3 +128,6 @@ class YahooSource:
 
     def close(self) -> None:
         """Do nothing: yfinance keeps its session."""
+
+
+open_source = YahooSource

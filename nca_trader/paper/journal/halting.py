@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from nca_trader.errors import ConfigError, StateError, argument, printable
+from nca_trader.errors import ConfigError, StateError, argument, printable, system_errors
 from nca_trader.machine import write_once
 
 LONGEST = 500  # characters of a reason
@@ -43,12 +43,9 @@ def request_halt(journal: str | Path, reason: str) -> bool:
       StateError: the file cannot be written.
     """
     target, said = halt_file(journal), checked_reason(reason)
-    try:
+    remedy = "stop the session's process instead"
+    with system_errors(StateError, f"{target}: cannot be written", remedy):
         return write_once(target, f"{said}\n")
-    except OSError as error:
-        raise StateError(
-            f"{target}: cannot be written ({error.strerror}); stop the session's process instead."
-        ) from None
 
 
 def read_halt(journal: str | Path) -> str | None:

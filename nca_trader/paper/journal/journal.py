@@ -65,7 +65,7 @@ class Diverged(StateError):
         self.difference = difference
 
 
-class Journal:
+class Journal(contextlib.AbstractContextManager["Journal"]):
     """An open journal whose only writer is this process. Use it as a context manager.
 
     Args:
@@ -128,9 +128,6 @@ class Journal:
                 }
             # Nothing failed, so all of it stays open until `close`.
             self._opened = opened.pop_all()
-
-    def __enter__(self) -> Journal:
-        return self
 
     def __exit__(self, *exception) -> None:
         self.close()

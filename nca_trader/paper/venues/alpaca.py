@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from nca_trader.errors import ConfigError, NcaTraderError
+from nca_trader.errors import ConfigError, NcaTraderError, extra
 from nca_trader.paper.venue import (
     LATEST,
     Activity,
@@ -26,7 +26,7 @@ from nca_trader.paper.venue import (
     Unreachable,
 )
 
-try:
+with extra("alpaca-py is not installed; pip install alpaca-py."):
     with warnings.catch_warnings():  # it imports the old client of `websockets`
         warnings.simplefilter("ignore", DeprecationWarning)
         from alpaca.common.exceptions import APIError
@@ -44,8 +44,6 @@ try:
         check_url,
         read_keys,
     )
-except ImportError:
-    raise ConfigError("alpaca-py is not installed; pip install alpaca-py.") from None
 
 ORDER_HOSTS = frozenset({"paper-api.alpaca.markets"})
 KEY, SECRET = "APCA_API_KEY_ID", "APCA_API_SECRET_KEY"
@@ -126,14 +124,11 @@ def number(text: Any) -> float:
     return value
 
 
-def open_venue(
-    symbols: Sequence[str],
-    *,
-    url: str | None = None,
-    fractional: bool = False,
-    timeout: float = TIMEOUT,
-) -> AlpacaVenue:
-    """Return a paper account at Alpaca.
+class AlpacaVenue:
+    """A `Venue`: a paper account at Alpaca.
+
+    Answers are read as they are sent and not through alpaca-py's models, which refuse a value that
+    they do not know: an accepted order would look like a broken answer.
 
     Args:
       symbols: US stocks that are traded.
@@ -145,31 +140,28 @@ def open_venue(
     Raises:
       ConfigError: a key is missing. HostError: the host is not one of paper trading.
     """
-    pairs = [symbol for symbol in symbols if "/" in symbol]
-    if pairs:
-        raise ConfigError(f"{', '.join(pairs)}: alpaca trades stocks here; give coins to ccxt.")
-    url = (url or os.environ.get(URL) or "https://paper-api.alpaca.markets").rstrip("/")
-    check_url(url, ORDER_HOSTS)
-    keys = paper_keys()
-    client = TradingClient(keys.key, keys.secret, paper=True, raw_data=True, url_override=url)
-    # Every request passes the list of hosts again, whatever the client was given.
-    session = GuardedSession(ORDER_HOSTS, timeout=timeout)
-    return AlpacaVenue(guarded(client, session), session, keys, fractional)
-
-
-class AlpacaVenue:
-    """A `Venue`: a paper account at Alpaca. `open_venue` makes one.
-
-    Answers are read as they are sent and not through alpaca-py's models, which refuse a value that
-    they do not know: an accepted order would look like a broken answer.
-    """
 
     name = "alpaca-paper"
 
     def __init__(
-        self, client: TradingClient, session: GuardedSession, keys: Keys, fractional: bool
+        self,
+        symbols: Sequence[str],
+        *,
+        url: str | None = None,
+        fractional: bool = False,
+        timeout: float = TIMEOUT,
     ):
-        self._client, self._session, self._keys = client, session, keys
+        pairs = [symbol for symbol in symbols if "/" in symbol]
+        if pairs:
+            raise ConfigError(f"{', '.join(pairs)}: alpaca trades stocks here; give coins to ccxt.")
+        url = (url or os.environ.get(URL) or "https://paper-api.alpaca.markets").rstrip("/")
+        check_url(url, ORDER_HOSTS)
+        self._keys = paper_keys()
+        key, secret = self._keys.key, self._keys.secret
+        client = TradingClient(key, secret, paper=True, raw_data=True, url_override=url)
+        # Every request passes the list of hosts again, whatever the client was given.
+        self._session = GuardedSession(ORDER_HOSTS, timeout=timeout)
+        self._client = guarded(client, self._session)
         self._fractional = fractional
         self._client_ids: dict[str, str] = {}  # by Alpaca's id
 
@@ -376,6 +368,9 @@ class AlpacaVenue:
             0.0,  # Alpaca takes no commission; regulatory fees are activities of their own
             nanoseconds(item["transaction_time"]),
         )
+
+
+open_venue = AlpacaVenue
 
 
 def _flow(item: dict[str, Any]) -> CashFlow | None:

@@ -23,7 +23,7 @@ from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
 from nca_trader.config.records import loads
-from nca_trader.errors import ConfigError, NcaTraderError
+from nca_trader.errors import ConfigError, NcaTraderError, system_errors
 from nca_trader.machine import read_private
 from nca_trader.paper.clock import Caller
 
@@ -83,10 +83,8 @@ def read_keys(key: str, secret: str) -> Keys:
 
 
 def _of_file(path: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
-    try:
+    with system_errors(ConfigError, f"{path}: can't be read", f"see {KEY_FILE}"):
         lines = read_private(path, "your keys").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{path}: can't be read ({error.strerror}); see {KEY_FILE}.") from None
     values: dict[str, str] = {}
     for line in lines:
         name, equals, value = line.partition("=")

@@ -36,7 +36,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nca_trader.config.records import finite
-from nca_trader.errors import ConfigError, StateError, argument
+from nca_trader.errors import ConfigError, StateError, argument, system_errors
 from nca_trader.machine import read_private, write_once
 from nca_trader.watch.dashboard.sources import FollowedSession, FollowedSessions
 
@@ -126,11 +126,9 @@ def read_token(path: str | os.PathLike[str]) -> str:
       ConfigError: others may read the file, or the token is short.
       StateError: it cannot be read or made.
     """
-    try:
+    with system_errors(StateError, f"{path}: the token cannot be read"):
         write_once(pathlib.Path(path), secrets.token_urlsafe(32) + "\n")
         token = read_private(path, "this token").strip()
-    except OSError as error:
-        raise StateError(f"{path}: the token cannot be read ({error.strerror}).") from None
     if len(token) < LEAST_TOKEN:
         raise ConfigError(f"{path}: the token has fewer than {LEAST_TOKEN} characters; delete it.")
     return token
