@@ -189,9 +189,10 @@ class Limits:
 WORDS = {
     "fill": ("next_open", "close"),
     "order": ("on_change", "rebalance"),
-    "sizing": ("fixed", "volatility"),
+    "sizing": ("fixed", "volatility", "covariance"),
 }
 SIZES = ("volatility_target", "volatility_span", "volatility_floor", "size_cap")
+JOINT = ("correlation_span", "shrinkage")  # of sizes by covariance, next to SIZES
 # What sets no limit, in a field where None is "not given"; a TOML file and JSON write it as none.
 OFF = {
     "max_gross": math.inf,
@@ -218,6 +219,17 @@ class Sizing(NamedTuple):
     span: Any = 60
     floor: Any = 0.01
     cap: Any = 1.0
+
+
+class JointSizing(NamedTuple):
+    """How sizes follow volatilities and correlations, see `account.risk.joint_size`.
+
+    alone: by volatility. span: of the correlations, in bars. shrinkage: of them towards 0.
+    """
+
+    alone: Sizing
+    span: int
+    shrinkage: float
 
 
 @strict
@@ -251,10 +263,13 @@ class AccountConfig:
       delist_after: bars missing in a row after which an asset is gone; infinity (default) is never.
       delist_haircut: fraction of its last price that is then lost, 0 by default.
       sizing: "fixed" (default); "volatility" multiplies each target by `min(size_cap,
-        volatility_target / volatility)` of its asset, see `account.risk`.
+        volatility_target / volatility)` of its asset, see `account.risk`; "covariance" also by what
+        the inverse of the assets' shrunk correlation makes of it, for rules alone.
       volatility_target, volatility_floor: per year, 0.15 and 0.01 by default.
       volatility_span: of the estimate, 60 bars by default.
       size_cap: the largest factor, 1 by default.
+      correlation_span: of the correlations, 252 bars by default.
+      shrinkage: of the correlations towards 0, from 0 to 1 (which is "volatility"); 0.8 by default.
       dead_band: a target is ordered only if it differs by more than this from the last one ordered,
         or with "rebalance" from the weight held; 0 by default. A target of 0 always closes.
       risk: `nca.Limits` on what is ordered, and losses that halt; none by default. Neither it nor
@@ -295,6 +310,8 @@ class AccountConfig:
     volatility_span: int = usually(60)
     volatility_floor: float = usually(0.01)
     size_cap: float = usually(1.0)
+    correlation_span: int = usually(252)
+    shrinkage: float = usually(0.8)
     dead_band: float = usually(0.0)
     risk: Limits = usually(None)
     delay: int = usually(0)
@@ -305,6 +322,8 @@ class AccountConfig:
         expect("risk", self.risk, Limits | None, "nca.Limits, e.g. nca.Limits(max_drawdown=0.2)")
         refuse(
             between(self, "(0, 1)", "floor"),
+            between(self, "[0, 1]", "shrinkage"),
+            whole(self, 2, "correlation_span"),
             limit_problems(self),
         )
         if self.delay is not None:
@@ -312,9 +331,18 @@ class AccountConfig:
 
     @property
     def scale(self) -> Sizing | None:
-        """The sizes that targets are multiplied by; None where sizes are fixed."""
-        if self.sizing == "fixed":
+        """The sizes that the account multiplies targets by; None where it does not."""
+        return self._alone if self.sizing == "volatility" else None
+
+    @property
+    def joint(self) -> JointSizing | None:
+        """The sizes by covariance; None for others. An account is given targets of these sizes."""
+        if self.sizing != "covariance":
             return None
+        return JointSizing(self._alone, self.correlation_span, self.shrinkage)
+
+    @property
+    def _alone(self) -> Sizing:
         return Sizing(*(getattr(self, name) for name in SIZES))
 
     @property
@@ -331,7 +359,7 @@ class AccountConfig:
     @property
     def unsized(self) -> AccountConfig:
         """The account of weights that are sized already."""
-        return dataclasses.replace(self, sizing="fixed", **dict.fromkeys(SIZES))
+        return dataclasses.replace(self, sizing="fixed", **dict.fromkeys((*SIZES, *JOINT)))
 
     @property
     def given(self) -> dict[str, Any]:
@@ -343,10 +371,12 @@ class AccountConfig:
     def stored(self) -> dict[str, Any]:
         """The fields that are not None, but for costs, as files have them: None where one is off.
 
-        A delay of 0 is left out: files of before it was a field have none.
+        A delay of 0 is left out, and what is of sizes by covariance: older files have none.
         """
-        found = {n: None if OFF.get(n) == x else x for n, x in self.given.items() if n != "costs"}
-        return found if self.delay else {n: x for n, x in found.items() if n != "delay"}
+        later = {"costs"} if self.delay else {"costs", "delay"}
+        later |= set() if self.sizing == "covariance" else {*JOINT}
+        kept = {name: x for name, x in self.given.items() if name not in later}
+        return {name: None if OFF.get(name) == x else x for name, x in kept.items()}
 
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
@@ -356,6 +386,9 @@ class AccountConfig:
         if given.sizing == "fixed":
             for name in SIZES:
                 yield name, "sizing='volatility'"
+        if given.sizing != "covariance" and hasattr(given, JOINT[0]):
+            for name in JOINT:
+                yield name, "sizing='covariance'"
 
 
 def limit_problems(rules: Any) -> Iterator[str]:
@@ -460,6 +493,9 @@ def complete_account(
     if capital is not None and any(capital_problems(found)):
         found = dataclasses.replace(found, capital=float(capital))
     refuse(capital_problems(found), without_effect(found, given.given, DEFAULTS))
+    decided = hasattr(has, "account") and not hasattr(has, "decide")  # by an agent
+    if found.joint and (decided or (hasattr(has, "runs") and subject.runs)):
+        refuse("sizing='covariance' is of rules; give agents 'volatility' or 'fixed'.")
     return found
 
 

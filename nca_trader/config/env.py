@@ -206,6 +206,11 @@ class EnvConfig:
                     f"random_costs={self.random_costs} is not a range of factors above 0; give "
                     "(low, high), e.g. (0.5, 2.0)."
                 )
+        if self.sizing == "covariance":
+            problems.append(
+                "sizing='covariance' is of rules, in backtests, sweeps and paper trading; take "
+                "'volatility' or 'fixed' for an environment."
+            )
         if self.sizing == "volatility":
             if self.actions not in ("direction", "weights"):
                 problems.append(

@@ -303,6 +303,7 @@ def source_of(text: str, what: str) -> tuple[str, str]:
     ('ccxt', 'binance:BTC/USDT')
     """
     kinds = ("replay", "alpaca", "ccxt") if what == "feed" else ("simulated", "alpaca")
+    expect(what, text, str, f"a text: {FEEDS if what == 'feed' else BROKERS}")
     kind, colon, rest = text.partition(":")  # at the first colon: a file may be a URL
     # Of a feed what it reads; a broker of ours has no options.
     if kind in kinds and (bool(rest) if what == "feed" else not colon):

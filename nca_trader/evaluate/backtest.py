@@ -31,7 +31,12 @@ from nca_trader.runs.folder import now
 from nca_trader.runs.manifest import Run, seen_rows
 from nca_trader.runs.trials import data_record
 from nca_trader.strategies.blend import parts_of
-from nca_trader.strategies.strategy import Strategy, sized_once, weights_until_sized
+from nca_trader.strategies.strategy import (
+    Strategy,
+    sized_once,
+    weights_jointly,
+    weights_until_sized,
+)
 from nca_trader.strategies.targets import (
     as_targets,
     cut_of,
@@ -93,8 +98,8 @@ def backtest(
       settings: other fields of `nca.AccountConfig` by name, in the place of the record: max_gross,
         max_net, borrow, floor, maintenance_margin, capital, lot, tick, min_notional,
         max_participation, delist_after, delist_haircut, sizing, volatility_target,
-        volatility_span, volatility_floor, size_cap, dead_band, risk, delay. What is not given is
-        the run's, or no limit.
+        volatility_span, volatility_floor, size_cap, correlation_span, shrinkage, dead_band, risk,
+        delay. What is not given is the run's, or no limit.
 
     Returns:
       The `Result` over the traded bars.
@@ -176,7 +181,7 @@ def backtest(
         note=bars.note,
         in_sample=in_sample,
         evaluations=evaluations,
-        cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small),
+        cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small, shrunk=done.shrunk),
         bars=bars,
         run=run,
         unchecked=done.unchecked,
@@ -196,7 +201,7 @@ def backtest(
 class _Simulated(NamedTuple):
     """What was simulated; most fields are those of `Result`.
 
-    known, again: the bars and targets that a rerun is given.
+    known, again: the bars and targets that a rerun is given. shrunk: see `Cut`.
     """
 
     trace: Any
@@ -206,6 +211,7 @@ class _Simulated(NamedTuple):
     logits: np.ndarray | None = None
     unchecked: bool = False
     parts: pd.DataFrame | None = None
+    shrunk: int = 0
 
 
 def _unseen(bars: Bars, seen: int, name: str) -> str:
@@ -294,15 +300,19 @@ def _of_targets(
     targets: Any, bars: Bars, rules: AccountConfig, first: int, last: int, check: bool
 ) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
-    most = largest_weight(rules)
-    if isinstance(targets, Strategy):
-        targets = sized_once(targets, rules.scale)
+    most, shrunk = largest_weight(rules), 0
+    if isinstance(targets, Strategy) and not rules.joint:
+        targets = sized_once(targets, rules)
     if needs_account(bars, targets):
         # The delay is inside the strategy, because what it decides depends on fills that are late
         # as well.
-        trace = simulate_strategy(bars, targets.with_delay(rules.delay), rules, first, last)
+        sized = sized_once(targets, rules) if rules.joint else targets
+        trace = simulate_strategy(bars, sized.with_delay(rules.delay), rules, first, last)
         as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
-        return _Simulated(trace, targets.name, bars, targets)
+        if rules.joint:  # what was held decides, of any size
+            held = np.vstack([np.full((first, bars.num_assets), np.nan), trace.target])
+            shrunk = int(weights_jointly(bars[:last], held, rules.joint)[1].sum())
+        return _Simulated(trace, targets.name, bars, targets, shrunk=shrunk)
     known, name, unchecked = bars, "targets", False
     if isinstance(targets, Strategy):
         name, targets = targets.name, strategy_targets(bars, targets)
@@ -310,10 +320,15 @@ def _of_targets(
         # The function gets no bars after the span, because it may use all bars that it gets.
         known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
         targets = function_targets(known, targets, check)
-    again = weights_until_sized(as_targets(targets, known, most), known.present, rules.scale)
-    asked = in_force(late(again, rules.delay), first)
+    again = sized = as_targets(targets, known, most)
+    if rules.joint:
+        sized, where = weights_jointly(known, again, rules.joint)
+        shrunk = int(where[first:last].sum())
+    else:
+        again = sized = weights_until_sized(again, known.present, rules.scale)
+    asked = in_force(late(sized, rules.delay), first)
     trace = simulate_targets(bars, asked, rules, first, last)
-    return _Simulated(trace, name, known, again, unchecked=unchecked)
+    return _Simulated(trace, name, known, again, unchecked=unchecked, shrunk=shrunk)
 
 
 def count_trial(

@@ -157,6 +157,11 @@ class Result:
                 f"NOT SENT: orders {' or '.join(limits)}, {self.cut.small:,} in all; what they "
                 "were to change stays as it was. More capital makes orders larger."
             )
+        if self.cut.shrunk:
+            found.append(
+                f"SHRUNK: on {self.cut.shrunk:,} bars the correlations had no inverse, and were "
+                f"shrunk further than shrinkage={self.rules.shrinkage:g}."
+            )
         return (*found, *self._limited)
 
     @property

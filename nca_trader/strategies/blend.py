@@ -159,7 +159,7 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
         strategy = subject
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
             rules = complete_account(given, subject)
-            strategy = alone(sized_once(subject, rules.scale), rules)
+            strategy = alone(sized_once(subject, rules), rules)
         return BlendPart(name, share, strategy, subject)
     if isinstance(subject, TradedRun):
         try:

@@ -15,18 +15,20 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
 from nca_trader.config import AccountConfig
-from nca_trader.config.account import Sizing, refuse_delay
+from nca_trader.config.account import JointSizing, Sizing, refuse_delay
 from nca_trader.config.ranges import describe, refuse, whole
 from nca_trader.data.features import bars_to_forget
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.risk import before_bars, size
+from nca_trader.envs.account.risk import before_bars, before_joint, joint_size, size
 from nca_trader.errors import ConfigError
+from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar, Bars
 
 
@@ -315,8 +317,69 @@ def weights_until_sized(
     return np.where(begins, last, targets)
 
 
+def _sized_jointly(state: Any, bar: Bar, target: Array, sizing: JointSizing) -> Any:
+    """Return the state after a close, the weights of what is ordered there `[A]`, and `shrunk`."""
+    seen, last = state
+    last, before = jnp.where(jnp.isnan(target), last, target), seen.alone.count
+    seen, factor, shrunk = joint_size(seen, bar, jnp.nan_to_num(last), sizing)
+    # What the assets share changes with any order, so that all of them are ordered again. So they
+    # are when an asset gets a size, see `until_sized`.
+    begins = (before < sizing.alone.span) & (seen.alone.count >= sizing.alone.span)
+    orders = ~jnp.isnan(target).all() | begins.any()
+    return (seen, last), jnp.where(orders, last * factor, jnp.nan), orders & shrunk
+
+
+def _before_jointly(num_assets: int) -> Any:
+    return before_joint(num_assets), np.full(num_assets, np.nan)
+
+
+def sized_for(strategy: Strategy, rules: AccountConfig) -> Strategy:
+    """Return a strategy as an account of these rules needs it.
+
+    Where sizes are fixed it is the same; by volatility see `until_sized`. By covariance its targets
+    are sized here, as a size depends on all targets, see `account.risk.joint_size`.
+    """
+    if (sizing := rules.joint) is None:
+        return until_sized(strategy, rules.scale)
+
+    def init(num_assets: int) -> Any:
+        return strategy.init(num_assets), _before_jointly(num_assets)
+
+    def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
+        inner, order = strategy.decide(state[0], bar, portfolio)
+        outer, weights, _ = _sized_jointly(state[1], bar, order.target * order.size, sizing)
+        return (inner, outer), order._replace(target=weights, size=1.0)
+
+    longest = max(sizing.span, sizing.alone.span)
+    return strategy._around(init, act, more=bars_to_forget(longest))
+
+
+def weights_jointly(
+    bars: Bars, targets: np.ndarray, sizing: JointSizing
+) -> tuple[np.ndarray, np.ndarray]:
+    """Apply `sized_for` to known targets `[N, A]`, of an account of sizes by covariance.
+
+    Returns:
+      `[N, A]` weights, NaN for no order, and `[N]` bool, whether the correlations had to be shrunk
+      further.
+    """
+    with float64_on_cpu():
+        begun = jax.tree.map(jnp.asarray, _before_jointly(bars.num_assets))
+        found = _scan_jointly(begun, bars.as_bar(), jnp.asarray(targets), sizing)
+        return np.asarray(found[0]), np.asarray(found[1])
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _scan_jointly(begun: Any, bars: Bar, targets: Array, sizing: JointSizing) -> Any:
+    def step(state: Any, xs: tuple[Bar, Array]) -> tuple[Any, Any]:
+        state, *found = _sized_jointly(state, *xs, sizing)
+        return state, found
+
+    return jax.lax.scan(step, begun, (bars, targets))[1]
+
+
 # One object of each, so that what is compiled for it is found again.
-sized_once = functools.lru_cache(maxsize=64)(until_sized)
+sized_once = functools.lru_cache(maxsize=64)(sized_for)
 
 
 def arguments_needed(function: Callable[..., Any], given: Container[str] = ()) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from nca_trader.config.account import Limits, Sizing
+from nca_trader.config.account import JointSizing, Limits, Sizing
 from nca_trader.data.features import bars_to_forget
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
@@ -85,6 +85,79 @@ def size(seen: VolatilityState, bar: Bar, sizing: Sizing) -> tuple[VolatilitySta
     seen, estimate = volatility(seen, bar, sizing.span)
     scaled = jnp.minimum(sizing.cap, sizing.target / jnp.maximum(estimate, sizing.floor))
     return seen, jnp.where(seen.count >= sizing.span, scaled, 0.0)
+
+
+class JointState(NamedTuple):
+    """What sizes by covariance remember of the bars so far.
+
+    alone: of the volatilities. products: `[A, A]` weighted means of products of two returns, each 0
+    where its bar is missing, so that they are the moments of one sample and their matrix is never
+    negative.
+    """
+
+    alone: VolatilityState
+    products: Tensor
+
+
+def before_joint(num_assets: int) -> JointState:
+    """Return the memory before any bar."""
+    return JointState(before_bars(num_assets), np.zeros((num_assets, num_assets)))
+
+
+def joint_size(
+    seen: JointState, bar: Bar, wanted: Array, sizing: JointSizing
+) -> tuple[JointState, Array, Array]:
+    """Update the sizes by covariance by one closed bar.
+
+    For targets s they are `min(cap, v max(0, (K s)_i / s_i))`, where v is the size by volatility
+    alone and K the inverse of the correlations among the assets held, shrunk by `sizing.shrinkage`
+    towards 0. Without correlations K is 1: the sizes of "volatility". Assets that move together
+    share a risk; one that hedges the others gets more. Where K does not exist the correlations are
+    shrunk further, by a tenth of what is left of them at a time.
+
+    Args:
+      seen: the memory of the bars before.
+      bar: `[A]` fields. A missing bar leaves its asset's volatility as it was, and correlations
+        decay towards 0 in it, as they grow from 0 after an asset is listed.
+      wanted: `[A]` targets in force, 0 for none.
+      sizing: static.
+
+    Returns:
+      The memory, `[A]` sizes, and `[]` bool, whether the correlations were shrunk further.
+
+    Source: Ledoit and Wolf, Honey, I shrunk the sample covariance matrix (2004), with a fixed
+    intensity and the identity as the target; correlations by RiskMetrics (1996).
+    """
+    weight = 2.0 / (sizing.span + 1.0)
+    return_ = bar.close / seen.alone.close - 1.0
+    x = jnp.where(bar.present & ~jnp.isnan(return_), return_, 0.0)
+    products = seen.products + weight * (x[:, None] * x[None, :] - seen.products)
+    alone, factor = size(seen.alone, bar, sizing.alone._replace(cap=jnp.inf))
+    held = (wanted != 0.0) & (factor > 0.0)
+    deviation = jnp.sqrt(jnp.diagonal(products))
+    scale = jnp.where(held & (deviation > 0.0), 1.0 / jnp.where(held, deviation, 1.0), 0.0)
+    same = jnp.eye(len(x), dtype=bool)
+
+    def factored(share: Array) -> Array:
+        correlations = share * products * scale[:, None] * scale[None, :]
+        matrix = jnp.where(same, 1.0, correlations)
+        return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+
+    def singular(tried: tuple[Array, Array]) -> Array:
+        _, root = tried
+        # What is left of a matrix without an inverse is rounding.
+        return ~(jnp.diagonal(root).min() > 1e-6)
+
+    def shrunk(tried: tuple[Array, Array]) -> tuple[Array, Array]:
+        share = 0.9 * tried[0]
+        return share, factored(share)
+
+    first = jnp.asarray(1.0 - sizing.shrinkage, products.dtype)
+    share, root = jax.lax.while_loop(singular, shrunk, (first, factored(first)))
+    spread = jax.scipy.linalg.cho_solve((root, True), jnp.where(held, wanted, 0.0))
+    times = jnp.where(held, jnp.maximum(spread / jnp.where(held, wanted, 1.0), 0.0), 0.0)
+    found = jnp.minimum(sizing.alone.cap, factor * times)
+    return JointState(alone, products), found, share < first
 
 
 def bars_of_size(sizing: Sizing | None) -> int:

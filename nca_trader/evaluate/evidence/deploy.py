@@ -62,7 +62,7 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     year = year_of(bars.bars_per_year, bars.row(start, "start"))
     # Its own base is one of the baselines, by which the second question is judged.
     base = None if result.run is None else result.run.base
-    known = baseline_rules(year, result.rules.sizing == "volatility", base)
+    known = baseline_rules(year, result.rules.sizing != "fixed", base)
     known[MATCHED] = constant_exposure(mean_exposure(result))
     common: dict[str, Any] = {"start": start, "stop": stop, "account": result.rules}
     return {name: backtest(bars, rule, **common) for name, rule in known.items()}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.cloud import CloudPath
 from nca_trader.config import AccountConfig
-from nca_trader.config.account import DEFAULTS, SIZES, complete_account
+from nca_trader.config.account import DEFAULTS, JOINT, SIZES, complete_account
 from nca_trader.config.ranges import expect
 from nca_trader.config.records import plain
 from nca_trader.errors import ConfigError, argument
@@ -62,7 +62,12 @@ def agent_of(
         return run_agent(opened_run.on(bars), rules)
     rule: Any = run if opened_run is None else opened_run.replacement
     if isinstance(rule, Strategy):
-        return strategy_agent(sized_once(rule, rules.scale), bars, rules)
+        return strategy_agent(sized_once(rule, rules), bars, rules)
+    if rules.joint:
+        raise ConfigError(
+            f"{argument('sizing', rules.sizing)}: on paper it is of strategies alone; give a "
+            "nca.Strategy in the place of a function of bars."
+        )
     return function_agent(rule, bars, rules)
 
 
@@ -113,7 +118,7 @@ def subject_on(
 
 # Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
 # which stays that of those journals.
-LATER = (*SIZES, "sizing", "dead_band")
+LATER = (*SIZES, *JOINT, "sizing", "dead_band")
 
 
 def started_body(

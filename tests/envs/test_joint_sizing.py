@@ -1,0 +1,180 @@
+"""Sizes by covariance, against a loop in numpy that inverts the matrix, and each way alike."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from drawn import bars_of
+
+import nca_trader as nca
+from nca_trader import ConfigError
+from nca_trader.paper.journal.journal import read_events
+from nca_trader.strategies.strategy import weights_jointly
+from nca_trader.strategies.targets import strategy_targets
+from nca_trader.types import SECONDS_PER_YEAR
+
+SPAN, LONG, TARGET = 20, 40, 0.15
+SIZED = {
+    "sizing": "covariance", "volatility_span": SPAN, "correlation_span": LONG, "size_cap": 2.0,
+    "shrinkage": 0.3, "borrow": True, "volatility_target": TARGET,
+}  # fmt: skip
+COSTS = nca.Costs(commission=5e-4)
+TREND = nca.rules.time_series_momentum(15)
+JOINT = nca.AccountConfig(**SIZED, volatility_floor=0.01)
+
+
+@pytest.fixture(scope="module")
+def bars():
+    """Four assets that move together, with missing bars; the last is listed late."""
+    rng = np.random.default_rng(8)
+    close = 100 * np.exp(0.02 * rng.standard_normal((220, 4)).cumsum(0))
+    close = close * np.exp(0.02 * rng.standard_normal((220, 1)).cumsum(0))
+    present = rng.random((220, 4)) > 0.05
+    present &= (np.arange(220)[:, None] >= 70) | (np.arange(4) < 3)
+    # As in a file, a missing bar has the last close.
+    last = np.maximum.accumulate(np.where(present, np.arange(220)[:, None], 0), axis=0)
+    close = np.take_along_axis(close, last, axis=0)
+    return dataclasses.replace(bars_of(close), present=present)
+
+
+def by_hand(bars, targets, shrinkage=0.3):
+    """Weights from the definition: one row after the other, with `np.linalg.inv`."""
+    count, keep, wide = bars.num_assets, 1 - 2 / (SPAN + 1), 1 - 2 / (LONG + 1)
+    close, time = np.full(count, np.nan), np.full(count, np.nan)
+    square, years, seen = np.zeros(count), np.zeros(count), np.zeros(count)
+    products, last, found = np.zeros((count, count)), np.full(count, np.nan), []
+    for row in range(len(bars)):
+        here, now = bars.present[row], bars.seconds[row]
+        r = bars.close[row] / close - 1
+        known = here & ~np.isnan(r)
+        x = np.where(known, r, 0.0)
+        products = wide * products + (1 - wide) * np.outer(x, x)
+        square = np.where(known, keep * square + (1 - keep) * x**2, square)
+        passed = np.nan_to_num((now - time) / SECONDS_PER_YEAR)
+        years = np.where(known, keep * years + (1 - keep) * passed, years)
+        before, seen = seen, seen + known
+        close, time = np.where(here, bars.close[row], close), np.where(here, now, time)
+        last = np.where(np.isnan(targets[row]), last, targets[row])
+        with np.errstate(all="ignore"):
+            alone = np.where(seen >= SPAN, TARGET / np.maximum(np.sqrt(square / years), 0.01), 0)
+        wanted = np.nan_to_num(last)
+        held = np.flatnonzero((wanted != 0) & (alone > 0))
+        weights = np.where(np.isnan(last), np.nan, 0.0)
+        part = products[np.ix_(held, held)]
+        deviation = np.sqrt(np.diag(part))
+        matrix = (1 - shrinkage) * part / np.outer(deviation, deviation)
+        np.fill_diagonal(matrix, 1.0)
+        times = np.maximum(np.linalg.inv(matrix) @ wanted[held] / wanted[held], 0.0)
+        weights[held] = wanted[held] * np.minimum(2.0, alone[held] * times)
+        begins = ((before < SPAN) & (seen >= SPAN)).any()
+        orders = begins or not np.isnan(targets[row]).all()
+        found.append(weights if orders else np.full(count, np.nan))
+    return np.array(found)
+
+
+def test_weights_are_those_of_the_inverse_of_the_shrunk_correlation(bars):
+    raw = strategy_targets(bars, TREND) * np.random.default_rng(0).uniform(0.5, 1.5, (220, 4))
+    raw[100:110] = np.nan
+    found, shrunk = weights_jointly(bars, raw, JOINT.joint)
+    np.testing.assert_allclose(found, by_hand(bars, raw), rtol=1e-9, atol=1e-12)
+    result = nca.backtest(bars, raw, COSTS, **SIZED)
+    known = ~np.isnan(found)
+    np.testing.assert_allclose(result.targets.to_numpy()[known], found[known], rtol=1e-12)
+    assert not shrunk.any() and not result.cautions
+    # It is not what volatility alone gives.
+    alone = nca.backtest(bars, raw, COSTS, **SIZED | {"shrinkage": 1.0})
+    volatility = {k: v for k, v in SIZED.items() if k not in ("correlation_span", "shrinkage")}
+    same = nca.backtest(bars, raw, COSTS, **volatility | {"sizing": "volatility"})
+    at = np.isfinite(raw)
+    np.testing.assert_allclose(alone.targets.to_numpy()[at], same.targets.to_numpy()[at], rtol=1e-9)
+    assert np.abs(result.targets - alone.targets).max().max() > 0.05
+
+
+def test_weights_a_function_and_a_strategy_are_sized_alike_and_stay_so_in_a_rerun(bars):
+    given = strategy_targets(bars, TREND)
+    results = [
+        nca.backtest(bars, subject, COSTS, order="on_change", **SIZED)
+        for subject in (TREND, given, lambda known: given[: len(known)])
+    ]
+    for other in results[1:]:
+        np.testing.assert_allclose(other.equity, results[0].equity, rtol=1e-12)
+    again = results[0].again(costs=nca.Costs())
+    assert again.targets.equals(results[0].targets) and again.equity.iloc[-1] != 1.0
+
+
+def watched(state, bar, portfolio):
+    """The trend, by a strategy that is simulated with its account."""
+    state, order = TREND.decide(state, bar, None)
+    return state, order._replace(target=order.target + 0.0 * portfolio.weight)
+
+
+SEEING = nca.Strategy(TREND.init, watched, "seeing", order=TREND.order)
+
+
+def test_a_strategy_that_sees_its_account_a_sweep_and_paper_agree(bars, tmp_path):
+    result = nca.backtest(bars, TREND, COSTS, order="on_change", **SIZED)
+    seeing = nca.backtest(bars, SEEING, COSTS, order="on_change", **SIZED)
+    np.testing.assert_allclose(seeing.equity, result.equity, rtol=1e-9)
+    grid = {"lookback": [15, 30]}
+    rule = nca.rules.time_series_momentum
+    table = nca.sweep(bars, rule, grid, COSTS, trials=None, order="on_change", **SIZED)
+    assert table["equity"][0] == pytest.approx(result.equity.iloc[-1], rel=1e-5)
+    nca.write_bars(bars, tmp_path / "bars.parquet")
+    file = f"replay:{tmp_path}/bars.parquet"
+    nca.paper_trade(TREND, file, tmp_path / "paper.db", costs=COSTS, order="on_change", **SIZED)
+    events = list(read_events(tmp_path / "paper.db", "decision"))
+    at = np.searchsorted(bars.time.astype(np.int64), [event.ts_event for event in events])
+    paper = np.array([event.body["target"] for event in events], float)
+    wanted = result.targets.to_numpy()[at]
+    assert len(events) > 150
+    np.testing.assert_allclose(paper, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_who_buys_once_buys_when_assets_have_a_size(bars):
+    result = nca.backtest(bars, nca.rules.buy_and_hold(), COSTS, **SIZED)
+    assert set(result.orders["symbol"]) == {*bars.symbols} and result.num_fills < 8
+
+
+def test_correlations_without_an_inverse_are_shrunk_further_and_it_is_said(bars):
+    """Two assets that are one: without shrinkage their matrix is singular."""
+    twin = np.array([0, 1, 2, 2])
+    fields = {name: getattr(bars, name)[:, twin] for name in bars.fields}
+    twins = dataclasses.replace(bars, **fields)
+    plain = SIZED | {"shrinkage": 0.0, "size_cap": 50.0}
+    raw = np.full((220, 4), 0.1)
+    result = nca.backtest(twins, raw, COSTS, **plain)
+    (caution,) = [text for text in result.cautions if text.startswith("SHRUNK")]
+    assert "the correlations had no inverse, and were shrunk further than shrinkage=0." in caution
+    assert np.isfinite(result.targets.to_numpy()[60:]).all()
+    at = 150  # both of the pair have the same weight, of .9 of the correlation
+    weights = result.targets.to_numpy()[at]
+    assert weights[2] == pytest.approx(weights[3]) and weights[2] > 0.0
+    seeing = nca.Strategy(
+        lambda n: (),
+        lambda s, bar, portfolio: (s, jnp.full(4, 0.1) + 0.0 * portfolio.weight),
+        "see",
+    )
+    assert any("SHRUNK" in x for x in nca.backtest(twins, seeing, COSTS, **plain).cautions)
+
+
+def test_what_cannot_be_sized_jointly_is_refused(bars, tmp_path):
+    with pytest.raises(
+        ConfigError, match="'covariance' is of rules, in backtests, sweeps and paper"
+    ):
+        nca.EnvConfig(sizing="covariance", actions="weights")
+    with pytest.raises(
+        ConfigError, match=r"shrinkage=0\.5 has no effect without sizing='covariance'"
+    ):
+        nca.backtest(bars, TREND, sizing="volatility", shrinkage=0.5)
+    for wrong in ({"shrinkage": 1.5}, {"correlation_span": 1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            nca.AccountConfig(**wrong)
+    nca.write_bars(bars, tmp_path / "bars.parquet")
+    with pytest.raises(
+        ConfigError, match=r"on paper it is of strategies alone; give a nca\.Strategy"
+    ):
+        nca.paper_trade(
+            lambda known: np.ones(len(known)), f"replay:{tmp_path}/bars.parquet",
+            tmp_path / "paper.db", **SIZED,
+        )  # fmt: skip
