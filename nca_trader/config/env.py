@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from nca_trader.config.account import (
+    DEFAULTS,
+    JOINT,
     OFF,
     AccountConfig,
     Costs,
@@ -240,7 +242,8 @@ class EnvConfig:
         # None sets no limit here, and is "not given" there.
         given: dict[str, Any] = {n: getattr(self, n) for n in names}
         given = {n: OFF.get(n) if x is None else x for n, x in given.items()}
-        return AccountConfig(floor=self.ruin_floor, delay=0, **given)
+        given |= {name: DEFAULTS[name] for name in (*JOINT, "delay")}  # of rules alone
+        return AccountConfig(floor=self.ruin_floor, **given)
 
     def with_account(self, given: AccountConfig) -> EnvConfig:
         """Return this environment with what an account is given in the place of its own.
@@ -252,8 +255,8 @@ class EnvConfig:
         values = {name: None if OFF.get(name) == x else x for name, x in given.given.items()}
         refuse(
             f"{name} is of backtests and paper trading, and no environment has it; leave it out."
-            for name in ("delay", "risk")
-            if values.pop(name, None)
+            for name in ("delay", "risk", *JOINT)
+            if values.pop(name, None) not in (None, DEFAULTS[name])
         )
         if "floor" in values:
             values["ruin_floor"] = values.pop("floor")

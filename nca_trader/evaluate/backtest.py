@@ -181,7 +181,8 @@ def backtest(
         note=bars.note,
         in_sample=in_sample,
         evaluations=evaluations,
-        cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small, shrunk=done.shrunk),
+        cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small),
+        shrunk=done.shrunk,
         bars=bars,
         run=run,
         unchecked=done.unchecked,
@@ -201,7 +202,7 @@ def backtest(
 class _Simulated(NamedTuple):
     """What was simulated; most fields are those of `Result`.
 
-    known, again: the bars and targets that a rerun is given. shrunk: see `Cut`.
+    known, again: the bars and targets that a rerun is given. shrunk: as there.
     """
 
     trace: Any

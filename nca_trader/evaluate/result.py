@@ -61,6 +61,7 @@ class Result:
       evaluations: evaluations of agents on these symbols in years that overlap, with this one; None
         where that was not counted, see `trials.count`.
       cut: orders for more than the account may hold.
+      shrunk: bars on which correlations without an inverse were shrunk further, see `joint_size`.
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.
       run: that acted; None where the targets are not of a run.
@@ -106,6 +107,7 @@ class Result:
     in_sample: int | None = None
     evaluations: int | None = None
     cut: Cut = NO_CUT
+    shrunk: int = 0
     run: Run | None = None
     unchecked: bool = False
     tried: int | None = None
@@ -157,9 +159,9 @@ class Result:
                 f"NOT SENT: orders {' or '.join(limits)}, {self.cut.small:,} in all; what they "
                 "were to change stays as it was. More capital makes orders larger."
             )
-        if self.cut.shrunk:
+        if self.shrunk:
             found.append(
-                f"SHRUNK: on {self.cut.shrunk:,} bars the correlations had no inverse, and were "
+                f"SHRUNK: on {self.shrunk:,} bars the correlations had no inverse, and were "
                 f"shrunk further than shrinkage={self.rules.shrinkage:g}."
             )
         return (*found, *self._limited)

@@ -295,13 +295,11 @@ class Cut(NamedTuple):
       orders: bars with an order for more.
       largest: the largest sum of absolute weights that was ordered.
       small: orders of less than a lot or `min_notional`, or for which cash paid less; not sent.
-      shrunk: bars on which correlations without an inverse were shrunk further, see `joint_size`.
     """
 
     orders: int
     largest: float
     small: int = 0
-    shrunk: int = 0
 
 
 NO_CUT = Cut(0, 0.0)

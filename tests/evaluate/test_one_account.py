@@ -19,12 +19,13 @@ from nca_trader.evaluate import tune as tuning
 from nca_trader.evaluate.result import PLAUSIBLE
 from nca_trader.evaluate.walkforward.walk import walk_forward
 from nca_trader.optimum.prove import known_market
-from nca_trader.strategies.strategy import weights_until_sized
+from nca_trader.strategies.strategy import weights_jointly, weights_until_sized
 
 NUM_BARS, NUM_ASSETS, FIRST = 120, 2, 60
 MONEY = {"capital": 1e4}
 LEVERED = {"borrow": True, "max_gross": 4.0}
 SIZED = {"sizing": "volatility", "volatility_span": 5}
+JOINT = SIZED | {"sizing": "covariance", "shrinkage": 0.2, "correlation_span": 20}
 # A value of each field that is not the default, and what it needs to be one.
 VALUES = {
     "costs": {"costs": nca.Costs(commission=2e-3, slippage=1e-3, borrow_fee=0.1)},
@@ -47,6 +48,8 @@ VALUES = {
     "volatility_span": SIZED | {"volatility_span": 9},
     "volatility_floor": SIZED | {"volatility_floor": 2.0},
     "size_cap": SIZED | {"size_cap": 0.1},
+    "correlation_span": JOINT | {"correlation_span": 5},
+    "shrinkage": JOINT | {"shrinkage": 0.0},
     "dead_band": {"dead_band": 0.45},
     "risk": {"risk": nca.Limits(max_position=0.2, max_order=0.15)},
     "delay": {"delay": 3},
@@ -57,11 +60,14 @@ NEEDS = {
     "delist_haircut": {"delist_after": 2},
     **{name: SIZED for name in ("volatility_target", "volatility_span")},
     **{name: SIZED for name in ("volatility_floor", "size_cap")},
+    **{name: JOINT for name in ("correlation_span", "shrinkage")},
 }
 # Who refuses which field, in one line that names it.
 REFUSED = {
     "paper": {"delay": "a venue is as late as it is"},
-    "gymnasium": {"delay": "no environment has it", "risk": "no environment has it"},
+    "gymnasium": dict.fromkeys(
+        ("delay", "risk", "correlation_span", "shrinkage"), "no environment has it"
+    ),
     "blend": {"delay": "give it to nca.backtest"},
 }
 RNG = np.random.default_rng(11)
@@ -171,6 +177,8 @@ def test_a_backtest_is_what_the_judge_says(field):
     if rules.scale is not None:
         size = sizes(BARS, rules.scale)
         targets = weights_until_sized(targets, BARS.present, rules.scale) * size
+    if rules.joint is not None:
+        targets = weights_jointly(BARS, targets, rules.joint)[0]
     targets = np.vstack([np.full((rules.delay, NUM_ASSETS), np.nan), targets])[:NUM_BARS]
     known = {name: x for name, x in rules.stored.items() if name in ledger.RULES}
     costs = {name: getattr(rules.costs, name) for name in ledger.COSTS}
@@ -284,7 +292,7 @@ def test_a_part_of_a_blend_decides_on_such_an_account(field):
     np.testing.assert_allclose(backtest(mix, account=outer).equity, want.equity, rtol=1e-9)
 
 
-@pytest.mark.parametrize("field", VALUES)
+@pytest.mark.parametrize("field", [name for name, x in VALUES.items() if "shrinkage" not in x])
 @pytest.mark.few(6)
 def test_a_search_trains_and_scores_with_it(field, tmp_path, monkeypatch):
     seen = {}

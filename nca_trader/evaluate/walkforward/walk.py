@@ -444,7 +444,7 @@ class _Walk:
     ) -> tuple[dict[str, Result], dict[str, Result]]:
         """Backtest the baselines, and the controls, which are known in hindsight only."""
         bars, account = self.refit.bars, common["account"]
-        rules = baseline_rules(year, account.sizing != "fixed", self._base)
+        rules = baseline_rules(year, account.sizing not in (None, "fixed"), self._base)
         known = {name: backtest(bars, rule, **common) for name, rule in rules.items()}
         # These weights include their sizes, so they are not sized again.
         unsized = dataclasses.replace(account, order="rebalance").unsized
