@@ -67,6 +67,9 @@ def strategy_named(name: str) -> Strategy:
     terms = terms_of(name)
     if terms != [("", name)]:
         named = [(share, strategy_named(rule)) for share, rule in terms]
+        for share, _ in named:
+            if abs(Fraction(share)) > 10:
+                raise ConfigError(f"policy.base = {name!r}: {share} is above 10; give a share.")
         called = " + ".join(f"{share} {rule.name}" for share, rule in named)
         parts = {f"rule-{i}": (x, float(Fraction(share))) for i, (share, x) in enumerate(named)}
         # Its parts see no account, so that it is one strategy as others are.
@@ -122,7 +125,7 @@ def base_named(name: str, short: bool) -> Base:
         return (inner, last), jnp.maximum(last, least)
 
     def column(bars: Bars) -> np.ndarray:
-        if has_exits(bars, strategy):
+        if any(has_exits(bars, strategy_named(rule)) for _, rule in terms_of(name)):
             raise ConfigError(
                 f"policy.base = {name!r}: its orders carry stops or targets, which a base "
                 "cannot have; leave them out."

@@ -225,11 +225,13 @@ class JointSizing(NamedTuple):
     """How sizes follow volatilities and correlations, see `account.risk.joint_size`.
 
     alone: by volatility. span: of the correlations, in bars. shrinkage: of them towards 0.
+    delist_after: bars missing in a row after which an asset is held no more.
     """
 
     alone: Sizing
     span: int
     shrinkage: float
+    delist_after: float
 
 
 @strict
@@ -339,7 +341,7 @@ class AccountConfig:
         """The sizes by covariance; None for others. An account is given targets of these sizes."""
         if self.sizing != "covariance":
             return None
-        return JointSizing(self._alone, self.correlation_span, self.shrinkage)
+        return JointSizing(self._alone, self.correlation_span, self.shrinkage, self.delist_after)
 
     @property
     def _alone(self) -> Sizing:

@@ -109,6 +109,8 @@ class PolicyConfig:
             if origin_of("strategies", name) is None
         ]
         some = ("none", *RULES) if named == [self.base] else RULES
+        sums = [name.base for name in bare if "*" in name.base]
+        bare = [] if sums else bare
         counts = ("channels", "window", "num_neighbours", "head_hidden")
         problems = [
             *check_known(self, "kind", "policies", KINDS),
@@ -119,6 +121,7 @@ class PolicyConfig:
             *between(self, "(0, 1]", "leak", "fire_rate"),
             *between(self, "(0, inf)", "feature_clip"),
             *(x for each in bare for x in check_known(each, "base", "strategies", some)),
+            *(f"base={x!r}: write a sum as '0.5 * RULE + -0.5 * RULE'." for x in sums),
             *between(self, "(0, 2]", "tilt_limit"),
             *between(self, "[0, inf)", "tilt_penalty"),
             *without_effect(self),

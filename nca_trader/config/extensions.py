@@ -46,7 +46,8 @@ OWN = re.compile(
     r"(?:\((?P<values>.*)\))?",
     re.DOTALL,
 )
-TERM = re.compile(r"\s*(-?(?:\d+/[1-9]\d*|\d*\.?\d+))\s*\*\s*(.+?)\s*", re.DOTALL)
+SHARE = r"[-+]?(?:[0-9]{1,9}/[1-9][0-9]{0,8}|(?:[0-9]{1,9}\.?[0-9]{0,20}|\.[0-9]{1,20}))"
+TERM = re.compile(rf"\s*({SHARE})\s*\*\s*(.+?)\s*", re.DOTALL)
 FRAME = re.compile(r"(\d+[A-Za-z]+):(.+)", re.DOTALL)
 COMPARISONS = ("rank", "zscore")  # of a feature's values among assets
 # Features that are not of your own code: a market's own state, and columns of your own.
@@ -111,7 +112,7 @@ def terms_of(text: str) -> list[tuple[str, str]]:
       >>> terms_of("momentum")
       [('', 'momentum')]
     """
-    found = [TERM.fullmatch(part) for part in re.split(r"\s*\+\s*(?=-?[\d./]+\s*\*)", text)]
+    found = [TERM.fullmatch(part) for part in re.split(rf"\s*\+\s*(?={SHARE}\s*\*)", text)]
     terms = [(term[1], term[2]) for term in found if term]
     return terms if len(terms) == len(found) else [("", text)]
 

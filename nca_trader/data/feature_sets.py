@@ -204,21 +204,31 @@ def compared(how: str, x: Array, known: Array) -> Array:
       x: finite.
       known: `[A]` bool.
     """
+    known = known & jnp.isfinite(x)
     count = known.sum()
-    if how == "zscore":
+    if how == "rank":
+        found = ratio(signed_ranks(x, known).astype(x.dtype), count - 1.0)
+    else:
         away = jnp.where(known, x - jnp.where(known, x, 0.0).sum() / count, 0.0)
         # A deviation has the unit of its feature; rounding alone does not count.
-        found = ratio(away, jnp.sqrt((away**2).sum() / count), LEAST * jnp.abs(x).max())
-    else:
-        line = jnp.where(known, x, jnp.inf)
-        if len(x) <= MOST_ASSETS:  # without sorting, which a single kernel cannot do
-            others, own = line[None, :], x[:, None]
-            below, up_to = (others < own).sum(1), (others <= own).sum(1)
-        else:
-            line = jnp.sort(line)
-            below, up_to = (jnp.searchsorted(line, x, side=side) for side in ("left", "right"))
-        found = ratio((below + up_to - count).astype(x.dtype), count - 1.0)
+        least = LEAST * jnp.where(known, jnp.abs(x), 0.0).max()
+        found = ratio(away, jnp.sqrt((away**2).sum() / count), least)
     return jnp.where(known, found, 0.0)
+
+
+def signed_ranks(x: Array, known: Array) -> Array:
+    """Return `[A]` whole numbers 2 r - n - 1 of the ranks r from 1 to n of the n known values.
+
+    Equal values share their mean rank. What is not known is 0.
+    """
+    line = jnp.where(known, x, jnp.inf)
+    if len(x) <= MOST_ASSETS:  # without sorting, which a single kernel cannot do
+        others, own = line[None, :], x[:, None]
+        below, up_to = (others < own).sum(1), (others <= own).sum(1)
+    else:
+        line = jnp.sort(line)
+        below, up_to = (jnp.searchsorted(line, x, side=side) for side in ("left", "right"))
+    return jnp.where(known, below + up_to - known.sum(), 0)
 
 
 FORGET.append(feature_set.cache_clear)

@@ -33,6 +33,7 @@ from nca_trader.runs.trials import data_record
 from nca_trader.strategies.blend import parts_of
 from nca_trader.strategies.strategy import (
     Strategy,
+    jointly_once,
     sized_once,
     weights_jointly,
     weights_until_sized,
@@ -302,13 +303,13 @@ def _of_targets(
 ) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
     most, shrunk = largest_weight(rules), 0
-    if isinstance(targets, Strategy) and not rules.joint:
-        targets = sized_once(targets, rules)
+    if isinstance(targets, Strategy):
+        targets = sized_once(targets, rules.scale)
     if needs_account(bars, targets):
         # The delay is inside the strategy, because what it decides depends on fills that are late
         # as well.
-        sized = sized_once(targets, rules) if rules.joint else targets
-        trace = simulate_strategy(bars, sized.with_delay(rules.delay), rules, first, last)
+        sized = jointly_once(targets.with_delay(rules.delay), rules.joint)
+        trace = simulate_strategy(bars, sized, rules, first, last)
         as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
         if rules.joint:  # what was held decides, of any size
             held = np.vstack([np.full((first, bars.num_assets), np.nan), trace.target])
@@ -321,13 +322,12 @@ def _of_targets(
         # The function gets no bars after the span, because it may use all bars that it gets.
         known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
         targets = function_targets(known, targets, check)
-    again = sized = as_targets(targets, known, most)
+    again = weights_until_sized(as_targets(targets, known, most), known.present, rules.scale)
+    asked = late(again, rules.delay)
     if rules.joint:
-        sized, where = weights_jointly(known, again, rules.joint)
+        asked, where = weights_jointly(known, asked, rules.joint)
         shrunk = int(where[first:last].sum())
-    else:
-        again = sized = weights_until_sized(again, known.present, rules.scale)
-    asked = in_force(late(sized, rules.delay), first)
+    asked = in_force(asked, first)
     trace = simulate_targets(bars, asked, rules, first, last)
     return _Simulated(trace, name, known, again, unchecked=unchecked, shrunk=shrunk)
 

@@ -124,7 +124,7 @@ class LoadedAgent:
                 "nca.paper_trade."
             )
         scale = self.run.account.scale
-        targets = strategy_targets(bars, sized_once(rule, self.run.account))
+        targets = strategy_targets(bars, sized_once(rule, scale))
         if scale is not None:
             targets = targets * sizes(bars, scale)
         return pd.DataFrame(targets).ffill().to_numpy()[-1]

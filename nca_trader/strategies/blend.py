@@ -34,7 +34,13 @@ from nca_trader.envs.account.state import (
 )
 from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.strategies.strategy import BlendPart, Strategy, longest_memory, sized_once
+from nca_trader.strategies.strategy import (
+    BlendPart,
+    Strategy,
+    jointly_once,
+    longest_memory,
+    sized_once,
+)
 from nca_trader.strategies.targets import strategy_faults
 from nca_trader.types import Bar, Bars, Costs
 
@@ -159,7 +165,8 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
         strategy = subject
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
             rules = complete_account(given, subject)
-            strategy = alone(sized_once(subject, rules), rules)
+            strategy = jointly_once(sized_once(subject, rules.scale), rules.joint)
+            strategy = alone(strategy, rules)
         return BlendPart(name, share, strategy, subject)
     if isinstance(subject, TradedRun):
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config.ranges import refuse, whole
-from nca_trader.data.feature_sets import compared
+from nca_trader.data.feature_sets import signed_ranks
 from nca_trader.errors import ConfigError
 from nca_trader.strategies import rolling
 from nca_trader.strategies.rolling import Rolling
@@ -266,8 +266,8 @@ def cross_sectional_momentum(
       share: of the assets with such a return, above 0 and at most 1, rounded down; at least one is
         held. Assets of equal returns that do not all fit divide what is left. None is 1/3.
       weights: "top" holds the best `share` of the assets in equal weights. "ranks" holds all with
-        such a return, long or short in proportion to their signed rank, see `compared`; the sizes
-        sum to 1.
+        such a return, long or short in proportion to their signed rank, see `signed_ranks`; the
+        sizes sum to 1.
 
     Raises:
       ConfigError: `lookback` is below 1, `share` is out of range or has no effect, other `weights`,
@@ -289,7 +289,8 @@ def cross_sectional_momentum(
             "cross_sectional_momentum: share has no effect with weights = 'ranks'; leave it out."
         )
     share = 1 / 3 if share is None else share
-    if not rolling.is_traced(share) and not 0.0 < share <= 1.0:
+    number = not isinstance(share, bool | str)
+    if not rolling.is_traced(share) and not (number and 0.0 < share <= 1.0):
         raise ConfigError(f"cross_sectional_momentum: share = {share}; give above 0 and up to 1.")
     past = rolling.past(lookback)
 
@@ -303,8 +304,9 @@ def cross_sectional_momentum(
         return_ = jnp.where(jnp.isnan(before), -jnp.inf, bar.close / before - 1.0)
         known = jnp.isfinite(return_)
         if weights == "ranks":
-            rank = compared("rank", jnp.where(known, return_, 0.0), known)
-            return state, rank / jnp.maximum(jnp.abs(rank).sum(), 1.0)
+            rank = signed_ranks(jnp.where(known, return_, 0.0), known)
+            # Whole numbers, so that no order of the assets changes a bit.
+            return state, rank / jnp.maximum(jnp.abs(rank).sum(), 1)
         # By pairs: how many are held depends on the bar, and `top_k` needs a fixed number.
         higher = (return_[None, :] > return_[:, None]).sum(1)
         same = (return_[None, :] == return_[:, None]).sum(1)

@@ -317,38 +317,45 @@ def weights_until_sized(
     return np.where(begins, last, targets)
 
 
-def _sized_jointly(state: Any, bar: Bar, target: Array, sizing: JointSizing) -> Any:
-    """Return the state after a close, the weights of what is ordered there `[A]`, and `shrunk`."""
+def _sized_jointly(
+    state: Any, bar: Bar, target: Array, size: Array | float, sizing: JointSizing
+) -> Any:
+    """Return the state after a close, targets `[A]` ordered there, their sizes, and `shrunk`."""
     seen, last = state
     last, before = jnp.where(jnp.isnan(target), last, target), seen.alone.count
-    seen, factor, shrunk = joint_size(seen, bar, jnp.nan_to_num(last), sizing)
+    # An infinite weight is refused where it is ordered.
+    endless = jnp.isinf(last)
+    wanted = jnp.where(endless, 0.0, jnp.nan_to_num(last * size))
+    seen, factor, shrunk = joint_size(seen, bar, wanted, sizing)
     # What the assets share changes with any order, so that all of them are ordered again. So they
     # are when an asset gets a size, see `until_sized`.
     begins = (before < sizing.alone.span) & (seen.alone.count >= sizing.alone.span)
     orders = ~jnp.isnan(target).all() | begins.any()
-    return (seen, last), jnp.where(orders, last * factor, jnp.nan), orders & shrunk
+    sizes = jnp.where(endless, 1.0, size * factor)
+    return (seen, last), jnp.where(orders, last, jnp.nan), sizes, orders & shrunk
 
 
 def _before_jointly(num_assets: int) -> Any:
     return before_joint(num_assets), np.full(num_assets, np.nan)
 
 
-def sized_for(strategy: Strategy, rules: AccountConfig) -> Strategy:
-    """Return a strategy as an account of these rules needs it.
+def sized_jointly(strategy: Strategy, sizing: JointSizing | None) -> Strategy:
+    """Return a strategy with sizes by covariance, which depend on all of its targets.
 
-    Where sizes are fixed it is the same; by volatility see `until_sized`. By covariance its targets
-    are sized here, as a size depends on all targets, see `account.risk.joint_size`.
+    An account is given these sizes, see `account.risk.joint_size`. With None the strategy is
+    returned as it is.
     """
-    if (sizing := rules.joint) is None:
-        return until_sized(strategy, rules.scale)
+    if sizing is None:
+        return strategy
 
     def init(num_assets: int) -> Any:
         return strategy.init(num_assets), _before_jointly(num_assets)
 
     def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         inner, order = strategy.decide(state[0], bar, portfolio)
-        outer, weights, _ = _sized_jointly(state[1], bar, order.target * order.size, sizing)
-        return (inner, outer), order._replace(target=weights, size=1.0)
+        # A target that is ordered again as it was opens nothing that a stop has closed.
+        outer, target, sizes, _ = _sized_jointly(state[1], bar, order.target, order.size, sizing)
+        return (inner, outer), order._replace(target=target, size=sizes)
 
     longest = max(sizing.span, sizing.alone.span)
     return strategy._around(init, act, more=bars_to_forget(longest))
@@ -357,7 +364,7 @@ def sized_for(strategy: Strategy, rules: AccountConfig) -> Strategy:
 def weights_jointly(
     bars: Bars, targets: np.ndarray, sizing: JointSizing
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `sized_for` to known targets `[N, A]`, of an account of sizes by covariance.
+    """Apply `sized_jointly` to known targets `[N, A]`.
 
     Returns:
       `[N, A]` weights, NaN for no order, and `[N]` bool, whether the correlations had to be shrunk
@@ -372,14 +379,15 @@ def weights_jointly(
 @functools.partial(jax.jit, static_argnums=3)
 def _scan_jointly(begun: Any, bars: Bar, targets: Array, sizing: JointSizing) -> Any:
     def step(state: Any, xs: tuple[Bar, Array]) -> tuple[Any, Any]:
-        state, *found = _sized_jointly(state, *xs, sizing)
-        return state, found
+        state, target, sizes, shrunk = _sized_jointly(state, *xs, 1.0, sizing)
+        return state, (target * sizes, shrunk)
 
     return jax.lax.scan(step, begun, (bars, targets))[1]
 
 
 # One object of each, so that what is compiled for it is found again.
-sized_once = functools.lru_cache(maxsize=64)(sized_for)
+sized_once = functools.lru_cache(maxsize=64)(until_sized)
+jointly_once = functools.lru_cache(maxsize=64)(sized_jointly)
 
 
 def arguments_needed(function: Callable[..., Any], given: Container[str] = ()) -> int:

@@ -207,6 +207,8 @@ REFUSED = [
     (PolicyConfig, {"base": "0.5 * momentum + 0.5 * half_and_hafl"}, "mean 'half_and_half'"),
     (PolicyConfig, {"base": "0.5 * momentum + 0.5 * none"}, "base='none' is not known"),
     (PolicyConfig, {"base": "0.5 * momentum + equal_weight"}, r"momentum . equal_weight"),
+    (PolicyConfig, {"base": "0.5 * momentum - 1/2 * equal_weight"}, "write a sum as '0.5 . RULE"),
+    (strategy_named, {"name": "11 * momentum + 1/2 * equal_weight"}, "11 is above 10"),
     (strategy_named, {"name": f"0.5 * momentum + 0.5 * {RANKS[:-1]}"}, "write values as in cross_"),
     (PolicyConfig, {"tilt_limit": 0.2}, "tilt_limit=0.2 has no effect without base=a rule"),
     (PolicyConfig, {"base": BASE, "tilt_limit": 0.0}, "tilt_limit=0.0"),
@@ -275,6 +277,9 @@ def test_a_base_may_be_a_sum_of_rules(bars):
     assert found.strategy.memory == 21 and (found.column(bars) < 0).any()
     named = of("0.5 * momentum(lookback=20) + 0.5 * momentum(lookback=30)").column(bars)
     np.testing.assert_array_equal(of(MIX).column(bars), named)
+    for exits in ("1 * breakout", "1/2 * momentum + .5 * breakout"):
+        with pytest.raises(ConfigError, match="carry stops or targets, which a base cannot"):
+            of(exits)
 
 
 def test_a_base_may_be_in_a_file(bars, tmp_path, monkeypatch):

@@ -95,6 +95,9 @@ def test_ties_share_their_rank_one_asset_has_none_and_equal_values_no_deviation(
     assert of("rank", [1.0, 9.0, 2.0], missing).tolist() == [-1.0, 0.0, 1.0]
     assert of("zscore", [1.0, 9.0, 3.0], missing).tolist() == [-1.0, 0.0, 1.0]
     assert not of("rank", [1.0, 2.0], np.zeros(2, bool)).any()
+    for count in (4, 40):  # what an own feature does not know is not compared
+        values = [np.nan, np.inf, *range(count)]
+        assert of("rank", values).tolist() == [0.0, 0.0, *of("rank", range(count))]
     np.testing.assert_allclose(of("rank", range(40)), (2 * np.arange(40) - 39) / 39, rtol=1e-14)
 
 

@@ -9,6 +9,7 @@ from drawn import bars_of
 
 import nca_trader as nca
 from nca_trader import ConfigError
+from nca_trader.config.account import complete_account
 from nca_trader.paper.journal.journal import read_events
 from nca_trader.strategies.strategy import weights_jointly
 from nca_trader.strategies.targets import strategy_targets
@@ -21,7 +22,7 @@ SIZED = {
 }  # fmt: skip
 COSTS = nca.Costs(commission=5e-4)
 TREND = nca.rules.time_series_momentum(15)
-JOINT = nca.AccountConfig(**SIZED, volatility_floor=0.01)
+JOINT = complete_account(nca.AccountConfig(**SIZED))
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,63 @@ def test_a_strategy_that_sees_its_account_a_sweep_and_paper_agree(bars, tmp_path
     wanted = result.targets.to_numpy()[at]
     assert len(events) > 150
     np.testing.assert_allclose(paper, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", ["with_take_profit", "with_stop", "with_trailing_stop"])
+def test_one_asset_is_sized_as_by_volatility_and_a_stop_that_closed_it_stays(bars, rule):
+    one = bars.select("S0")
+    alone = {k: v for k, v in SIZED.items() if k not in ("correlation_span", "shrinkage")}
+    long = nca.Strategy(lambda n: 0.0, lambda s, bar: (s, jnp.ones_like(bar.close)), "long")
+    for subject in (getattr(long, rule)(0.03), getattr(TREND, rule)(0.02)):
+        for more in ({}, {"delay": 1}):
+            found = nca.backtest(one, subject, COSTS, **SIZED, **more)
+            same = nca.backtest(one, subject, COSTS, **alone | {"sizing": "volatility"}, **more)
+            np.testing.assert_allclose(found.equity, same.equity, rtol=1e-9)
+            assert found.num_fills == same.num_fills > 1
+
+
+def test_the_stop_of_an_asset_survives_the_orders_of_others(bars):
+    def act(n, bar):
+        first = jnp.where(n == 60, 1.0, jnp.nan)
+        target = jnp.stack([first, *[jnp.where(n % 10 == 0, 0.5, jnp.nan)] * 3])
+        never = jnp.full(3, jnp.nan)
+        return n + 1, nca.Order(target, stop_loss=jnp.append(0.05 * first, never))
+
+    subject = nca.Strategy(lambda n: jnp.zeros((), jnp.int64), act, "once")
+    found = nca.backtest(bars, subject, COSTS, **SIZED)
+    mine = found.orders[found.orders["symbol"] == "S0"]
+    assert mine["reason"].iloc[-1] == "stop" and found.weights["S0"].iloc[-1] == 0.0
+
+
+def test_an_asset_that_is_gone_shares_no_risk(bars):
+    """A twin of S0 that is delisted: then S0 has the size that it has without the twin."""
+    twin = np.array([0, 2, 0])
+    fields = {name: getattr(bars, name)[:, twin] for name in bars.fields}
+    fields["present"] = fields["present"] & ((np.arange(220)[:, None] < 150) | (twin != 0))
+    fields["present"][:, 0] = bars.present[:, 0]
+    twins = dataclasses.replace(bars, symbols=("S0", "S2", "TWIN"), **fields)
+    raw = np.full((220, 3), 0.3)
+    with_twin, without = (
+        nca.backtest(each, x, COSTS, **SIZED | {"delist_after": 5}).targets["S0"].to_numpy()
+        for each, x in ((twins, raw), (twins.select("S0", "S2"), raw[:, :2]))
+    )
+    assert (np.abs(with_twin - without)[60:150] > 0.01).all()
+    np.testing.assert_allclose(with_twin[156:], without[156:], rtol=1e-9)
+
+
+def test_prices_without_returns_and_endless_weights_end(bars):
+    close = bars.close.copy()
+    close[100, 0] = 0.0  # a bar that no file may have
+    odd = dataclasses.replace(bars, **dict.fromkeys(("open", "high", "low", "close"), close))
+    weights, _ = weights_jointly(odd, np.full((220, 4), 0.3), JOINT.joint)
+    assert np.isfinite(weights[60:]).all()
+
+    def endless(state, bar, portfolio):
+        return state, jnp.where(jnp.arange(4) == 1, jnp.inf, 0.5) + 0.0 * portfolio.weight
+
+    subject = nca.Strategy(lambda n: (), endless, "endless")
+    with pytest.raises(nca.BarError, match="infinite"):
+        nca.backtest(bars, subject, COSTS, **SIZED)
 
 
 def test_who_buys_once_buys_when_assets_have_a_size(bars):

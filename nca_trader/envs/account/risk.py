@@ -92,16 +92,18 @@ class JointState(NamedTuple):
 
     alone: of the volatilities. products: `[A, A]` weighted means of products of two returns, each 0
     where its bar is missing, so that they are the moments of one sample and their matrix is never
-    negative.
+    negative. missing: `[A]` bars missing in a row.
     """
 
     alone: VolatilityState
     products: Tensor
+    missing: Tensor
 
 
 def before_joint(num_assets: int) -> JointState:
     """Return the memory before any bar."""
-    return JointState(before_bars(num_assets), np.zeros((num_assets, num_assets)))
+    products, none = np.zeros((num_assets, num_assets)), np.zeros(num_assets)
+    return JointState(before_bars(num_assets), products, none)
 
 
 def joint_size(
@@ -130,26 +132,27 @@ def joint_size(
     """
     weight = 2.0 / (sizing.span + 1.0)
     return_ = bar.close / seen.alone.close - 1.0
-    x = jnp.where(bar.present & ~jnp.isnan(return_), return_, 0.0)
+    x = jnp.where(bar.present & jnp.isfinite(return_), return_, 0.0)
     products = seen.products + weight * (x[:, None] * x[None, :] - seen.products)
     alone, factor = size(seen.alone, bar, sizing.alone._replace(cap=jnp.inf))
-    held = (wanted != 0.0) & (factor > 0.0)
+    missing = jnp.where(bar.present, 0.0, seen.missing + 1.0)
+    held = (wanted != 0.0) & (factor > 0.0) & (missing < sizing.delist_after)
     deviation = jnp.sqrt(jnp.diagonal(products))
     scale = jnp.where(held & (deviation > 0.0), 1.0 / jnp.where(held, deviation, 1.0), 0.0)
     same = jnp.eye(len(x), dtype=bool)
 
     def factored(share: Array) -> Array:
         correlations = share * products * scale[:, None] * scale[None, :]
-        matrix = jnp.where(same, 1.0, correlations)
+        matrix = jnp.where(same, 1.0, jnp.nan_to_num(correlations, nan=0.0))
         return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
 
     def singular(tried: tuple[Array, Array]) -> Array:
-        _, root = tried
+        share, root = tried
         # What is left of a matrix without an inverse is rounding.
-        return ~(jnp.diagonal(root).min() > 1e-6)
+        return ~(jnp.diagonal(root).min() > 1e-6) & (share > 0.0)
 
     def shrunk(tried: tuple[Array, Array]) -> tuple[Array, Array]:
-        share = 0.9 * tried[0]
+        share = jnp.where(tried[0] > 0.01, 0.9 * tried[0], 0.0)
         return share, factored(share)
 
     first = jnp.asarray(1.0 - sizing.shrinkage, products.dtype)
@@ -157,7 +160,7 @@ def joint_size(
     spread = jax.scipy.linalg.cho_solve((root, True), jnp.where(held, wanted, 0.0))
     times = jnp.where(held, jnp.maximum(spread / jnp.where(held, wanted, 1.0), 0.0), 0.0)
     found = jnp.minimum(sizing.alone.cap, factor * times)
-    return JointState(alone, products), found, share < first
+    return JointState(alone, products, missing), found, share < first
 
 
 def bars_of_size(sizing: Sizing | None) -> int:

@@ -224,7 +224,8 @@ def compare_base(agent: Result, baselines: Mapping[str, Result], base: Strategy 
     words = []
     for name, (first, second, ends) in found.items():
         apart = first.metrics["sharpe"] - (second.metrics["sharpe"] if second else 0.0)
-        words.append(f"{name} {apart:+.2f} [{ends.low:+.2f}, {ends.high:+.2f}]")
+        known = f"{apart:+.2f} [{ends.low:+.2f}, {ends.high:+.2f}]"
+        words.append(f"{name} {'n/a' if math.isnan(apart) else known}")
     return f"Sharpe ratios with 95% intervals: {', '.join(words)}."
 
 

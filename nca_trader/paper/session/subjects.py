@@ -23,7 +23,7 @@ from nca_trader.paper.session.core import Agent
 from nca_trader.runs.consent import codes_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
-from nca_trader.strategies.strategy import Strategy, sized_once
+from nca_trader.strategies.strategy import Strategy, jointly_once, sized_once
 from nca_trader.strategies.targets import refuse_no_targets
 from nca_trader.types import Bars
 
@@ -62,7 +62,8 @@ def agent_of(
         return run_agent(opened_run.on(bars), rules)
     rule: Any = run if opened_run is None else opened_run.replacement
     if isinstance(rule, Strategy):
-        return strategy_agent(sized_once(rule, rules), bars, rules)
+        sized = jointly_once(sized_once(rule, rules.scale), rules.joint)
+        return strategy_agent(sized, bars, rules)
     if rules.joint:
         raise ConfigError(
             f"{argument('sizing', rules.sizing)}: on paper it is of strategies alone; give a "
