@@ -72,8 +72,7 @@ def strategy_named(name: str) -> Strategy:
                 raise ConfigError(f"policy.base = {name!r}: {share} is above 10; give a share.")
         called = " + ".join(f"{share} {rule.name}" for share, rule in named)
         parts = {f"rule-{i}": (x, float(Fraction(share))) for i, (share, x) in enumerate(named)}
-        # Its parts see no account, so that it is one strategy as others are.
-        return dataclasses.replace(blend(parts, order="on_change", name=called), parts=())
+        return blend(parts, order="on_change", name=called)
     bare, bracket, values = name.partition("(")
     if bare in RULES and bracket and not values.endswith(")"):
         raise ConfigError(f"policy.base = {name!r}: write values as in {bare}(lookback=100).")
@@ -94,7 +93,7 @@ def strategy_named(name: str) -> Strategy:
             f"policy.base = {name!r}: sees its account, and a base is computed before any account "
             "trades; name a strategy of act(state, bar)."
         )
-    return dataclasses.replace(found, parts=()) if found.parts else found
+    return found
 
 
 FORGET.append(strategy_named.cache_clear)
@@ -125,7 +124,7 @@ def base_named(name: str, short: bool) -> Base:
         return (inner, last), jnp.maximum(last, least)
 
     def column(bars: Bars) -> np.ndarray:
-        if any(has_exits(bars, strategy_named(rule)) for _, rule in terms_of(name)):
+        if has_exits(bars, strategy):  # refuses those of a sum itself
             raise ConfigError(
                 f"policy.base = {name!r}: its orders carry stops or targets, which a base "
                 "cannot have; leave them out."
@@ -133,7 +132,8 @@ def base_named(name: str, short: bool) -> Base:
         known = pd.DataFrame(strategy_targets(bars, strategy)).ffill().fillna(0.0)
         return np.maximum(known.to_numpy(), least)
 
-    held = dataclasses.replace(strategy, init=init, act=lambda state, bar: update(state, bar))
+    # Of a sum no part has an account of its own, so that the whole trades as one strategy.
+    held = dataclasses.replace(strategy, init=init, act=lambda s, bar: update(s, bar), parts=())
     return Base(held, init, update, column)
 
 

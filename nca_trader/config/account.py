@@ -192,7 +192,7 @@ WORDS = {
     "sizing": ("fixed", "volatility", "covariance"),
 }
 SIZES = ("volatility_target", "volatility_span", "volatility_floor", "size_cap")
-JOINT = ("correlation_span", "shrinkage")  # of sizes by covariance, next to SIZES
+CORRELATIONS = ("correlation_span", "shrinkage")  # of sizes by covariance, next to SIZES
 # What sets no limit, in a field where None is "not given"; a TOML file and JSON write it as none.
 OFF = {
     "max_gross": math.inf,
@@ -221,8 +221,8 @@ class Sizing(NamedTuple):
     cap: Any = 1.0
 
 
-class JointSizing(NamedTuple):
-    """How sizes follow volatilities and correlations, see `account.risk.joint_size`.
+class CovarianceSizing(NamedTuple):
+    """How sizes follow volatilities and correlations, see `account.risk.covariance_size`.
 
     alone: by volatility. span: of the correlations, in bars. shrinkage: of them towards 0.
     delist_after: bars missing in a row after which an asset is held no more.
@@ -337,11 +337,13 @@ class AccountConfig:
         return self._alone if self.sizing == "volatility" else None
 
     @property
-    def joint(self) -> JointSizing | None:
+    def covariance(self) -> CovarianceSizing | None:
         """The sizes by covariance; None for others. An account is given targets of these sizes."""
         if self.sizing != "covariance":
             return None
-        return JointSizing(self._alone, self.correlation_span, self.shrinkage, self.delist_after)
+        return CovarianceSizing(
+            self._alone, self.correlation_span, self.shrinkage, self.delist_after
+        )
 
     @property
     def _alone(self) -> Sizing:
@@ -361,7 +363,7 @@ class AccountConfig:
     @property
     def unsized(self) -> AccountConfig:
         """The account of weights that are sized already."""
-        return dataclasses.replace(self, sizing="fixed", **dict.fromkeys((*SIZES, *JOINT)))
+        return dataclasses.replace(self, sizing="fixed", **dict.fromkeys((*SIZES, *CORRELATIONS)))
 
     @property
     def given(self) -> dict[str, Any]:
@@ -376,7 +378,7 @@ class AccountConfig:
         A delay of 0 is left out, and what is of sizes by covariance: older files have none.
         """
         later = {"costs"} if self.delay else {"costs", "delay"}
-        later |= set() if self.sizing == "covariance" else {*JOINT}
+        later |= set() if self.sizing == "covariance" else {*CORRELATIONS}
         kept = {name: x for name, x in self.given.items() if name not in later}
         return {name: None if OFF.get(name) == x else x for name, x in kept.items()}
 
@@ -388,8 +390,8 @@ class AccountConfig:
         if given.sizing == "fixed":
             for name in SIZES:
                 yield name, "sizing='volatility'"
-        if given.sizing != "covariance" and hasattr(given, JOINT[0]):
-            for name in JOINT:
+        if given.sizing != "covariance" and hasattr(given, CORRELATIONS[0]):
+            for name in CORRELATIONS:
                 yield name, "sizing='covariance'"
 
 
@@ -496,7 +498,7 @@ def complete_account(
         found = dataclasses.replace(found, capital=float(capital))
     refuse(capital_problems(found), without_effect(found, given.given, DEFAULTS))
     decided = hasattr(has, "account") and not hasattr(has, "decide")  # by an agent
-    if found.joint and (decided or (hasattr(has, "runs") and subject.runs)):
+    if found.covariance and (decided or (hasattr(has, "runs") and subject.runs)):
         refuse("sizing='covariance' is of rules; give agents 'volatility' or 'fixed'.")
     return found
 

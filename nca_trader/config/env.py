@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from nca_trader.config.account import (
+    CORRELATIONS,
     DEFAULTS,
-    JOINT,
     OFF,
     AccountConfig,
     Costs,
@@ -242,7 +242,7 @@ class EnvConfig:
         # None sets no limit here, and is "not given" there.
         given: dict[str, Any] = {n: getattr(self, n) for n in names}
         given = {n: OFF.get(n) if x is None else x for n, x in given.items()}
-        given |= {name: DEFAULTS[name] for name in (*JOINT, "delay")}  # of rules alone
+        given |= {name: DEFAULTS[name] for name in (*CORRELATIONS, "delay")}  # of rules alone
         return AccountConfig(floor=self.ruin_floor, **given)
 
     def with_account(self, given: AccountConfig) -> EnvConfig:
@@ -255,7 +255,7 @@ class EnvConfig:
         values = {name: None if OFF.get(name) == x else x for name, x in given.given.items()}
         refuse(
             f"{name} is of backtests and paper trading, and no environment has it; leave it out."
-            for name in ("delay", "risk", *JOINT)
+            for name in ("delay", "risk", *CORRELATIONS)
             if values.pop(name, None) not in (None, DEFAULTS[name])
         )
         if "floor" in values:

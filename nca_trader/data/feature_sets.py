@@ -83,24 +83,23 @@ class FeatureSet:
             with own_code(name):
                 more = [given[name]] if name in given else []
                 after[name], values[name] = jax.vmap(part.update)(before[name], bar, *more)
-        alone, rests = {}, [split_comparison(name) for name in self.names]
-        place = dict.fromkeys(self.parts, 0)
-        for rest in dict.fromkeys(rest for _, rest in rests):
+        pairs = [split_comparison(name) for name in self.names]
+
+        def of_each(found: Mapping[str, Array]) -> dict[str, Array]:
+            """Return `[A]` by feature of what is `[A]`, or `[A, n]` of a time frame, by part."""
             # The features of a time frame come in their order.
-            part = split_frame(rest)[0] or rest
-            alone[rest], place[part] = (part, place[part]), place[part] + 1
+            rows = {part: iter(jnp.atleast_2d(x.T)) for part, x in found.items()}
+            rests = dict.fromkeys(rest for _, rest in pairs)
+            return {rest: next(rows[split_frame(rest)[0] or rest]) for rest in rests}
 
-        def value(how: str, rest: str) -> Array:
-            part, at = alone[rest]
-            x = values[part] if values[part].ndim == 1 else values[part][:, at]
-            if not how:
-                return x
-            if isinstance(feature := self.parts[part], TimeFrame):
-                return compared(how, x, bar.present & after[part].known[:, at])
-            assert feature.known is not None  # see `refuse_unknown`
-            return compared(how, x, jax.vmap(feature.known)(after[part], bar))
-
-        columns = [value(how, rest) for how, rest in rests]
+        alone, known = of_each(values), {}
+        if any(how for how, _ in pairs):
+            # An own feature that does not say it is not compared, see `refuse_unknown`.
+            each = {n: part.known or (lambda _, bar: bar.present) for n, part in self.parts.items()}
+            known = of_each({name: jax.vmap(of)(after[name], bar) for name, of in each.items()})
+        columns = [
+            compared(how, alone[rest], known[rest]) if how else alone[rest] for how, rest in pairs
+        ]
         return pack_numbers(after), jnp.stack(columns, axis=-1).astype(jnp.float32)
 
     def _states(self, num_assets: int) -> dict[str, Any]:

@@ -159,6 +159,10 @@ class TimeFrame:
         growing = keep_unless(inside, kept, grown)
         return Slow(growing, states, values, known), jnp.where(bar.present, values, 0.0)
 
+    def known(self, state: Slow, bar: Bar) -> Any:
+        """Return `[n]` bool, see `Feature.known`."""
+        return bar.present & state.known
+
 
 def _grown(old: OpenBar, bar: Bar, belongs: Any, begins: Any) -> OpenBar:
     """Return the slow bar with one more bar, or a new one that begins with it.

@@ -33,9 +33,9 @@ from nca_trader.runs.trials import data_record
 from nca_trader.strategies.blend import parts_of
 from nca_trader.strategies.strategy import (
     Strategy,
-    jointly_once,
+    covariance_once,
     sized_once,
-    weights_jointly,
+    weights_by_covariance,
     weights_until_sized,
 )
 from nca_trader.strategies.targets import (
@@ -308,12 +308,12 @@ def _of_targets(
     if needs_account(bars, targets):
         # The delay is inside the strategy, because what it decides depends on fills that are late
         # as well.
-        sized = jointly_once(targets.with_delay(rules.delay), rules.joint)
+        sized = covariance_once(targets.with_delay(rules.delay), rules.covariance)
         trace = simulate_strategy(bars, sized, rules, first, last)
         as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
-        if rules.joint:  # what was held decides, of any size
+        if rules.covariance:  # what was held decides, of any size
             held = np.vstack([np.full((first, bars.num_assets), np.nan), trace.target])
-            shrunk = int(weights_jointly(bars[:last], held, rules.joint)[1].sum())
+            shrunk = int(weights_by_covariance(bars[:last], held, rules.covariance)[1].sum())
         return _Simulated(trace, targets.name, bars, targets, shrunk=shrunk)
     known, name, unchecked = bars, "targets", False
     if isinstance(targets, Strategy):
@@ -324,8 +324,8 @@ def _of_targets(
         targets = function_targets(known, targets, check)
     again = weights_until_sized(as_targets(targets, known, most), known.present, rules.scale)
     asked = late(again, rules.delay)
-    if rules.joint:
-        asked, where = weights_jointly(known, asked, rules.joint)
+    if rules.covariance:
+        asked, where = weights_by_covariance(known, asked, rules.covariance)
         shrunk = int(where[first:last].sum())
     asked = in_force(asked, first)
     trace = simulate_targets(bars, asked, rules, first, last)

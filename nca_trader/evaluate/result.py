@@ -61,7 +61,8 @@ class Result:
       evaluations: evaluations of agents on these symbols in years that overlap, with this one; None
         where that was not counted, see `trials.count`.
       cut: orders for more than the account may hold.
-      shrunk: bars on which correlations without an inverse were shrunk further, see `joint_size`.
+      shrunk: bars on which correlations had no inverse and were shrunk further, see
+        `account.risk.covariance_size`.
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.
       run: that acted; None where the targets are not of a run.

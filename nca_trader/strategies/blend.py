@@ -37,7 +37,7 @@ from nca_trader.numerics import float64_on_cpu
 from nca_trader.strategies.strategy import (
     BlendPart,
     Strategy,
-    jointly_once,
+    covariance_once,
     longest_memory,
     sized_once,
 )
@@ -165,7 +165,7 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
         strategy = subject
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
             rules = complete_account(given, subject)
-            strategy = jointly_once(sized_once(subject, rules.scale), rules.joint)
+            strategy = covariance_once(sized_once(subject, rules.scale), rules.covariance)
             strategy = alone(strategy, rules)
         return BlendPart(name, share, strategy, subject)
     if isinstance(subject, TradedRun):

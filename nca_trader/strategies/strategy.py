@@ -22,11 +22,11 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from nca_trader.config import AccountConfig
-from nca_trader.config.account import JointSizing, Sizing, refuse_delay
+from nca_trader.config.account import CovarianceSizing, Sizing, refuse_delay
 from nca_trader.config.ranges import describe, refuse, whole
 from nca_trader.data.features import bars_to_forget
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.risk import before_bars, before_joint, joint_size, size
+from nca_trader.envs.account.risk import before_bars, before_covariance, covariance_size, size
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar, Bars
@@ -317,8 +317,8 @@ def weights_until_sized(
     return np.where(begins, last, targets)
 
 
-def _sized_jointly(
-    state: Any, bar: Bar, target: Array, size: Array | float, sizing: JointSizing
+def _size_by_covariance(
+    state: Any, bar: Bar, target: Array, size: Array | float, sizing: CovarianceSizing
 ) -> Any:
     """Return the state after a close, targets `[A]` ordered there, their sizes, and `shrunk`."""
     seen, last = state
@@ -326,7 +326,7 @@ def _sized_jointly(
     # An infinite weight is refused where it is ordered.
     endless = jnp.isinf(last)
     wanted = jnp.where(endless, 0.0, jnp.nan_to_num(last * size))
-    seen, factor, shrunk = joint_size(seen, bar, wanted, sizing)
+    seen, factor, shrunk = covariance_size(seen, bar, wanted, sizing)
     # What the assets share changes with any order, so that all of them are ordered again. So they
     # are when an asset gets a size, see `until_sized`.
     begins = (before < sizing.alone.span) & (seen.alone.count >= sizing.alone.span)
@@ -335,51 +335,53 @@ def _sized_jointly(
     return (seen, last), jnp.where(orders, last, jnp.nan), sizes, orders & shrunk
 
 
-def _before_jointly(num_assets: int) -> Any:
-    return before_joint(num_assets), np.full(num_assets, np.nan)
+def _before_sizes(num_assets: int) -> Any:
+    return before_covariance(num_assets), np.full(num_assets, np.nan)
 
 
-def sized_jointly(strategy: Strategy, sizing: JointSizing | None) -> Strategy:
+def sized_by_covariance(strategy: Strategy, sizing: CovarianceSizing | None) -> Strategy:
     """Return a strategy with sizes by covariance, which depend on all of its targets.
 
-    An account is given these sizes, see `account.risk.joint_size`. With None the strategy is
+    An account is given these sizes, see `account.risk.covariance_size`. With None the strategy is
     returned as it is.
     """
     if sizing is None:
         return strategy
 
     def init(num_assets: int) -> Any:
-        return strategy.init(num_assets), _before_jointly(num_assets)
+        return strategy.init(num_assets), _before_sizes(num_assets)
 
     def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         inner, order = strategy.decide(state[0], bar, portfolio)
         # A target that is ordered again as it was opens nothing that a stop has closed.
-        outer, target, sizes, _ = _sized_jointly(state[1], bar, order.target, order.size, sizing)
+        outer, target, sizes, _ = _size_by_covariance(
+            state[1], bar, order.target, order.size, sizing
+        )
         return (inner, outer), order._replace(target=target, size=sizes)
 
     longest = max(sizing.span, sizing.alone.span)
     return strategy._around(init, act, more=bars_to_forget(longest))
 
 
-def weights_jointly(
-    bars: Bars, targets: np.ndarray, sizing: JointSizing
+def weights_by_covariance(
+    bars: Bars, targets: np.ndarray, sizing: CovarianceSizing
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `sized_jointly` to known targets `[N, A]`.
+    """Apply `sized_by_covariance` to known targets `[N, A]`.
 
     Returns:
       `[N, A]` weights, NaN for no order, and `[N]` bool, whether the correlations had to be shrunk
       further.
     """
     with float64_on_cpu():
-        begun = jax.tree.map(jnp.asarray, _before_jointly(bars.num_assets))
-        found = _scan_jointly(begun, bars.as_bar(), jnp.asarray(targets), sizing)
+        begun = jax.tree.map(jnp.asarray, _before_sizes(bars.num_assets))
+        found = _scan_by_covariance(begun, bars.as_bar(), jnp.asarray(targets), sizing)
         return np.asarray(found[0]), np.asarray(found[1])
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _scan_jointly(begun: Any, bars: Bar, targets: Array, sizing: JointSizing) -> Any:
+def _scan_by_covariance(begun: Any, bars: Bar, targets: Array, sizing: CovarianceSizing) -> Any:
     def step(state: Any, xs: tuple[Bar, Array]) -> tuple[Any, Any]:
-        state, target, sizes, shrunk = _sized_jointly(state, *xs, 1.0, sizing)
+        state, target, sizes, shrunk = _size_by_covariance(state, *xs, 1.0, sizing)
         return state, (target * sizes, shrunk)
 
     return jax.lax.scan(step, begun, (bars, targets))[1]
@@ -387,7 +389,7 @@ def _scan_jointly(begun: Any, bars: Bar, targets: Array, sizing: JointSizing) ->
 
 # One object of each, so that what is compiled for it is found again.
 sized_once = functools.lru_cache(maxsize=64)(until_sized)
-jointly_once = functools.lru_cache(maxsize=64)(sized_jointly)
+covariance_once = functools.lru_cache(maxsize=64)(sized_by_covariance)
 
 
 def arguments_needed(function: Callable[..., Any], given: Container[str] = ()) -> int:

@@ -249,6 +249,7 @@ LOOKS = nca.Strategy(lambda num_assets: (), looking, "looks")
 STOPS = nca.Strategy(lambda num_assets: (), stopping, "stops")
 OWN = nca.Strategy(lambda num_assets: (), lambda state, bar: (state, 0.2), "a fifth")
 SHORT = dataclasses.replace(OWN, memory=1)
+STOPPED = nca.blend({"a": (rules.momentum(20).with_stop(0.1), 1.0)})
 MIX = nca.blend({"a": (rules.momentum(20), 0.5), "b": (rules.momentum(30), 0.5)})
 
 
@@ -277,8 +278,8 @@ def test_a_base_may_be_a_sum_of_rules(bars):
     assert found.strategy.memory == 21 and (found.column(bars) < 0).any()
     named = of("0.5 * momentum(lookback=20) + 0.5 * momentum(lookback=30)").column(bars)
     np.testing.assert_array_equal(of(MIX).column(bars), named)
-    for exits in ("1 * breakout", "1/2 * momentum + .5 * breakout"):
-        with pytest.raises(ConfigError, match="carry stops or targets, which a base cannot"):
+    for exits in ("1 * breakout", "1/2 * momentum + .5 * breakout", STOPPED):
+        with pytest.raises(ConfigError, match="carry stops or targets, which a blend cannot"):
             of(exits)
 
 

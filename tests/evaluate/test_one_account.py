@@ -19,7 +19,7 @@ from nca_trader.evaluate import tune as tuning
 from nca_trader.evaluate.result import PLAUSIBLE
 from nca_trader.evaluate.walkforward.walk import walk_forward
 from nca_trader.optimum.prove import known_market
-from nca_trader.strategies.strategy import weights_jointly, weights_until_sized
+from nca_trader.strategies.strategy import weights_by_covariance, weights_until_sized
 
 NUM_BARS, NUM_ASSETS, FIRST = 120, 2, 60
 MONEY = {"capital": 1e4}
@@ -177,8 +177,8 @@ def test_a_backtest_is_what_the_judge_says(field):
     if rules.scale is not None:
         size = sizes(BARS, rules.scale)
         targets = weights_until_sized(targets, BARS.present, rules.scale) * size
-    if rules.joint is not None:
-        targets = weights_jointly(BARS, targets, rules.joint)[0]
+    if rules.covariance is not None:
+        targets = weights_by_covariance(BARS, targets, rules.covariance)[0]
     targets = np.vstack([np.full((rules.delay, NUM_ASSETS), np.nan), targets])[:NUM_BARS]
     known = {name: x for name, x in rules.stored.items() if name in ledger.RULES}
     costs = {name: getattr(rules.costs, name) for name in ledger.COSTS}

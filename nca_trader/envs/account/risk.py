@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from nca_trader.config.account import JointSizing, Limits, Sizing
+from nca_trader.config.account import CovarianceSizing, Limits, Sizing
 from nca_trader.data.features import bars_to_forget
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
@@ -87,7 +87,7 @@ def size(seen: VolatilityState, bar: Bar, sizing: Sizing) -> tuple[VolatilitySta
     return seen, jnp.where(seen.count >= sizing.span, scaled, 0.0)
 
 
-class JointState(NamedTuple):
+class CovarianceState(NamedTuple):
     """What sizes by covariance remember of the bars so far.
 
     alone: of the volatilities. products: `[A, A]` weighted means of products of two returns, each 0
@@ -100,15 +100,15 @@ class JointState(NamedTuple):
     missing: Tensor
 
 
-def before_joint(num_assets: int) -> JointState:
+def before_covariance(num_assets: int) -> CovarianceState:
     """Return the memory before any bar."""
     products, none = np.zeros((num_assets, num_assets)), np.zeros(num_assets)
-    return JointState(before_bars(num_assets), products, none)
+    return CovarianceState(before_bars(num_assets), products, none)
 
 
-def joint_size(
-    seen: JointState, bar: Bar, wanted: Array, sizing: JointSizing
-) -> tuple[JointState, Array, Array]:
+def covariance_size(
+    seen: CovarianceState, bar: Bar, wanted: Array, sizing: CovarianceSizing
+) -> tuple[CovarianceState, Array, Array]:
     """Update the sizes by covariance by one closed bar.
 
     For targets s they are `min(cap, v max(0, (K s)_i / s_i))`, where v is the size by volatility
@@ -160,7 +160,7 @@ def joint_size(
     spread = jax.scipy.linalg.cho_solve((root, True), jnp.where(held, wanted, 0.0))
     times = jnp.where(held, jnp.maximum(spread / jnp.where(held, wanted, 1.0), 0.0), 0.0)
     found = jnp.minimum(sizing.alone.cap, factor * times)
-    return JointState(alone, products, missing), found, share < first
+    return CovarianceState(alone, products, missing), found, share < first
 
 
 def bars_of_size(sizing: Sizing | None) -> int:

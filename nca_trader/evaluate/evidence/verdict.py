@@ -145,9 +145,7 @@ def weigh(
       ConfigError: a baseline on other bars, costs or fills.
     """
     returns, ratios, intervals = {}, {}, {}
-    num_bars = len(agent.equity)
-    most = RESAMPLED if num_bars > LONG else num_bars
-    resampled_per_year = bars_per_year / inference.block_length(num_bars, most)
+    most, resampled_per_year = _resampled(len(agent.equity), bars_per_year)
     # The agent last and under None, so that it cannot take a baseline's name.
     for name, result in [*baselines.items(), (None, agent)]:
         # Numbers compare only on the same bars, at the same costs and fills.
@@ -194,6 +192,12 @@ def weigh(
     )
 
 
+def _resampled(num_bars: int, bars_per_year: float) -> tuple[int, float]:
+    """Return into how many sums at most bars are resampled, and how many of them are a year."""
+    most = RESAMPLED if num_bars > LONG else num_bars
+    return most, bars_per_year / inference.block_length(num_bars, most)
+
+
 def compare_base(agent: Result, baselines: Mapping[str, Result], base: Strategy | None) -> str:
     """Compare an agent with its base, the base with cash and both with hold, in one line.
 
@@ -208,9 +212,8 @@ def compare_base(agent: Result, baselines: Mapping[str, Result], base: Strategy 
     """
     if base is None or not {base.name, HOLD.name} <= baselines.keys():
         return ""
-    num_bars, rule, hold = len(agent.equity), baselines[base.name], baselines[HOLD.name]
-    most = RESAMPLED if num_bars > LONG else num_bars
-    per_year = agent.bars_per_year / inference.block_length(num_bars, most)
+    rule, hold = baselines[base.name], baselines[HOLD.name]
+    most, per_year = _resampled(len(agent.equity), agent.bars_per_year)
     ours, theirs, held = (
         inference.block_returns(x.excess_returns, most) for x in (agent, rule, hold)
     )

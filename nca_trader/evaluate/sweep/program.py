@@ -34,7 +34,7 @@ from nca_trader.numerics import as_one_kernel
 from nca_trader.runs.trials import ordered_terms, places
 from nca_trader.strategies import rolling
 from nca_trader.strategies import rules as rule_module
-from nca_trader.strategies.strategy import Strategy, sized_jointly, until_sized
+from nca_trader.strategies.strategy import Strategy, sized_by_covariance, until_sized
 from nca_trader.types import Bar, Bars
 
 WIDEST = 1024  # combinations of one program: their state stays in a core's cache
@@ -172,7 +172,7 @@ def _begun(
     # Here the rule sees traced numbers, so one program serves every combination.
     strategy = given.rule(**{name: values[name] for name in given.traced}, **dict(given.fixed))
     strategy = until_sized(strategy, given.rules.scale).with_delay(given.rules.delay)
-    strategy = sized_jointly(strategy, given.rules.joint)
+    strategy = sized_by_covariance(strategy, given.rules.covariance)
     num_assets, dtype = blocks.bar.close.shape[-1], given.dtype
     account = open_account(jnp.zeros(num_assets, dtype), given.rules)
     # Without a book of entries, prices and ages need no memory.

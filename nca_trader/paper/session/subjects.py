@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.cloud import CloudPath
 from nca_trader.config import AccountConfig
-from nca_trader.config.account import DEFAULTS, JOINT, SIZES, complete_account
+from nca_trader.config.account import CORRELATIONS, DEFAULTS, SIZES, complete_account
 from nca_trader.config.ranges import expect
 from nca_trader.config.records import plain
 from nca_trader.errors import ConfigError, argument
@@ -23,7 +23,7 @@ from nca_trader.paper.session.core import Agent
 from nca_trader.runs.consent import codes_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
-from nca_trader.strategies.strategy import Strategy, jointly_once, sized_once
+from nca_trader.strategies.strategy import Strategy, covariance_once, sized_once
 from nca_trader.strategies.targets import refuse_no_targets
 from nca_trader.types import Bars
 
@@ -62,9 +62,9 @@ def agent_of(
         return run_agent(opened_run.on(bars), rules)
     rule: Any = run if opened_run is None else opened_run.replacement
     if isinstance(rule, Strategy):
-        sized = jointly_once(sized_once(rule, rules.scale), rules.joint)
+        sized = covariance_once(sized_once(rule, rules.scale), rules.covariance)
         return strategy_agent(sized, bars, rules)
-    if rules.joint:
+    if rules.covariance:
         raise ConfigError(
             f"{argument('sizing', rules.sizing)}: on paper it is of strategies alone; give a "
             "nca.Strategy in the place of a function of bars."
@@ -119,7 +119,7 @@ def subject_on(
 
 # Rules that earlier journals do not name. Where one is off it is left out of a session's identity,
 # which stays that of those journals.
-LATER = (*SIZES, *JOINT, "sizing", "dead_band")
+LATER = (*SIZES, *CORRELATIONS, "sizing", "dead_band")
 
 
 def started_body(

@@ -11,7 +11,7 @@ import nca_trader as nca
 from nca_trader import ConfigError
 from nca_trader.config.account import complete_account
 from nca_trader.paper.journal.journal import read_events
-from nca_trader.strategies.strategy import weights_jointly
+from nca_trader.strategies.strategy import weights_by_covariance
 from nca_trader.strategies.targets import strategy_targets
 from nca_trader.types import SECONDS_PER_YEAR
 
@@ -22,7 +22,7 @@ SIZED = {
 }  # fmt: skip
 COSTS = nca.Costs(commission=5e-4)
 TREND = nca.rules.time_series_momentum(15)
-JOINT = complete_account(nca.AccountConfig(**SIZED))
+SIZING = complete_account(nca.AccountConfig(**SIZED))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def by_hand(bars, targets, shrinkage=0.3):
 def test_weights_are_those_of_the_inverse_of_the_shrunk_correlation(bars):
     raw = strategy_targets(bars, TREND) * np.random.default_rng(0).uniform(0.5, 1.5, (220, 4))
     raw[100:110] = np.nan
-    found, shrunk = weights_jointly(bars, raw, JOINT.joint)
+    found, shrunk = weights_by_covariance(bars, raw, SIZING.covariance)
     np.testing.assert_allclose(found, by_hand(bars, raw), rtol=1e-9, atol=1e-12)
     result = nca.backtest(bars, raw, COSTS, **SIZED)
     known = ~np.isnan(found)
@@ -178,7 +178,7 @@ def test_prices_without_returns_and_endless_weights_end(bars):
     close = bars.close.copy()
     close[100, 0] = 0.0  # a bar that no file may have
     odd = dataclasses.replace(bars, **dict.fromkeys(("open", "high", "low", "close"), close))
-    weights, _ = weights_jointly(odd, np.full((220, 4), 0.3), JOINT.joint)
+    weights, _ = weights_by_covariance(odd, np.full((220, 4), 0.3), SIZING.covariance)
     assert np.isfinite(weights[60:]).all()
 
     def endless(state, bar, portfolio):
