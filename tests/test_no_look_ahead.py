@@ -74,6 +74,16 @@ EXTRA = {
         size_cap=2.0,
         dead_band=0.01,
     ),
+    "sizes of covariance": EnvConfig(
+        features=("return_1",),
+        actions="weights",
+        max_gross=None,
+        borrow=True,
+        sizing="covariance",
+        volatility_span=20,
+        correlation_span=20,
+        size_cap=2.0,
+    ),
     "slower bars": EnvConfig(features=("return_1", "2h:rsi", "4h:rsi")),  # of bars of an hour
     "filled at the close": EnvConfig(
         features=tuple(FEATURES), fill="close", actions="orders", reward="drawdown"

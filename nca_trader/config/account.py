@@ -222,7 +222,7 @@ class Sizing(NamedTuple):
 
 
 class CovarianceSizing(NamedTuple):
-    """How sizes follow volatilities and correlations, see `account.risk.covariance_size`.
+    """How sizes follow volatilities and correlations, see `account.risk.correlations_of`.
 
     alone: by volatility. span: of the correlations, in bars. shrinkage: of them towards 0.
     delist_after: bars missing in a row after which an asset is held no more.
@@ -266,7 +266,7 @@ class AccountConfig:
       delist_haircut: fraction of its last price that is then lost, 0 by default.
       sizing: "fixed" (default); "volatility" multiplies each target by `min(size_cap,
         volatility_target / volatility)` of its asset, see `account.risk`; "covariance" also by what
-        the inverse of the assets' shrunk correlation makes of it, for rules alone.
+        the inverse of the assets' shrunk correlation makes of it, see `account.risk.sized_jointly`.
       volatility_target, volatility_floor: per year, 0.15 and 0.01 by default.
       volatility_span: of the estimate, 60 bars by default.
       size_cap: the largest factor, 1 by default.
@@ -325,7 +325,6 @@ class AccountConfig:
         refuse(
             between(self, "(0, 1)", "floor"),
             between(self, "[0, 1]", "shrinkage"),
-            whole(self, 2, "correlation_span"),
             limit_problems(self),
         )
         if self.delay is not None:
@@ -333,17 +332,22 @@ class AccountConfig:
 
     @property
     def scale(self) -> Sizing | None:
-        """The sizes that the account multiplies targets by; None where it does not."""
+        """The sizes by volatility; None for others."""
         return self._alone if self.sizing == "volatility" else None
 
     @property
     def covariance(self) -> CovarianceSizing | None:
-        """The sizes by covariance; None for others. An account is given targets of these sizes."""
+        """The sizes by covariance; None for others."""
         if self.sizing != "covariance":
             return None
         return CovarianceSizing(
             self._alone, self.correlation_span, self.shrinkage, self.delist_after
         )
+
+    @property
+    def sizes(self) -> Sizing | CovarianceSizing | None:
+        """The sizes that an account multiplies targets by; None where it does not."""
+        return self.scale or self.covariance
 
     @property
     def _alone(self) -> Sizing:
@@ -390,7 +394,7 @@ class AccountConfig:
         if given.sizing == "fixed":
             for name in SIZES:
                 yield name, "sizing='volatility'"
-        if given.sizing != "covariance" and hasattr(given, CORRELATIONS[0]):
+        if given.sizing != "covariance":
             for name in CORRELATIONS:
                 yield name, "sizing='covariance'"
 
@@ -406,7 +410,7 @@ def limit_problems(rules: Any) -> Iterator[str]:
     yield from between(rules, "(0, inf)", "volatility_target", "volatility_floor", "size_cap")
     yield from between(rules, "[0, 1]", "delist_haircut")
     yield from whole(rules, 1, "delist_after")
-    yield from whole(rules, 2, "volatility_span")
+    yield from whole(rules, 2, "volatility_span", "correlation_span")
 
 
 def capital_problems(rules: Any) -> Iterator[str]:
@@ -497,9 +501,6 @@ def complete_account(
     if capital is not None and any(capital_problems(found)):
         found = dataclasses.replace(found, capital=float(capital))
     refuse(capital_problems(found), without_effect(found, given.given, DEFAULTS))
-    decided = hasattr(has, "account") and not hasattr(has, "decide")  # by an agent
-    if found.covariance and (decided or (hasattr(has, "runs") and subject.runs)):
-        refuse("sizing='covariance' is of rules; give agents 'volatility' or 'fixed'.")
     return found
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from nca_trader.config.account import (
-    CORRELATIONS,
     DEFAULTS,
     OFF,
     AccountConfig,
@@ -162,6 +161,8 @@ class EnvConfig:
     volatility_span: int = 60
     volatility_floor: float = 0.01
     size_cap: float = 1.0
+    correlation_span: int = 252
+    shrinkage: float = 0.8
     dead_band: float = 0.0
     episode_bars: int | None = None
     random_start: bool = True
@@ -182,6 +183,8 @@ class EnvConfig:
             *between(self, "[0, 1)", "feature_dropout"),
             *between(self, "[0, inf)", "risk_aversion", "quadratic_cost", "drawdown_penalty"),
             *between(self, "(0, inf)", "size"),
+            # In float32 a matrix that is nearly singular has no inverse.
+            *between(self, "[0.01, 1]", "shrinkage"),
             *whole(self, 2, "episode_bars"),
             # As for files: a run from elsewhere must not fill the memory.
             *whole(self, 2, "market_bars", most=MOST_DRAWN),
@@ -208,21 +211,16 @@ class EnvConfig:
                     f"random_costs={self.random_costs} is not a range of factors above 0; give "
                     "(low, high), e.g. (0.5, 2.0)."
                 )
-        if self.sizing == "covariance":
-            problems.append(
-                "sizing='covariance' is of rules, in backtests, sweeps and paper trading; take "
-                "'volatility' or 'fixed' for an environment."
-            )
-        if self.sizing == "volatility":
+        if self.sizing != "fixed":
             if self.actions not in ("direction", "weights"):
                 problems.append(
-                    f"sizing='volatility' with actions={self.actions!r}, which may move the last "
-                    "order by a step; take 'direction' or 'weights'."
+                    f"sizing={self.sizing!r} with actions={self.actions!r}, which may move the "
+                    "last order by a step; take 'direction' or 'weights'."
                 )
             if self.reward == "pnl":
                 problems.append(
-                    "sizing='volatility' with reward='pnl', of positions of constant size; take "
-                    "reward='log_return'."
+                    f"sizing={self.sizing!r} with reward='pnl', of positions of constant size; "
+                    "take reward='log_return'."
                 )
         # Twice the same column would only make the network larger.
         repeated = sorted({name for name in self.features if self.features.count(name) > 1})
@@ -242,7 +240,7 @@ class EnvConfig:
         # None sets no limit here, and is "not given" there.
         given: dict[str, Any] = {n: getattr(self, n) for n in names}
         given = {n: OFF.get(n) if x is None else x for n, x in given.items()}
-        given |= {name: DEFAULTS[name] for name in (*CORRELATIONS, "delay")}  # of rules alone
+        given["delay"] = DEFAULTS["delay"]
         return AccountConfig(floor=self.ruin_floor, **given)
 
     def with_account(self, given: AccountConfig) -> EnvConfig:
@@ -255,7 +253,7 @@ class EnvConfig:
         values = {name: None if OFF.get(name) == x else x for name, x in given.given.items()}
         refuse(
             f"{name} is of backtests and paper trading, and no environment has it; leave it out."
-            for name in ("delay", "risk", *CORRELATIONS)
+            for name in ("delay", "risk")
             if values.pop(name, None) not in (None, DEFAULTS[name])
         )
         if "floor" in values:

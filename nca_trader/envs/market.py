@@ -17,6 +17,7 @@ from nca_trader.config import MAX_NEIGHBOURS, AccountConfig, EnvConfig
 from nca_trader.data.feature_sets import FeatureSet, feature_set
 from nca_trader.data.shards import Shards
 from nca_trader.envs import rewards
+from nca_trader.envs.account.risk import alone_of, sizes
 from nca_trader.envs.account.state import BarReturns, legs_of
 from nca_trader.envs.actions import SCHEMES
 from nca_trader.errors import BarError, ConfigError
@@ -91,7 +92,9 @@ def market_of(
         lambda leg: leg if leg.dtype == bool else leg.astype(np.float32),
         legs_of(bars, dynamics.rules),
     )
-    volatility = volatility_of(legs)
+    if dynamics.rules.covariance is not None:
+        legs = legs._replace(size=sizes(bars, dynamics.rules.covariance, dtype=np.float32))
+    volatility = volatility_of(legs, dynamics.rules.size_cap)
     if shards is None:
         return Market(features, legs, volatility, None, dynamics)
     longest = max(shard.rows for shard in shards)
@@ -130,7 +133,7 @@ def spec_of(
         warmup=max(
             features.warmup,
             # Before that bar a size is 0, so nothing could be ordered.
-            config.volatility_span if config.sizing == "volatility" else 0,
+            0 if config.sizing == "fixed" else config.volatility_span,
         ),
         actions=config.actions,
         constant_size=config.reward == "pnl",
@@ -225,8 +228,10 @@ def features_of(bars: Bars, config: EnvConfig, states: np.ndarray, bar_seconds: 
     return np.concatenate([feature_set_of(config, bar_seconds).batch(bars), states], axis=-1)
 
 
-def volatility_of(legs: BarReturns) -> np.ndarray:
+def volatility_of(legs: BarReturns, cap: float = np.inf) -> np.ndarray:
     """Return `[]` float32 standard deviation of the log-returns of equal weights in every asset.
+
+    Sizes are those by volatility alone, at most `cap`.
 
     Where prices always move by the same amount, the deviation is a rounding error. There it is that
     move.
@@ -236,7 +241,8 @@ def volatility_of(legs: BarReturns) -> np.ndarray:
     growth = (1.0 + overnight) * (1.0 + intraday)
     if legs.size is not None:
         # Of positions with the sizes that the close before gave.
-        held = np.vstack([np.zeros_like(legs.size[:1]), legs.size[:-1]])
+        size = np.minimum(alone_of(legs.size), cap)
+        held = np.vstack([np.zeros_like(size[:1]), size[:-1]])
         growth = 1.0 + held * (growth - 1.0)
     # A price that falls to 0 would have the log -inf, and the deviation would be NaN.
     log_return = np.log(np.maximum(growth, 1e-6)).mean(axis=1)

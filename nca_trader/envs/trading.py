@@ -26,6 +26,7 @@ from nca_trader.data.shards import Shards
 from nca_trader.data.time_frames import seconds_of_bars
 from nca_trader.envs import actions, load_env, rewards
 from nca_trader.envs.account.fills import cap
+from nca_trader.envs.account.risk import alone_of
 from nca_trader.envs.account.state import (
     Account,
     BarReturns,
@@ -181,7 +182,7 @@ def begin(dynamics: Dynamics, key: Array, first: BarReturns | None = None) -> Ep
     scale, account = None, open_account(jnp.zeros(spec.num_assets), rules)
     size = None if first is None else first.size
     if size is not None:
-        account = account._replace(size=jnp.asarray(size))
+        account = account._replace(size=jnp.asarray(alone_of(size)))
     if config.random_costs is not None:
         # Evenly in the log: a factor of 1/2 is as likely as one of 2.
         low, high = np.log(config.random_costs)
@@ -202,7 +203,9 @@ def begin(dynamics: Dynamics, key: Array, first: BarReturns | None = None) -> Ep
             ]
         # Filled by the account's own rules, at no cost: the targets of several assets may together
         # exceed `max_gross` or cash, and no account could then hold them.
-        caps = {name: getattr(rules, name) for name in ("max_gross", "max_net", "borrow")}
+        caps = {
+            name: getattr(rules, name) for name in ("max_gross", "max_net", "borrow", "size_cap")
+        }
         free = dataclasses.replace(PLAIN, fill="close", **caps)
         there = BarReturns(target, target, jnp.ones(shape, bool), size=size).at_close
         account = place_order(account, target, there, free)[0]

@@ -13,6 +13,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.ranges import expect
 from nca_trader.data.time_frames import refuse_other_length
+from nca_trader.envs.account.risk import shrunk_bars
 from nca_trader.errors import BarError, argument, in_a_command, logger
 from nca_trader.evaluate import metrics, trades
 from nca_trader.evaluate.lookahead.outputs import function_targets
@@ -183,7 +184,7 @@ def backtest(
         in_sample=in_sample,
         evaluations=evaluations,
         cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small),
-        shrunk=done.shrunk,
+        shrunk=int(shrunk_bars(bars[:last], rules.covariance)[first:].sum()),
         bars=bars,
         run=run,
         unchecked=done.unchecked,
@@ -203,7 +204,7 @@ def backtest(
 class _Simulated(NamedTuple):
     """What was simulated; most fields are those of `Result`.
 
-    known, again: the bars and targets that a rerun is given. shrunk: as there.
+    known, again: the bars and targets that a rerun is given.
     """
 
     trace: Any
@@ -213,7 +214,6 @@ class _Simulated(NamedTuple):
     logits: np.ndarray | None = None
     unchecked: bool = False
     parts: pd.DataFrame | None = None
-    shrunk: int = 0
 
 
 def _unseen(bars: Bars, seen: int, name: str) -> str:
@@ -262,10 +262,11 @@ def _of_run(
     """Simulate a run's agents."""
     trace, (logits,) = simulate_agent(task, run, (run.params(),), rules, first, last)
     if rules.delay:
-        # The agent decided on the account it would have had; only its orders come late.
+        # The agent decided on the account it would have had; only its orders come late. They are
+        # weights, whose sizes are those of the close at which it decided.
         decided = np.full(bars.close.shape, np.nan)
         decided[first:last] = trace.target
-        trace = simulate_targets(bars, late(decided, rules.delay), rules, first, last)
+        trace = simulate_targets(bars, late(decided, rules.delay), rules.unsized, first, last)
     return _Simulated(trace, run.name, bars, run, logits)
 
 
@@ -302,7 +303,7 @@ def _of_targets(
     targets: Any, bars: Bars, rules: AccountConfig, first: int, last: int, check: bool
 ) -> _Simulated:
     """Simulate a strategy, a function of bars, or an array of target weights."""
-    most, shrunk = largest_weight(rules), 0
+    most = largest_weight(rules)
     if isinstance(targets, Strategy):
         targets = sized_once(targets, rules.scale)
     if needs_account(bars, targets):
@@ -311,10 +312,7 @@ def _of_targets(
         sized = covariance_once(targets.with_delay(rules.delay), rules.covariance)
         trace = simulate_strategy(bars, sized, rules, first, last)
         as_targets(trace.target, bars[first:last], most)  # refuses what is not a weight
-        if rules.covariance:  # what was held decides, of any size
-            held = np.vstack([np.full((first, bars.num_assets), np.nan), trace.target])
-            shrunk = int(weights_by_covariance(bars[:last], held, rules.covariance)[1].sum())
-        return _Simulated(trace, targets.name, bars, targets, shrunk=shrunk)
+        return _Simulated(trace, targets.name, bars, targets)
     known, name, unchecked = bars, "targets", False
     if isinstance(targets, Strategy):
         name, targets = targets.name, strategy_targets(bars, targets)
@@ -325,11 +323,10 @@ def _of_targets(
     again = weights_until_sized(as_targets(targets, known, most), known.present, rules.scale)
     asked = late(again, rules.delay)
     if rules.covariance:
-        asked, where = weights_by_covariance(known, asked, rules.covariance)
-        shrunk = int(where[first:last].sum())
+        asked = weights_by_covariance(known, asked, rules.covariance)
     asked = in_force(asked, first)
     trace = simulate_targets(bars, asked, rules, first, last)
-    return _Simulated(trace, name, known, again, unchecked=unchecked, shrunk=shrunk)
+    return _Simulated(trace, name, known, again, unchecked=unchecked)
 
 
 def count_trial(

@@ -18,7 +18,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.config.account import refuse_delay
 from nca_trader.config.ranges import expect
 from nca_trader.data.feature_sets import feature_set
-from nca_trader.envs.account.risk import CODES
+from nca_trader.envs.account.risk import CODES, shrunk_sentence
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.lookahead.outputs import foresights, own_features
@@ -62,7 +62,7 @@ class Result:
         where that was not counted, see `trials.count`.
       cut: orders for more than the account may hold.
       shrunk: bars on which correlations had no inverse and were shrunk further, see
-        `account.risk.covariance_size`.
+        `account.risk.correlations_of`.
       bars: all that the backtest was given; it traded a span of them.
       trace: what the account did in each bar; trades and orders are made of it.
       run: that acted; None where the targets are not of a run.
@@ -161,10 +161,7 @@ class Result:
                 "were to change stays as it was. More capital makes orders larger."
             )
         if self.shrunk:
-            found.append(
-                f"SHRUNK: on {self.shrunk:,} bars the correlations had no inverse, and were "
-                f"shrunk further than shrinkage={self.rules.shrinkage:g}."
-            )
+            found.append(shrunk_sentence(self.shrunk, self.rules.shrinkage))
         return (*found, *self._limited)
 
     @property

@@ -22,6 +22,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.effects import Effects, Flows
 from nca_trader.envs.account.exits import Book, Order
+from nca_trader.envs.account.risk import apply_size, sizes
 from nca_trader.envs.account.state import Account, BarReturns, legs_of, open_account
 from nca_trader.envs.account.step import on_bar, place
 from nca_trader.envs.market import features_of, observed_states
@@ -126,16 +127,19 @@ def step_of(
     account, effects = on_bar(account, legs, rules)
     moved, target, seen = decide(account)
     account, fill = place(moved, target, legs.at_close, rules)
-    return account, _row(account, target, effects.closed(moved, account, fill), legs), seen
+    row = _row(account, target, effects.closed(moved, account, fill), legs, rules)
+    return account, row, seen
 
 
-def _row(account: Account, target: Array, effects: Effects, legs: BarReturns) -> Trace:
+def _row(
+    account: Account, target: Array, effects: Effects, legs: BarReturns, rules: AccountConfig
+) -> Trace:
     """Return the entry of a bar at whose close `target` was ordered."""
     return Trace(
         # The pair is summed here, in float64; the account keeps it apart for float32 in training.
         log_equity=account.log_equity + account.log_equity_low,
         weight=account.held,
-        target=target if legs.size is None else target * legs.size,  # as `place` does
+        target=apply_size(target, legs.size, rules.size_cap),  # as `place` does
         effects=effects,
         limited=account.guard.limited if account.guard else None,
         halted=account.guard.halted if account.guard else None,
@@ -217,7 +221,7 @@ def strategy_step(
         target = jnp.where(jnp.isnan(order.target), held_over, order.target)
         order = order._replace(target=target)
     account, book, fill, weights = exits.place_order(moved, book, order, bar, legs, rules)
-    row = _row(account, weights, effects.closed(moved, account, fill), legs)
+    row = _row(account, weights, effects.closed(moved, account, fill), legs, rules)
     return (account, book, state), row
 
 
@@ -345,6 +349,8 @@ def _shown(
     cells = tuple(encode(policy, p, features, bars.present[:last], first) for p in params)
     with float64_on_cpu():
         legs = legs_between(bars, rules, first, last)
+        if rules.covariance is not None:
+            legs = legs._replace(size=sizes(bars[:last], rules.covariance, first))
         if (base := base_of(policy.spec)) is not None:
             legs = legs._replace(base=base.column(bars[:last])[first:])
     return policy, legs, cells

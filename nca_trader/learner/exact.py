@@ -375,7 +375,7 @@ def obstacles(env: TradingEnv) -> Iterator[str]:
     if env.spec.base != "none":
         yield f"policy.base = {env.spec.base!r} moves positions by itself (take 'none')"
     if config.sizing != "fixed":
-        yield "sizing = 'volatility' moves the weights of a position (take 'fixed')"
+        yield f"sizing = {config.sizing!r} moves the weights of a position (take 'fixed')"
     if config.dead_band:
         yield "dead_band remembers the last order (leave it out)"
     if spec.memory:

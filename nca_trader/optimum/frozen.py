@@ -41,7 +41,7 @@ WINDOW = 1  # bars in an observation
 HORIZON = 1_024  # steps of an episode
 # Fields of `EnvConfig` and `Costs` that were added after version 1: no part of a digest while they
 # have their default, so that a new field leaves the digests as they are.
-ADDED: tuple[str, ...] = ()
+ADDED = ("correlation_span", "shrinkage")
 
 
 @dataclasses.dataclass(frozen=True)

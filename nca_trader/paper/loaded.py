@@ -22,7 +22,7 @@ from nca_trader.paper.session.core import Core, Observed, View
 from nca_trader.paper.session.subjects import agent_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
-from nca_trader.strategies.strategy import sized_once
+from nca_trader.strategies.strategy import sized_once, weights_by_covariance
 from nca_trader.strategies.targets import strategy_targets
 from nca_trader.types import PRICES, Bar, Bars, fields_of, split_columns
 
@@ -123,10 +123,12 @@ class LoadedAgent:
                 f"{rule.name}: sees the fills of its account, which weights do not show; use "
                 "nca.paper_trade."
             )
-        scale = self.run.account.scale
-        targets = strategy_targets(bars, sized_once(rule, scale))
-        if scale is not None:
-            targets = targets * sizes(bars, scale)
+        rules = self.run.account
+        targets = strategy_targets(bars, sized_once(rule, rules.scale))
+        if rules.scale is not None:
+            targets = targets * sizes(bars, rules.scale)
+        elif rules.covariance is not None:
+            targets = weights_by_covariance(bars, targets, rules.covariance)
         return pd.DataFrame(targets).ffill().to_numpy()[-1]
 
     def stream(self, history: Bars | None = None) -> AgentStream:

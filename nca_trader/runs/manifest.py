@@ -330,7 +330,7 @@ class Run:
         found = None if self._forced else self.deployment
         if found is None or not found.baseline:
             return None
-        known = baseline_rules(found.year, self.env_config.sizing == "volatility", self.base)
+        known = baseline_rules(found.year, self.env_config.sizing != "fixed", self.base)
         if found.baseline not in known:
             raise StateError(
                 f"{self.path}/deployment.json: baseline = {found.baseline!r} is not one of "
@@ -391,7 +391,7 @@ class Run:
             own = self.spec.num_assets == num_assets
             return (self if own else self._of(tuple(map(str, range(num_assets))), "bars")).policy
 
-        memory = max(self.history, bars_of_size(rules.scale))
+        memory = max(self.history, bars_of_size(rules))
         inputs = inputs_of(self.env_config, self.spec)
         return deciding(self.name, inputs, policy_of, self.params(), rules, memory)
 

@@ -24,7 +24,7 @@ from jax import Array, export
 
 from nca_trader.agents.policy import decide_next
 from nca_trader.config.extensions import own_code
-from nca_trader.envs.account.risk import VolatilityState, before_bars, size
+from nca_trader.envs.account.risk import Joint, alone_of, apply_size, before_sizes, update_size
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError, argument, extra
 from nca_trader.machine import write_atomically
@@ -66,7 +66,8 @@ class Portable(NamedTuple):
     """Two functions of plain tuples and arrays, and the memories that they begin with.
 
     observe: `(memory, *bar) -> memory, row, size, base`: a closed bar, of fields `[A]`, to the
-      features `[A, F]` float32, the factor on targets and the target of the base rule, `[A]` each.
+      features `[A, F]` float32, the size of targets and the target of the base rule, `[A]` each; a
+      size by covariance is `[1 + A, A]`, see `account.risk.Joint`.
     decide: `(memory, row, present, weight, ordered, size, base) -> memory, logits, target`, all
       float32 but for `present`; target is `[A]`.
     begin: the memories, of arrays, by the name of their function.
@@ -97,7 +98,7 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
             f"{argument('format', 'nca')}, whose file `paper` and nca.load read."
         )
     inputs, count = inputs_of(run.env_config, spec), spec.num_assets
-    scale, fields, based = run.account.scale, (*BAR, *extras), spec.base != "none"
+    rules, fields, based = run.account, (*BAR, *extras), spec.base != "none"
 
     def observe(memory: tuple[Array, ...], *given: Array) -> tuple[Any, ...]:
         close, count_state, inner = seen_tree.unflatten(memory)
@@ -108,8 +109,9 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
         inner, row, base = inputs.update(inner, bar)
         target = base if based else jnp.zeros(count)
         factor = jnp.ones(count)
-        if scale is not None:
-            count_state, factor = size(count_state, bar, scale)
+        if rules.sizes is not None:
+            count_state, found = update_size(count_state, bar, rules.sizes)
+            factor = jnp.vstack(found) if isinstance(found, Joint) else found
         after = jax.tree.leaves((bar.close, count_state, inner))
         return tuple(after), row, *(x.astype(jnp.float32) for x in (factor, target))
 
@@ -122,18 +124,20 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
         factor: Array,
         target: Array,
     ) -> tuple[Any, ...]:
+        found = factor if factor.ndim == 1 else Joint(factor[0], factor[1:])
         account = open_account(weight)._replace(
             ordered=ordered,
-            size=() if scale is None else factor,
+            size=() if rules.sizes is None else alone_of(found),
             base=target if based else (),
         )
         stream = stream_tree.unflatten(memory)
         stream, logits, chosen = decide_next(policy, params, stream, row, present, account)
         after = tuple(jax.tree.leaves(stream))
-        return after, logits, (chosen * factor).astype(jnp.float32)
+        sized = apply_size(chosen, found, rules.size_cap)
+        return after, logits, sized.astype(jnp.float32)
 
     with float64_on_cpu():
-        sizing: VolatilityState | tuple[()] = () if scale is None else before_bars(count)
+        sizing: Any = () if rules.sizes is None else before_sizes(count, rules.sizes)
         begun = (np.full(count, np.nan), sizing, inputs.init(count))
         seen, seen_tree = jax.tree.flatten(jax.tree.map(np.asarray, begun))
         kinds = {"time": np.int64, "present": bool}
@@ -142,7 +146,9 @@ def portable(run: Run, extras: Sequence[str] = ()) -> Portable:
     stream, stream_tree = jax.tree.flatten(jax.tree.map(np.asarray, policy.begin()))
     row = jax.ShapeDtypeStruct((count, spec.num_features), np.float32)
     present, number = (jax.ShapeDtypeStruct((count,), kind) for kind in (bool, np.float32))
-    taken = (tuple(stream), row, present, *[number] * 4)
+    rows = (1 + count, count) if rules.covariance else (count,)
+    sized = jax.ShapeDtypeStruct(rows, np.float32)
+    taken = (tuple(stream), row, present, number, number, sized, number)
     decided = _exported(run, decide, PLATFORMS, taken)
     begin = {"observe": tuple(seen), "decide": tuple(stream)}
     return Portable(observed, decided, begin, fields)

@@ -25,7 +25,7 @@ from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.ranges import describe, expect
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book, Order
-from nca_trader.envs.account.risk import VolatilityState, before_bars, size
+from nca_trader.envs.account.risk import apply_size, before_sizes, update_size
 from nca_trader.envs.account.state import (
     Account,
     BarReturns,
@@ -166,7 +166,8 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
         if subject.sees_portfolio and not subject.parts:  # a blend's parts have theirs already
             rules = complete_account(given, subject)
             strategy = covariance_once(sized_once(subject, rules.scale), rules.covariance)
-            strategy = alone(strategy, rules)
+            # Targets by covariance have their sizes already.
+            strategy = alone(strategy, rules.unsized if rules.covariance else rules)
         return BlendPart(name, share, strategy, subject)
     if isinstance(subject, TradedRun):
         try:
@@ -220,7 +221,7 @@ class Own(NamedTuple):
     close: Array
     missing: Array
     time: Array
-    sizes: VolatilityState
+    sizes: Any
     trading: Array
 
 
@@ -233,7 +234,7 @@ def own_account(num_assets: int, rules: AccountConfig) -> Own:
         close=jnp.full(num_assets, jnp.nan, jnp.float64),
         missing=jnp.zeros(num_assets, jnp.int64),
         time=jnp.zeros((), jnp.int64),
-        sizes=jax.tree.map(jnp.asarray, before_bars(num_assets)),
+        sizes=jax.tree.map(jnp.asarray, before_sizes(num_assets, rules.sizes)),
         trading=jnp.zeros((), bool),
     )
 
@@ -247,8 +248,8 @@ def move_account(
       The account at this close, and the bar's parts.
     """
     sizes, factor = own.sizes, None
-    if rules.scale is not None:
-        sizes, factor = size(sizes, bar, rules.scale)
+    if rules.sizes is not None:
+        sizes, factor = update_size(sizes, bar, rules.sizes)
     gone = ~bar.present & jnp.isfinite(own.close)
     missing = jnp.where(gone, own.missing + 1, 0)
     # Time before the first close earns no interest.
@@ -272,7 +273,7 @@ def order_on_account(
     # Taken from the account's orders, because a dead band may have held the target back.
     asked = jnp.where(jnp.isnan(weights) & ~account.bankrupt, jnp.nan, account.ordered)
     # Targets without an account yet: the order in force before the first bar is repeated there.
-    before = weights if legs.size is None else weights * legs.size
+    before = apply_size(weights, legs.size, rules.size_cap)
     asked = jnp.where(own.trading, asked, before)
     # An infinite weight must not reach an account.
     asked = jnp.where(jnp.isinf(weights), weights, asked)

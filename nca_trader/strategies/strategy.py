@@ -26,7 +26,13 @@ from nca_trader.config.account import CovarianceSizing, Sizing, refuse_delay
 from nca_trader.config.ranges import describe, refuse, whole
 from nca_trader.data.features import bars_to_forget
 from nca_trader.envs.account.exits import Order
-from nca_trader.envs.account.risk import before_bars, before_covariance, covariance_size, size
+from nca_trader.envs.account.risk import (
+    before_bars,
+    before_covariance,
+    correlations_of,
+    size,
+    sized_jointly,
+)
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import Bar, Bars
@@ -320,19 +326,20 @@ def weights_until_sized(
 def _size_by_covariance(
     state: Any, bar: Bar, target: Array, size: Array | float, sizing: CovarianceSizing
 ) -> Any:
-    """Return the state after a close, targets `[A]` ordered there, their sizes, and `shrunk`."""
+    """Return the state after a close, and targets `[A]` ordered there with their sizes."""
     seen, last = state
     last, before = jnp.where(jnp.isnan(target), last, target), seen.alone.count
     # An infinite weight is refused where it is ordered.
     endless = jnp.isinf(last)
     wanted = jnp.where(endless, 0.0, jnp.nan_to_num(last * size))
-    seen, factor, shrunk = covariance_size(seen, bar, wanted, sizing)
+    seen, joint, _ = correlations_of(seen, bar, sizing)
+    factor = sized_jointly(wanted, joint, sizing.alone.cap)
     # What the assets share changes with any order, so that all of them are ordered again. So they
     # are when an asset gets a size, see `until_sized`.
     begins = (before < sizing.alone.span) & (seen.alone.count >= sizing.alone.span)
     orders = ~jnp.isnan(target).all() | begins.any()
     sizes = jnp.where(endless, 1.0, size * factor)
-    return (seen, last), jnp.where(orders, last, jnp.nan), sizes, orders & shrunk
+    return (seen, last), jnp.where(orders, last, jnp.nan), sizes
 
 
 def _before_sizes(num_assets: int) -> Any:
@@ -342,7 +349,7 @@ def _before_sizes(num_assets: int) -> Any:
 def sized_by_covariance(strategy: Strategy, sizing: CovarianceSizing | None) -> Strategy:
     """Return a strategy with sizes by covariance, which depend on all of its targets.
 
-    An account is given these sizes, see `account.risk.covariance_size`. With None the strategy is
+    An account is given these sizes, see `account.risk.sized_jointly`. With None the strategy is
     returned as it is.
     """
     if sizing is None:
@@ -354,35 +361,26 @@ def sized_by_covariance(strategy: Strategy, sizing: CovarianceSizing | None) -> 
     def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
         inner, order = strategy.decide(state[0], bar, portfolio)
         # A target that is ordered again as it was opens nothing that a stop has closed.
-        outer, target, sizes, _ = _size_by_covariance(
-            state[1], bar, order.target, order.size, sizing
-        )
+        outer, target, sizes = _size_by_covariance(state[1], bar, order.target, order.size, sizing)
         return (inner, outer), order._replace(target=target, size=sizes)
 
     longest = max(sizing.span, sizing.alone.span)
     return strategy._around(init, act, more=bars_to_forget(longest))
 
 
-def weights_by_covariance(
-    bars: Bars, targets: np.ndarray, sizing: CovarianceSizing
-) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `sized_by_covariance` to known targets `[N, A]`.
-
-    Returns:
-      `[N, A]` weights, NaN for no order, and `[N]` bool, whether the correlations had to be shrunk
-      further.
-    """
+def weights_by_covariance(bars: Bars, targets: np.ndarray, sizing: CovarianceSizing) -> np.ndarray:
+    """Apply `sized_by_covariance` to known targets; return `[N, A]` weights, NaN for no order."""
     with float64_on_cpu():
         begun = jax.tree.map(jnp.asarray, _before_sizes(bars.num_assets))
         found = _scan_by_covariance(begun, bars.as_bar(), jnp.asarray(targets), sizing)
-        return np.asarray(found[0]), np.asarray(found[1])
+        return np.asarray(found)
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def _scan_by_covariance(begun: Any, bars: Bar, targets: Array, sizing: CovarianceSizing) -> Any:
     def step(state: Any, xs: tuple[Bar, Array]) -> tuple[Any, Any]:
-        state, target, sizes, shrunk = _size_by_covariance(state, *xs, 1.0, sizing)
-        return state, (target * sizes, shrunk)
+        state, target, sizes = _size_by_covariance(state, *xs, 1.0, sizing)
+        return state, target * sizes
 
     return jax.lax.scan(step, begun, (bars, targets))[1]
 

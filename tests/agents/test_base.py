@@ -52,6 +52,7 @@ def first_parameters(env, agent):
         ("time_series_momentum(lookback=20)", 1, {"short": False, "dead_band": 0.05}),
         (BASE, 3, {"order": "rebalance"}),
         (SUM, 1, {"sizing": "volatility", "size_cap": 2.0, "volatility_span": 10}),
+        (SUM, 1, {"sizing": "covariance", "size_cap": 2.0, "volatility_span": 10}),
         (BASE, 3, {"fill": "close", "dead_band": 0.05}),
         # It orders once, and as a base its target stands: with sizes that move, it trades.
         ("buy_and_hold", 1, {"sizing": "volatility", "size_cap": 3.0, "volatility_span": 10}),

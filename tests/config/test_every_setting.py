@@ -295,6 +295,7 @@ class Row(NamedTuple):
 LEVERED = dict(actions="weights", size=1.5, max_gross=3.0, borrow=True)
 MONEY = dict(actions="weights", capital=1000.0)
 SIZED = dict(sizing="volatility", volatility_target=0.3)
+JOINT = dict(SIZED, sizing="covariance")
 wild = functools.partial(traded, bars=WILD)
 going = functools.partial(traded, bars=GOING)
 ENVS = {
@@ -329,6 +330,8 @@ ENVS = {
     "volatility_span": Row(traded, 5, SIZED),
     "volatility_floor": Row(traded, 5.0, SIZED),
     "size_cap": Row(traded, 0.5, SIZED),
+    "correlation_span": Row(traded, 5, JOINT),
+    "shrinkage": Row(traded, 0.3, JOINT),
     "dead_band": Row(traded, 0.3, dict(actions="weights")),
     "episode_bars": Row(traded, 10),
     "random_start": Row(traded, True),

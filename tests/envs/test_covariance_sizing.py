@@ -2,14 +2,19 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import bars_of
+from tiny import AGENT, ENV
+from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader import ConfigError
-from nca_trader.config.account import complete_account
+from nca_trader.config.account import CORRELATIONS, complete_account
+from nca_trader.envs.account.risk import sizes, undo_size
+from nca_trader.evaluate.evidence.deploy import mean_exposure
 from nca_trader.paper.journal.journal import read_events
 from nca_trader.strategies.strategy import weights_by_covariance
 from nca_trader.strategies.targets import strategy_targets
@@ -20,6 +25,9 @@ SIZED = {
     "sizing": "covariance", "volatility_span": SPAN, "correlation_span": LONG, "size_cap": 2.0,
     "shrinkage": 0.3, "borrow": True, "volatility_target": TARGET,
 }  # fmt: skip
+ENV_OF_WEIGHTS = dataclasses.replace(
+    ENV, actions="weights", max_gross=None, random_start=False, episode_bars=None
+)
 COSTS = nca.Costs(commission=5e-4)
 TREND = nca.rules.time_series_momentum(15)
 SIZING = complete_account(nca.AccountConfig(**SIZED))
@@ -77,12 +85,12 @@ def by_hand(bars, targets, shrinkage=0.3):
 def test_weights_are_those_of_the_inverse_of_the_shrunk_correlation(bars):
     raw = strategy_targets(bars, TREND) * np.random.default_rng(0).uniform(0.5, 1.5, (220, 4))
     raw[100:110] = np.nan
-    found, shrunk = weights_by_covariance(bars, raw, SIZING.covariance)
+    found = weights_by_covariance(bars, raw, SIZING.covariance)
     np.testing.assert_allclose(found, by_hand(bars, raw), rtol=1e-9, atol=1e-12)
     result = nca.backtest(bars, raw, COSTS, **SIZED)
     known = ~np.isnan(found)
     np.testing.assert_allclose(result.targets.to_numpy()[known], found[known], rtol=1e-12)
-    assert not shrunk.any() and not result.cautions
+    assert not result.cautions
     # It is not what volatility alone gives.
     alone = nca.backtest(bars, raw, COSTS, **SIZED | {"shrinkage": 1.0})
     volatility = {k: v for k, v in SIZED.items() if k not in ("correlation_span", "shrinkage")}
@@ -178,7 +186,7 @@ def test_prices_without_returns_and_endless_weights_end(bars):
     close = bars.close.copy()
     close[100, 0] = 0.0  # a bar that no file may have
     odd = dataclasses.replace(bars, **dict.fromkeys(("open", "high", "low", "close"), close))
-    weights, _ = weights_by_covariance(odd, np.full((220, 4), 0.3), SIZING.covariance)
+    weights = weights_by_covariance(odd, np.full((220, 4), 0.3), SIZING.covariance)
     assert np.isfinite(weights[60:]).all()
 
     def endless(state, bar, portfolio):
@@ -194,7 +202,7 @@ def test_who_buys_once_buys_when_assets_have_a_size(bars):
     assert set(result.orders["symbol"]) == {*bars.symbols} and result.num_fills < 8
 
 
-def test_correlations_without_an_inverse_are_shrunk_further_and_it_is_said(bars):
+def test_correlations_without_an_inverse_are_shrunk_further_and_it_is_said(bars, tmp_path, caplog):
     """Two assets that are one: without shrinkage their matrix is singular."""
     twin = np.array([0, 1, 2, 2])
     fields = {name: getattr(bars, name)[:, twin] for name in bars.fields}
@@ -214,13 +222,57 @@ def test_correlations_without_an_inverse_are_shrunk_further_and_it_is_said(bars)
         "see",
     )
     assert any("SHRUNK" in x for x in nca.backtest(twins, seeing, COSTS, **plain).cautions)
+    nca.write_bars(twins, tmp_path / "bars.parquet")
+    file = f"replay:{tmp_path}/bars.parquet"
+    for say in (
+        lambda: nca.sweep(twins, nca.rules.momentum, {"lookback": [9]}, trials=None, **plain),
+        lambda: nca.paper_trade(TREND, file, tmp_path / "paper.db", **plain),
+    ):
+        caplog.clear()
+        say()
+        assert sum(caution == text for text in caplog.messages) == 1
+
+
+@pytest.mark.parametrize("sizing", ["volatility", "covariance"])
+def test_an_agent_whose_orders_are_late_has_sizes_once(bars, tmp_path, sizing):
+    """Its weights of the close before, and the exposure of a hold that bears its risk."""
+    joint = {} if sizing == "covariance" else dict.fromkeys(CORRELATIONS)
+    given = SIZED | joint | {"sizing": sizing, "order": "rebalance"}
+    account = nca.AccountConfig(**given)
+    env = ENV_OF_WEIGHTS.with_account(account)
+    run = untrained_run(tmp_path / "run", bars[:200], env, AGENT)
+    prompt, late = (nca.backtest(bars, run, look=False, delay=n) for n in (0, 1))
+    ours, theirs = prompt.targets.to_numpy(), late.targets.to_numpy()
+    assert np.abs(ours).mean() > 0.01 and np.isnan(theirs[0]).all()
+    np.testing.assert_array_equal(theirs[1:], ours[:-1])
+    asked = np.tanh(np.asarray(prompt.logits, float)[..., 0]) / 4
+    found = undo_size(ours, sizes(bars, prompt.rules.sizes, 200))
+    plain = (ours != 0.0).all(1)  # of a size that is held at 0 no target can be told
+    assert plain.sum() > 5
+    np.testing.assert_allclose(found[plain], asked[plain], atol=1e-6)
+    np.testing.assert_array_equal(mean_exposure(prompt), found.mean(0))
+
+
+def test_an_environment_sizes_as_a_backtest_of_its_targets_with_the_same_account(bars):
+    """The market's own correlations in float32, against the loop above in float64."""
+    env = nca.TradingEnv(bars, ENV_OF_WEIGHTS.with_account(nca.AccountConfig(**SIZED)))
+    raw = np.random.default_rng(3).uniform(-0.25, 0.25, bars.close.shape).astype(np.float32)
+    raw[:, 1] *= np.arange(220) % 3 > 0  # a target of 0 is of no position
+    known = by_hand(bars, raw.astype(float))
+    state, _ = env.reset(jax.random.key(0))
+    step = jax.jit(env.step)
+    for row in range(int(state.index), 218):
+        assert int(state.index) == row
+        state, _ = step(state, jnp.asarray(raw[row]))
+        ordered = np.asarray(state.episode.account.ordered)
+        np.testing.assert_allclose(ordered, known[row], rtol=2e-4, atol=1e-6)
 
 
 def test_what_cannot_be_sized_jointly_is_refused(bars, tmp_path):
     with pytest.raises(
-        ConfigError, match="'covariance' is of rules, in backtests, sweeps and paper"
+        ConfigError, match=r"shrinkage=0\.0 is outside its range; give a number in \[0\.01, 1\]"
     ):
-        nca.EnvConfig(sizing="covariance", actions="weights")
+        nca.EnvConfig(sizing="covariance", actions="weights", shrinkage=0.0)
     with pytest.raises(
         ConfigError, match=r"shrinkage=0\.5 has no effect without sizing='covariance'"
     ):

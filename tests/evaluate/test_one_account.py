@@ -49,7 +49,7 @@ VALUES = {
     "volatility_floor": SIZED | {"volatility_floor": 2.0},
     "size_cap": SIZED | {"size_cap": 0.1},
     "correlation_span": JOINT | {"correlation_span": 5},
-    "shrinkage": JOINT | {"shrinkage": 0.0},
+    "shrinkage": JOINT | {"shrinkage": 0.9},
     "dead_band": {"dead_band": 0.45},
     "risk": {"risk": nca.Limits(max_position=0.2, max_order=0.15)},
     "delay": {"delay": 3},
@@ -65,9 +65,7 @@ NEEDS = {
 # Who refuses which field, in one line that names it.
 REFUSED = {
     "paper": {"delay": "a venue is as late as it is"},
-    "gymnasium": dict.fromkeys(
-        ("delay", "risk", "correlation_span", "shrinkage"), "no environment has it"
-    ),
+    "gymnasium": dict.fromkeys(("delay", "risk"), "no environment has it"),
     "blend": {"delay": "give it to nca.backtest"},
 }
 RNG = np.random.default_rng(11)
@@ -178,7 +176,7 @@ def test_a_backtest_is_what_the_judge_says(field):
         size = sizes(BARS, rules.scale)
         targets = weights_until_sized(targets, BARS.present, rules.scale) * size
     if rules.covariance is not None:
-        targets = weights_by_covariance(BARS, targets, rules.covariance)[0]
+        targets = weights_by_covariance(BARS, targets, rules.covariance)
     targets = np.vstack([np.full((rules.delay, NUM_ASSETS), np.nan), targets])[:NUM_BARS]
     known = {name: x for name, x in rules.stored.items() if name in ledger.RULES}
     costs = {name: getattr(rules.costs, name) for name in ledger.COSTS}
@@ -292,7 +290,7 @@ def test_a_part_of_a_blend_decides_on_such_an_account(field):
     np.testing.assert_allclose(backtest(mix, account=outer).equity, want.equity, rtol=1e-9)
 
 
-@pytest.mark.parametrize("field", [name for name, x in VALUES.items() if "shrinkage" not in x])
+@pytest.mark.parametrize("field", VALUES)
 @pytest.mark.few(6)
 def test_a_search_trains_and_scores_with_it(field, tmp_path, monkeypatch):
     seen = {}

@@ -242,6 +242,14 @@ def earned(config, at, monkeypatch):
 FREE = dict(max_gross=None, borrow=True)
 ACCOUNTS = {
     "sized by volatility": dict(FREE, sizing="volatility", volatility_span=20, size_cap=2.0),
+    "sized by covariance": dict(
+        FREE,
+        sizing="covariance",
+        volatility_span=20,
+        size_cap=2.0,
+        shrinkage=0.3,
+        correlation_span=20,
+    ),
     "growth": dict(FREE),
     "growth, rebalanced at the close": dict(FREE, order="rebalance", fill="close"),
     "cut to the cash": dict(size=1.0, max_gross=1.2),

@@ -24,6 +24,7 @@ CASES = {
     "directions": ({}, {}, True),
     "steps of orders": ({"actions": "orders"}, {}, True),
     "sizes by volatility": ({"sizing": "volatility"}, {}, True),
+    "sizes by covariance": ({"sizing": "covariance"}, {}, True),
     "weights": ({"actions": "weights", "order": "rebalance"}, {}, False),
     "tilts of a base": ({"actions": "weights"}, {"policy": BASE}, False),
     "the mean of three": ({}, {"num_seeds": 3}, True),

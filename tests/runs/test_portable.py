@@ -25,6 +25,7 @@ CASES = {
     "tilts, filled at the close": ({"actions": "weights", "fill": "close"}, {"policy": BASE}),
     "directions": ({"features": ("return_1", "rsi")}, {}),
     "sized weights": ({"actions": "weights", "sizing": "volatility"}, {}),
+    "weights that share a risk": ({"actions": "weights", "sizing": "covariance"}, {}),
     "a column of your own": ({"features": ("return_1", "column:score")}, {}),
     "the mean of three": ({}, {"num_seeds": 3}),
 }

@@ -73,6 +73,7 @@ def test_a_blend_is_the_ledgers_account_of_the_sum_of_its_parts(bars, fill, star
 AGENTS = [
     {}, {"actions": "weights"}, {"actions": "orders"}, {"reward": "differential_sharpe"},
     {"sizing": "volatility"}, {"actions": "weights", "dead_band": 0.1},
+    {"actions": "weights", "sizing": "covariance"},
 ]  # fmt: skip
 
 

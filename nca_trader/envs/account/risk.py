@@ -24,10 +24,16 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from nca_trader.config.account import CovarianceSizing, Limits, Sizing
+from nca_trader.config.account import AccountConfig, CovarianceSizing, Limits, Sizing
 from nca_trader.data.features import bars_to_forget
+from nca_trader.errors import BarError, logger
+from nca_trader.machine import memory
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
+
+log = logger(__name__)
+AnySizing = Sizing | CovarianceSizing
+SURE = 1e-3  # a shrinkage from here on leaves every matrix its inverse
 
 
 class VolatilityState(NamedTuple):
@@ -87,6 +93,17 @@ def size(seen: VolatilityState, bar: Bar, sizing: Sizing) -> tuple[VolatilitySta
     return seen, jnp.where(seen.count >= sizing.span, scaled, 0.0)
 
 
+class Joint(NamedTuple):
+    """What sizes by covariance need of a bar, next to targets.
+
+    alone: `[A]` sizes by volatility alone, without a cap; 0 for an asset that has none.
+    correlations: `[A, A]`, shrunk so that they have an inverse.
+    """
+
+    alone: Tensor
+    correlations: Tensor
+
+
 class CovarianceState(NamedTuple):
     """What sizes by covariance remember of the bars so far.
 
@@ -106,26 +123,23 @@ def before_covariance(num_assets: int) -> CovarianceState:
     return CovarianceState(before_bars(num_assets), products, none)
 
 
-def covariance_size(
-    seen: CovarianceState, bar: Bar, wanted: Array, sizing: CovarianceSizing
-) -> tuple[CovarianceState, Array, Array]:
-    """Update the sizes by covariance by one closed bar.
+def correlations_of(
+    seen: CovarianceState, bar: Bar, sizing: CovarianceSizing
+) -> tuple[CovarianceState, Joint, Array]:
+    """Update what sizes by covariance are computed of by one closed bar.
 
-    For targets s they are `min(cap, v max(0, (K s)_i / s_i))`, where v is the size by volatility
-    alone and K the inverse of the correlations among the assets held, shrunk by `sizing.shrinkage`
-    towards 0. Without correlations K is 1: the sizes of "volatility". Assets that move together
-    share a risk; one that hedges the others gets more. Where K does not exist the correlations are
-    shrunk further, by a tenth of what is left of them at a time.
+    Where the correlations have no inverse they are shrunk further, by a tenth of what is left of
+    them at a time.
 
     Args:
       seen: the memory of the bars before.
       bar: `[A]` fields. A missing bar leaves its asset's volatility as it was, and correlations
         decay towards 0 in it, as they grow from 0 after an asset is listed.
-      wanted: `[A]` targets in force, 0 for none.
       sizing: static.
 
     Returns:
-      The memory, `[A]` sizes, and `[]` bool, whether the correlations were shrunk further.
+      The memory, the sizes and correlations of `sized_jointly`, and `[]` bool, whether the
+      correlations were shrunk further.
 
     Source: Ledoit and Wolf, Honey, I shrunk the sample covariance matrix (2004), with a fixed
     intensity and the identity as the target; correlations by RiskMetrics (1996).
@@ -136,56 +150,180 @@ def covariance_size(
     products = seen.products + weight * (x[:, None] * x[None, :] - seen.products)
     alone, factor = size(seen.alone, bar, sizing.alone._replace(cap=jnp.inf))
     missing = jnp.where(bar.present, 0.0, seen.missing + 1.0)
-    held = (wanted != 0.0) & (factor > 0.0) & (missing < sizing.delist_after)
+    factor = jnp.where(missing < sizing.delist_after, factor, 0.0)
     deviation = jnp.sqrt(jnp.diagonal(products))
-    scale = jnp.where(held & (deviation > 0.0), 1.0 / jnp.where(held, deviation, 1.0), 0.0)
-    same = jnp.eye(len(x), dtype=bool)
+    known = (factor > 0.0) & (deviation > 0.0)
+    scale = jnp.where(known, 1.0 / jnp.where(known, deviation, 1.0), 0.0)
+    whole = jnp.nan_to_num(products * scale[:, None] * scale[None, :], nan=0.0)
+    share = jnp.asarray(1.0 - sizing.shrinkage, products.dtype)
+    first = share
 
-    def factored(share: Array) -> Array:
-        correlations = share * products * scale[:, None] * scale[None, :]
-        matrix = jnp.where(same, 1.0, jnp.nan_to_num(correlations, nan=0.0))
-        return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+    def of(share: Array) -> Array:
+        return jnp.where(jnp.eye(len(x), dtype=bool), 1.0, share * whole)
 
-    def singular(tried: tuple[Array, Array]) -> Array:
-        share, root = tried
-        # What is left of a matrix without an inverse is rounding.
-        return ~(jnp.diagonal(root).min() > 1e-6) & (share > 0.0)
+    # The least eigenvalue is at least the shrinkage.
+    if sizing.shrinkage < SURE:
 
-    def shrunk(tried: tuple[Array, Array]) -> tuple[Array, Array]:
-        share = jnp.where(tried[0] > 0.01, 0.9 * tried[0], 0.0)
-        return share, factored(share)
+        def singular(share: Array) -> Array:
+            root = jax.lax.linalg.cholesky(of(share), symmetrize_input=False)
+            # What is left of a matrix without an inverse is rounding.
+            return ~(jnp.diagonal(root).min() > 1e-6) & (share > 0.0)
 
-    first = jnp.asarray(1.0 - sizing.shrinkage, products.dtype)
-    share, root = jax.lax.while_loop(singular, shrunk, (first, factored(first)))
-    spread = jax.scipy.linalg.cho_solve((root, True), jnp.where(held, wanted, 0.0))
-    times = jnp.where(held, jnp.maximum(spread / jnp.where(held, wanted, 1.0), 0.0), 0.0)
-    found = jnp.minimum(sizing.alone.cap, factor * times)
+        share = jax.lax.while_loop(singular, lambda s: jnp.where(s > 0.01, 0.9 * s, 0.0), first)
+    found = Joint(factor, of(share))
     return CovarianceState(alone, products, missing), found, share < first
 
 
-def bars_of_size(sizing: Sizing | None) -> int:
+def sized_jointly(target: Array, joint: Joint, cap: Any) -> Array:
+    """Return the sizes by covariance of targets.
+
+    For targets s they are `min(cap, v max(0, (K s)_i / s_i))`, where v is the size by volatility
+    alone and K the inverse of the shrunk correlations among the assets held. Without correlations K
+    is 1: the sizes of "volatility". Assets that move together share a risk; one that hedges the
+    others gets more.
+
+    Args:
+      target: `[A]`, 0 or NaN for none.
+      joint: of the bar at whose close they are ordered.
+      cap: the largest size.
+
+    Returns:
+      `[A]`, 0 where nothing is held.
+    """
+    wanted = jnp.nan_to_num(target)
+    alone, correlations = (jnp.asarray(x, wanted.dtype) for x in joint)
+    held = (wanted != 0.0) & (alone > 0.0)
+    both = held[:, None] & held[None, :]
+    matrix = jnp.where(both, correlations, jnp.eye(len(wanted), dtype=wanted.dtype))
+    root = jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+    spread = jax.scipy.linalg.cho_solve((root, True), jnp.where(held, wanted, 0.0))
+    times = jnp.where(held, jnp.maximum(spread / jnp.where(held, wanted, 1.0), 0.0), 0.0)
+    return jnp.minimum(cap, alone * times)
+
+
+def apply_size(target: Array, size: Any, cap: Any) -> Array:
+    """Return `[A]` targets times their sizes, which are `[A]`, a `Joint`, or None for 1."""
+    if size is None:
+        return target
+    if isinstance(size, Joint):
+        return target * sized_jointly(target, size, cap)
+    return target * jnp.asarray(size, target.dtype)
+
+
+def undo_size(weights: np.ndarray, size: Any) -> np.ndarray:
+    """Return targets `[N, A]` that were ordered as `weights`; 0 where an asset had no size.
+
+    Exact where no size was capped or, of sizes by covariance, held at 0.
+    """
+    alone = alone_of(size)
+    targets = np.divide(weights, alone, out=np.zeros_like(weights), where=alone > 0.0)
+    if not isinstance(size, Joint):
+        return targets
+    return np.where(targets != 0.0, np.einsum("nab,nb->na", size.correlations, targets), 0.0)
+
+
+def alone_of(size: Any) -> Any:
+    """Return the sizes by volatility alone of a size, `[..., A]`."""
+    return size.alone if isinstance(size, Joint) else size
+
+
+def bars_of_size(rules: AccountConfig) -> int:
     """Return the bars of an asset on which its size depends, the newest included; 0 if fixed."""
-    return 0 if sizing is None else bars_to_forget(sizing.span) + 1
+    spans = {"fixed": [], "volatility": [rules.volatility_span]}
+    both = [rules.volatility_span, rules.correlation_span]
+    return max((bars_to_forget(span) + 1 for span in spans.get(rules.sizing, both)), default=0)
 
 
-_next_size = jax.jit(size, static_argnums=2)
+def before_sizes(num_assets: int, sizing: AnySizing | None) -> Any:
+    """Return the memory of sizes before any bar."""
+    joint = isinstance(sizing, CovarianceSizing)
+    return before_covariance(num_assets) if joint else before_bars(num_assets)
+
+
+def update_size(seen: Any, bar: Bar, sizing: AnySizing) -> tuple[Any, Any]:
+    """Update either size by one closed bar; return its memory and the size of `apply_size`."""
+    if isinstance(sizing, CovarianceSizing):
+        return correlations_of(seen, bar, sizing)[:2]
+    return size(seen, bar, sizing)
+
+
+_next_size = jax.jit(update_size, static_argnums=2)
+_apply_size = jax.jit(apply_size)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _scan(seen: Any, bars: Bar, sizing: AnySizing, dtype: DTypeLike) -> Any:
+    def step(seen: Any, bar: Bar) -> Any:
+        seen, found = update_size(seen, bar, sizing)
+        return seen, jax.tree.map(lambda x: x.astype(dtype), found)
+
+    return jax.lax.scan(step, seen, bars)[1]
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _scan(seen: VolatilityState, bars: Bar, sizing: Sizing) -> Any:
-    return jax.lax.scan(lambda seen, bar: size(seen, bar, sizing), seen, bars)[1]
+def _scan_last(seen: Any, bars: Bar, sizing: AnySizing) -> Any:
+    return jax.lax.scan(lambda seen, bar: (update_size(seen, bar, sizing)[0], None), seen, bars)[0]
 
 
-def next_size(
-    seen: VolatilityState, bar: Bar, sizing: Sizing
-) -> tuple[VolatilityState, np.ndarray]:
-    """Run `size` for a live loop; arguments and results are numpy arrays."""
+@functools.partial(jax.jit, static_argnums=2)
+def _scan_shrunk(seen: CovarianceState, bars: Bar, sizing: CovarianceSizing) -> Array:
+    def step(seen: CovarianceState, bar: Bar) -> Any:
+        seen, _, shrunk = correlations_of(seen, bar, sizing)
+        return seen, shrunk
+
+    return jax.lax.scan(step, seen, bars)[1]
+
+
+def shrunk_bars(bars: Bars, sizing: CovarianceSizing | None) -> np.ndarray:
+    """Return `[N]` bool, at which closes the correlations were shrunk further."""
+    if sizing is None or sizing.shrinkage >= SURE:
+        return np.zeros(len(bars), bool)
+    with float64_on_cpu():
+        return np.asarray(_scan_shrunk(before_covariance(bars.num_assets), bars.as_bar(), sizing))
+
+
+def shrunk_sentence(count: int, shrinkage: float) -> str:
+    """Say on how many bars the correlations were shrunk further."""
+    return (
+        f"SHRUNK: on {count:,} bars the correlations had no inverse, and were shrunk further than "
+        f"shrinkage={shrinkage:g}."
+    )
+
+
+def warn_shrunk(bars: Bars, rules: AccountConfig) -> None:
+    """Log on how many bars the correlations were shrunk further, where they were."""
+    if count := int(shrunk_bars(bars, rules.covariance).sum()):
+        log.warning("%s", shrunk_sentence(count, rules.shrinkage))
+
+
+def next_size(seen: Any, bar: Bar, sizing: AnySizing) -> tuple[Any, Any]:
+    """Run `update_size` for a live loop; arguments and results are numpy arrays."""
     with float64_on_cpu():
         return jax.tree.map(np.asarray, _next_size(seen, bar, sizing))
 
 
-def sizes(bars: Bars, sizing: Sizing) -> np.ndarray:
-    """Return `[N, A]` float64 factors on the targets that are ordered at each close.
+def apply_next_size(target: np.ndarray, size: Any, cap: float) -> np.ndarray:
+    """Run `apply_size` for a live loop."""
+    if not isinstance(size, Joint):
+        return target * size
+    with float64_on_cpu():
+        return np.asarray(_apply_size(target, size, cap))
+
+
+def sizes(bars: Bars, sizing: AnySizing, first: int = 0, dtype: DTypeLike = np.float64) -> Any:
+    """Return the factors on the targets that are ordered at each close.
+
+    Args:
+      bars: N bars of A assets.
+      sizing: by volatility, or by covariance.
+      first: the first row that is wanted.
+      dtype: of the result; the sizes are computed in float64.
+
+    Returns:
+      `[N - first, A]`, or a `Joint` of as many rows.
+
+    Raises:
+      BarError: memory does not hold the correlations.
 
     Example:
       >>> import nca_trader as nca
@@ -194,8 +332,22 @@ def sizes(bars: Bars, sizing: Sizing) -> np.ndarray:
       >>> bool(found[:60].any()), bool((found[61:] > 0.0).all())
       (False, True)
     """
+    count, rows = bars.num_assets, len(bars) - first
+    if isinstance(sizing, CovarianceSizing):
+        need, free = 2 * rows * count**2 * np.dtype(dtype).itemsize, memory().free
+        if need > free:
+            raise BarError(
+                f"{bars.source or 'bars'}: correlations of {count} assets at {rows:,} bars need "
+                f"{need / 1e9:.3g} GB and {free / 1e9:.3g} GB are free; give fewer bars or assets, "
+                "or sizing='volatility'."
+            )
     with float64_on_cpu():
-        return np.asarray(_scan(before_bars(bars.num_assets), bars.as_bar(), sizing))
+        seen, bar = before_sizes(count, sizing), bars.as_bar()
+        if first:
+            # Only the memory is kept of the bars before.
+            seen = _scan_last(seen, jax.tree.map(lambda x: x[:first], bar), sizing)
+        found = _scan(seen, jax.tree.map(lambda x: x[first:], bar), sizing, np.dtype(dtype))
+        return jax.tree.map(np.asarray, found)
 
 
 # Values of `LimitState.limited` and `LimitState.halted`.

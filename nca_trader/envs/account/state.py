@@ -74,14 +74,14 @@ class Account(NamedTuple):
 def open_account(weight: ArrayLike, rules: AccountConfig = PLAIN) -> Account:
     """Open an account of equity 1 that already holds `weight` `[A]`, in the dtype of `weight`.
 
-    Sizes that follow the market are 1 until its first bar; see `AccountConfig.scale`.
+    Sizes that follow the market are 1 until its first bar; see `AccountConfig.sizing`.
     """
     weight = jnp.asarray(weight)
     zero = jnp.zeros((), weight.dtype)
     # What is held counts as ordered and filled: "on_change" does not trade to where it already is.
     pending = jnp.full(weight.shape, FILLED, jnp.int8)
     none = jnp.zeros_like(weight)
-    size = () if rules.scale is None else jnp.ones_like(weight)
+    size = () if rules.sizing == "fixed" else jnp.ones_like(weight)
     flat = Account(zero, zero, weight, none, weight, pending, jnp.zeros((), bool), size)
     if rules.risk is None:
         return flat
@@ -103,14 +103,14 @@ def log_return(before: Account, after: Account) -> Array:
 class Quote(NamedTuple):
     """What an order can fill at, `[A]` each: present, and price, volume, half_spread or None.
 
-    size: factor on targets that are ordered here, or None. seconds, moved: as in `BarReturns`.
+    size: of what is ordered here, see `risk.apply_size`. seconds, moved: as in `BarReturns`.
     """
 
     present: Tensor
     price: Any = None
     volume: Any = None
     half_spread: Tensor | None = None
-    size: Tensor | None = None
+    size: Any = None
     seconds: Tensor | None = None
     moved: Tensor | None = None
 
@@ -125,7 +125,7 @@ class BarReturns(NamedTuple):
     close: prices, with a capital, `Costs.own` or a margin; volume: units, with the first two.
     dividend: cash as a fraction of the previous close. funding: rate of this bar. years: `[]` since
     the previous bar. delisted: the asset is gone; `overnight` is then the loss on its last price.
-    size: factor on targets ordered at this close.
+    size: of targets ordered at this close, see `risk.apply_size`.
     seconds: `[]` since 1970 UTC, the bar's open; moved: the return from close to close. Both for
     limits of risk. low, high: returns from the open to the bar's extremes, for a margin call in it.
     base: target of the policy's base rule at this close, see `agents.base`.
@@ -142,7 +142,7 @@ class BarReturns(NamedTuple):
     funding: Tensor | None = None
     years: Tensor | None = None
     delisted: Tensor | None = None
-    size: Tensor | None = None
+    size: Any = None
     seconds: Tensor | None = None
     moved: Tensor | None = None
     low: Tensor | None = None
@@ -223,7 +223,7 @@ def next_legs(
     seconds: ArrayLike,
     missing: Tensor,
     rules: AccountConfig,
-    size: Tensor | None = None,
+    size: Any = None,
 ) -> BarReturns:
     """Compute the overnight and intraday returns of a bar, and what else an account needs of it.
 
@@ -234,7 +234,7 @@ def next_legs(
       missing: `[..., A]` number of consecutive missing bars up to this one, included.
       rules: of the account; amounts of money need prices and volume, delisting needs `delisted`,
         and holding charges need `years`.
-      size: `[..., A]` factors on targets at this close, see `account.risk`; None for fixed ones.
+      size: of targets at this close, see `risk.apply_size`; None for fixed ones.
 
     Returns:
       `[..., A]` arrays in float64, of numpy or of jax as those of `bar` are.

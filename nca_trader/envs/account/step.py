@@ -40,7 +40,7 @@ from nca_trader.envs.account.fills import (
     worsened,
 )
 from nca_trader.envs.account.intrabar import Intrabar, begin, carry, mark, settle, without
-from nca_trader.envs.account.risk import Intent, apply_limits
+from nca_trader.envs.account.risk import Intent, alone_of, apply_limits, apply_size
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, BarReturns, Quote
 from nca_trader.types import Tensor
 
@@ -140,7 +140,7 @@ def from_open(
     broke = jnp.where(now.bankrupt & ~now.account.bankrupt, broke, NEVER).astype(jnp.int8)
     account = settle(now, rules)
     if legs.size is not None:
-        account = account._replace(size=legs.size)
+        account = account._replace(size=alone_of(legs.size))
     if legs.base is not None:
         account = account._replace(base=jnp.asarray(legs.base, account.weight.dtype))
     return account, effects._replace(growth=now.growth, broke=broke)
@@ -260,7 +260,8 @@ def place(
 
     Args:
       account: at the close.
-      target: `[A]` weights, NaN for no order. They are multiplied by the size of `quote`.
+      target: `[A]` weights, NaN for no order. They are multiplied by the size of `quote`; of sizes
+        by covariance those that are ordered here share their risk.
       quote: prices at which an order can fill at this close.
       rules: of the account.
 
@@ -271,7 +272,7 @@ def place(
     # A target of NaN leaves the last order as it is; a target of 0 would close the position.
     given = ~(jnp.isnan(target) | account.bankrupt)
     if quote.size is not None:
-        target = target * jnp.asarray(quote.size, account.weight.dtype)
+        target = apply_size(jnp.asarray(target, account.weight.dtype), quote.size, rules.size_cap)
     if rules.risk is not None:
         account, target = guarded(account, target, quote, rules)
         given = given & ~jnp.isnan(target)

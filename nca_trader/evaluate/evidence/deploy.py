@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
-from nca_trader.envs.account.risk import sizes
+from nca_trader.envs.account.risk import sizes, undo_size
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate.backtest import backtest
 from nca_trader.evaluate.evidence.gate import GateResult, gate, harm
@@ -29,20 +29,20 @@ RECIPE = "policy optimizer curriculum population precision ensemble num_seeds".s
 def mean_exposure(result: Result, rules: AccountConfig | None = None) -> tuple[float, ...]:
     """Return the target of each asset that a result had on average, 0 where it ordered nothing.
 
-    Where the account sizes positions by volatility it is the target before it was sized, so that a
-    hold of it bears the same volatility at all times.
+    Where the account sizes positions it is the target before it was sized, so that a hold of it
+    bears the same volatility at all times.
 
     Args:
       result: of a backtest.
       rules: of the account that will hold it; None are the result's.
     """
     ordered = result.targets.ffill().fillna(0.0).to_numpy()
-    scale = (rules or result.rules).scale
-    if scale is not None:
-        # Computed on all bars and then cut, because the sizes of the first bars depend on earlier
-        # ones.
-        size = sizes(result.bars, scale)[result.bars.index.isin(result.targets.index)]
-        ordered = np.divide(ordered, size, out=np.zeros_like(ordered), where=size > 0.0)
+    sizing = (rules or result.rules).sizes
+    if sizing is not None:
+        # Sizes of the first bars depend on earlier ones.
+        first = result.bars.row(result.targets.index[0])
+        last = first + len(ordered)
+        ordered = undo_size(ordered, sizes(result.bars[:last], sizing, first))
     return tuple(float(x) for x in ordered.mean(0))
 
 

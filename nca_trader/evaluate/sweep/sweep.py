@@ -15,6 +15,7 @@ import pandas as pd
 from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.ranges import expect
+from nca_trader.envs.account.risk import warn_shrunk
 from nca_trader.errors import BarError, ConfigError, NcaTraderError, argument, logger
 from nca_trader.evaluate.backtest import backtest, digest_of_trace
 from nca_trader.evaluate.benchmark import HOLD
@@ -211,6 +212,7 @@ def run_combinations(
         first = make_subject(rule, combinations[0])
         name = first.name if len(combinations) == 1 else name
     rules = complete_account(given, first)
+    warn_shrunk(bars, rules)
     dtype = PRECISIONS[precision]
     run = GridRun(bars, rule, combinations, rules, dtype, most, tails, workers)
     if isinstance(workers, str) and not loop:

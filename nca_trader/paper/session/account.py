@@ -295,7 +295,7 @@ class Live:
 
     def _missed(self, last: int | None) -> Iterator[Bar | Notice]:
         agent = self._core.agent
-        needed = max(agent.first_decision + 1, agent.history, bars_of_size(agent.rules.scale))
+        needed = max(agent.first_decision + 1, agent.history, bars_of_size(agent.rules))
         count = max(needed, self._warmup)
         if last is not None:
             # A journal's bars are repeated, so only those since then are asked for.

@@ -263,6 +263,7 @@ def strategy_agent(strategy: Strategy, bars: Bars, rules: AccountConfig) -> Agen
         identity=_identity_of(strategy),
         sees_book=sees,
         history=strategy.history,
+        sized=True,
     )
 
 

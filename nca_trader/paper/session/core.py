@@ -21,7 +21,13 @@ from nca_trader.envs.account import step as accounting
 from nca_trader.envs.account.effects import AccountFill
 from nca_trader.envs.account.exits import Book
 from nca_trader.envs.account.fills import cap
-from nca_trader.envs.account.risk import VolatilityState, before_bars, is_denied, next_size
+from nca_trader.envs.account.risk import (
+    alone_of,
+    apply_next_size,
+    before_sizes,
+    is_denied,
+    next_size,
+)
 from nca_trader.envs.account.state import (
     FILLED,
     REST,
@@ -136,7 +142,8 @@ class Agent(NamedTuple):
     sees_book: whether `act` needs a `Book`, the memory behind a `Portfolio`.
     rules: what the account is given. identity: what makes a session this one, e.g. hashes.
     features: names of what a policy sees. usual: what it is used to, see `paper.drift`. history:
-    bars of each asset that a live session begins with at least.
+    bars of each asset that a live session begins with at least. sized: whether targets have their
+    sizes by covariance already.
     """
 
     symbols: tuple[str, ...]
@@ -152,6 +159,12 @@ class Agent(NamedTuple):
     features: tuple[str, ...] = ()
     usual: Usual = Usual()
     history: int = 0
+    sized: bool = False
+
+    @property
+    def sizes(self) -> Any:
+        """The sizes that the account multiplies targets by; None where it does not."""
+        return self.rules.scale if self.sized else self.rules.sizes
 
 
 class State(NamedTuple):
@@ -171,7 +184,7 @@ class State(NamedTuple):
     account: Account | None
     book: Book | None
     working: dict[str, TargetOrder]
-    sizes: VolatilityState
+    sizes: Any
 
 
 class View(NamedTuple):
@@ -262,7 +275,7 @@ class Core:
             account=None,
             book=None,
             working={},
-            sizes=before_bars(num_assets),
+            sizes=before_sizes(num_assets, self.agent.sizes),
         )
 
     def legs(self, state: State, bar: Bar) -> BarReturns:
@@ -275,9 +288,9 @@ class Core:
         _, size = self._sizes(state, bar)
         return next_legs(state.close, bar, seconds, missing, self.agent.rules, size)
 
-    def _sizes(self, state: State, bar: Bar) -> tuple[VolatilityState, np.ndarray | None]:
+    def _sizes(self, state: State, bar: Bar) -> tuple[Any, Any]:
         """Return the memory of sizes after `bar`, and its sizes; None where they are fixed."""
-        sizing = self.agent.rules.scale
+        sizing = self.agent.sizes
         return (state.sizes, None) if sizing is None else next_size(state.sizes, bar, sizing)
 
     def missing(self, state: State, bar: Bar) -> np.ndarray:
@@ -322,7 +335,7 @@ class Core:
             bankrupt=np.asarray(seen.equity <= self.agent.rules.floor),
         )
         if legs.size is not None:
-            account = account._replace(size=np.asarray(legs.size))
+            account = account._replace(size=np.asarray(alone_of(legs.size)))
         if book is not None:
             with float64_on_cpu():
                 effects: Any = (seen.traded, np.float64(0.0), None)
@@ -373,7 +386,8 @@ class Core:
             return after, Response()
         quote = legs.at_close
         if quote.size is not None:  # multiplied here and not by `place`: the journal has weights
-            decision = decision._replace(target=decision.target * quote.size)
+            target = apply_next_size(decision.target, quote.size, self.agent.rules.size_cap)
+            decision = decision._replace(target=target)
         if owed is not None and decision.usable:
             target = np.where(np.isnan(decision.target), owed, decision.target)
             decision = decision._replace(target=target)

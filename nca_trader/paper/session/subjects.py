@@ -15,6 +15,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.config.account import CORRELATIONS, DEFAULTS, SIZES, complete_account
 from nca_trader.config.ranges import expect
 from nca_trader.config.records import plain
+from nca_trader.envs.account.risk import warn_shrunk
 from nca_trader.errors import ConfigError, argument
 from nca_trader.paper.feeds.feed import ReplayFeed
 from nca_trader.paper.journal.journal import Journal, canonical
@@ -58,6 +59,7 @@ def agent_of(
     rules = complete_account(given, run if opened_run is None else opened_run, capital)
     if rules.capital:  # lots and fees are those of the money that is traded
         rules = dataclasses.replace(rules, capital=float(capital))
+    warn_shrunk(bars, rules)
     if opened_run is not None and opened_run.replacement is None:
         return run_agent(opened_run.on(bars), rules)
     rule: Any = run if opened_run is None else opened_run.replacement

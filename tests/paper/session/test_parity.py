@@ -106,6 +106,15 @@ def test_an_agent_trades_on_paper_as_in_its_backtest(run, files):
             "borrow": True,
             "dead_band": 0.02,
         },
+        {
+            "actions": "weights",
+            "sizing": "covariance",
+            "volatility_span": 20,
+            "correlation_span": 30,
+            "size_cap": 3.0,
+            "max_gross": None,
+            "borrow": True,
+        },
     ],
 )
 @pytest.mark.few(1)
