@@ -267,11 +267,11 @@ def cross_sectional_momentum(
         held. Assets of equal returns that do not all fit divide what is left. None is 1/3.
       weights: "top" holds the best `share` of the assets in equal weights. "ranks" holds all with
         such a return, long or short in proportion to their signed rank, see `signed_ranks`; the
-        sizes sum to 1.
+        sizes sum to 1. One asset alone has the rank 0.
 
     Raises:
       ConfigError: `lookback` is below 1, `share` is out of range or has no effect, other `weights`,
-        or the bars have one asset.
+        or "top" with bars of one asset.
 
     Example:
       >>> cross_sectional_momentum(252).name
@@ -295,7 +295,7 @@ def cross_sectional_momentum(
     past = rolling.past(lookback)
 
     def init(num_assets: int) -> Any:
-        if num_assets < 2:
+        if num_assets < 2 and weights == "top":
             raise ConfigError("cross_sectional_momentum compares assets; give bars of several.")
         return past.init(num_assets)
 

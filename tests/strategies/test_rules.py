@@ -125,6 +125,9 @@ def test_cross_sectional_momentum_by_ranks_is_long_and_short_and_sums_to_one():
     found = strategy_targets(bars, rules.cross_sectional_momentum(20, weights="ranks"))
     np.testing.assert_allclose(found, expected.fillna(0.0), atol=1e-12)
     assert (found > 0).any() and (found < 0).any()
+    # One asset alone has no place among others, and a sum with other rules goes on.
+    alone = strategy_targets(bars.select("S0"), rules.cross_sectional_momentum(20, weights="ranks"))
+    assert not alone.any()
     with pytest.raises(
         ConfigError, match="share has no effect with weights = 'ranks'; leave it out"
     ):
