@@ -61,6 +61,22 @@ def test_tilts_did_their_base_no_harm(rows):
     assert chosen in [tuple(row[key] for key in keys) for row in looked]
 
 
+def test_the_panel_recipe_was_chosen_before_it_met_1990(rows):
+    found = rows("panel.jsonl")
+    looked = [row for row in found if row.get("phase") == "choosing"]
+    assert 0 < len(looked) <= 40 and max(row["span"][1] for row in looked) <= "1989-12-31"
+    trained = [row for row in looked if "less" in row and row["span"][0] == "1982-01-04"]
+    best = max(trained, key=lambda row: row["sharpe"])
+    agent, env = nca.load_agent("panel"), nca.load_env("panel_daily")
+    assert best["learning_rate"] == agent.optimizer.learning_rate
+    assert best["sizing"] == env.sizing and agent.policy.base.startswith("1/3 * equal_weight")
+    judged = [row for row in found if "phase" not in row]
+    assert len({row["cell"] for row in judged}) == len(judged)
+    for row in judged:
+        assert row["less_1"][0] == pytest.approx(row["agent"] - row["base"], abs=1e-9)
+        assert row["less_1"][1] <= row["less_1"][0] <= row["less_1"][2]
+
+
 def test_panels_whose_truth_is_known_are_within_their_bounds(rows):
     found = rows("planted.jsonl")
     passed = {p: [r["passed"] for r in found if r["part"] == p] for p in ("noise", "power")}

@@ -26,6 +26,10 @@ from nca_trader.types import Costs
 
 SIZES = {"nano": (16, 64), "small": (32, 128), "base": (128, 128), "wide": (128, 256)}
 SIZES["large"] = (256, 512)
+THIRDS = (
+    "1/3 * equal_weight + 1/3 * time_series_momentum(lookback=252) + 1/3 * "
+    'cross_sectional_momentum(lookback=252, weights="ranks")'
+)
 SIZES["panel_nca"] = (16, 32)
 OTHER_KINDS = {
     "mlp": "mlp",
@@ -79,7 +83,7 @@ def test_a_panel_trains_path_wise_at_the_full_inflated_costs():
     assert agent.curriculum.costs_from == 1.0 and agent.learner.advantages == "pathwise"
     # It begins as a rule and learns a bounded tilt, by the Sharpe ratio of the whole panel.
     for one in (agent, load_agent("panel_nca")):
-        assert (one.policy.base, one.policy.tilt_limit) == ("half_and_half", 0.5)
+        assert (one.policy.base, one.policy.tilt_limit) == (THIRDS, 0.5)
         assert one.learner.objective == "sharpe" and one.learner == agent.learner
     # Growth alone has no best size where nothing is paid for.
     assert env.reward == "mean_variance" and env.risk_aversion > 0.0
