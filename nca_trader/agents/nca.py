@@ -61,16 +61,6 @@ def first_bars(dilations: tuple[int, ...], halo: int) -> list[int]:
     return [max(0, halo - sum(reach[k:])) for k in range(len(reach) + 1)]
 
 
-def num_slots(spec: EnvSpec, config: PolicyConfig) -> int:
-    """Return how many neighbours have weights of their own; a ring of two has one."""
-    # No slot shows the asset itself, so there are at most as many slots as other assets.
-    others = spec.num_assets - 1
-    # "all" shows one mean, whatever the number of assets.
-    if config.neighbours == "nearest":
-        return min(config.num_neighbours, others)
-    return min({"none": 0, "ring": 2, "all": 1}[config.neighbours], others)
-
-
 # Bytes of one array of cells, float32. About six of them at a time fit into the vector memory of a
 # TPU; v5p has the smallest, 64 MiB.
 CHUNK_BYTES = 2**23
@@ -115,7 +105,7 @@ class NCA(nnx.Module):
         """Draw the parameters; every draw takes its own key from `rngs`."""
         self.config, self.spec = config, spec
         self.precision, self.matmul_dtype = precision, precision.matmul
-        width, hidden, slots = config.channels, config.hidden, num_slots(spec, config)
+        width, hidden, slots = config.channels, config.hidden, config.slots(spec.num_assets)
         normal = jax.nn.initializers.lecun_normal()
         self.embed = nnx.Param(normal(rngs.params(), (spec.num_features + 1, width)))
         self.taps = nnx.Param(normal(rngs.params(), ((TAPS + slots) * width, hidden)))
@@ -299,7 +289,7 @@ def neighbour_states(
         "nearest" those that `spec.nearest` ranks first; "all" the mean over the others present.
       axis: the axis of assets in `state` and `mask`.
     """
-    slots = num_slots(spec, config)
+    slots = config.slots(spec.num_assets)
     shown = state * mask
     if config.neighbours == "ring":
         return [jnp.roll(shown, shift, axis) for shift in (1, -1)[:slots]]

@@ -66,12 +66,13 @@ def run_backtest(args: argparse.Namespace) -> dict[str, Any]:
     from nca_trader.evaluate.backtest import backtest
     from nca_trader.evaluate.combinations import subject_of
     from nca_trader.markets import seed_of, task_of
-    from nca_trader.runs.exported import read_run
     from nca_trader.runs.trackers import track_results, tracker_of
 
     out = None if args.out is None else pathlib.Path(args.out)
     run = None
     if args.run_dir:
+        from nca_trader.runs.exported import read_run  # imports Flax, 0.3 s
+
         run = read_run(args.run_dir, args.steps, args.seed, args.force_agent, args.allow_code)
     if args.track is not None:
         if run is None or not run.path.is_dir():

@@ -148,6 +148,12 @@ class PolicyConfig:
             )
         refuse(problems)
 
+    def slots(self, num_assets: int) -> int:
+        """Return how many neighbours have weights of their own; a ring of two has one."""
+        # No slot shows the asset itself, and "all" shows one mean, whatever the number of assets.
+        most = {"none": 0, "ring": 2, "all": 1, "nearest": self.num_neighbours}[self.neighbours]
+        return min(most, num_assets - 1)
+
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
         """Yield each field without effect given the values `given`, and what it needs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,6 @@ import numpy as np
 from jax import Array
 
 from nca_trader.agents.base import base_of
-from nca_trader.agents.policy import Params, Policy, decide
 from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.effects import Effects, Flows
@@ -35,6 +34,10 @@ from nca_trader.runs.manifest import Run
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.strategies.targets import strategy_faults
 from nca_trader.types import Bar, Bars, Tensor
+
+if TYPE_CHECKING:
+    # Flax is not imported for a rule.
+    from nca_trader.agents.policy import Params, Policy
 
 CHUNK = 2048  # bars encoded at once: bounds memory for a history of any length
 NEAR = 0.01  # of the range of weights: continuous orders that are at most this far apart agree
@@ -422,6 +425,8 @@ def _scan_agent(
 
     The account begins flat, or with what is `held` and what was last ordered, `[A]` each.
     """
+    from nca_trader.agents.policy import decide  # imports Flax, 0.3 s
+
     spec = policy.spec
 
     def step(account: Account, xs):

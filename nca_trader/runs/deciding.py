@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.agents.base import base_of
-from nca_trader.agents.policy import Params, Policy, decide_next
 from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.envs.account.exits import Order
 from nca_trader.envs.market import feature_set_of
@@ -18,6 +17,9 @@ from nca_trader.numerics import float64_on_cpu
 from nca_trader.strategies.blend import Own, move_account, order_on_account, own_account
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bar, EnvSpec
+
+if TYPE_CHECKING:
+    from nca_trader.agents.policy import Params, Policy
 
 
 class Inputs(NamedTuple):
@@ -85,6 +87,7 @@ def deciding(
       rules: of its account, complete.
       memory: bars on which a decision depends.
     """
+    from nca_trader.agents.policy import decide_next  # imports Flax, 0.3 s
 
     def init(num_assets: int) -> Deciding:
         own, none = own_account(num_assets, rules), jnp.zeros((), bool)

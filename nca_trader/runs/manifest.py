@@ -25,21 +25,12 @@ import hashlib
 import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
 
 from nca_trader.agents.base import base_of, spec_on_base
-from nca_trader.agents.nca import num_slots
-from nca_trader.agents.policy import (
-    Params,
-    Policy,
-    build_policy,
-    check_steps,
-    mean_policy,
-    with_steps,
-)
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account
@@ -69,6 +60,10 @@ from nca_trader.runs.trials import DataRecord
 from nca_trader.strategies.baselines import baseline_rules
 from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars, EnvSpec
+
+if TYPE_CHECKING:
+    # Flax is imported where a policy is made, and not for a rule.
+    from nca_trader.agents.policy import Params, Policy
 
 T = TypeVar("T")
 FORMAT = 5
@@ -207,7 +202,11 @@ class Run:
         self.spec = stored_spec(self.manifest, self.agent_config, f"{file}: spec")
         self._seed, self._forced = seed, force_agent
         agent = self.agent_config
-        self._acting = agent if steps is None else with_steps(agent, steps)
+        if steps is not None:
+            from nca_trader.agents.policy import with_steps  # imports Flax, 0.3 s
+
+            agent = with_steps(agent, steps)
+        self._acting = agent
         chosen = self.selected
         # Negative numbers too, which would index from the end.
         if chosen is not None and not 0 <= chosen < agent.num_seeds:
@@ -417,7 +416,7 @@ class Run:
         config, spec = self.agent_config.policy, self.spec
         # Neighbours by place in a ring or by a ranking are those of these symbols; a mean is of
         # any.
-        if config.neighbours in ("ring", "nearest") and num_slots(spec, config):
+        if config.neighbours in ("ring", "nearest") and config.slots(spec.num_assets):
             return f"policy.neighbours = {config.neighbours!r}"
         if spec.memory:
             return f"reward = {spec.memory!r}, whose memory is in units of their variance"
@@ -456,7 +455,7 @@ class Run:
         # trains on shards of one universe alone.
         spec = dataclasses.replace(spec, symbols=symbols, targets=targets)
         universes = self.manifest.data.universes or []
-        fits = num_slots(spec, config) == num_slots(self.spec, config)
+        fits = config.slots(spec.num_assets) == config.slots(self.spec.num_assets)
         if list(symbols) not in universes and (tie is not None or not fits):
             more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
             what = f"{', '.join(own)}{more}, in this order ({tie})" if tie else self.tradable
@@ -482,6 +481,8 @@ class Run:
     @functools.cached_property
     def policy(self) -> Policy:
         """The policy of what acts, as pure functions."""
+        from nca_trader.agents.policy import mean_policy  # imports Flax, 0.3 s
+
         if self.selected is not None:
             return self.each
         return mean_policy(self.each, self.num_acting, self.agent_config.ensemble)
@@ -494,6 +495,8 @@ class Run:
           RunError: it was opened with `allow_code=None`, and names own code.
           ConfigError: `steps` was given, and its own encoder does not read it.
         """
+        from nca_trader.agents.policy import build_policy, check_steps  # imports Flax, 0.3 s
+
         self._refuse_barred()
         kind, steps = self._acting.policy.kind, self._acting.policy.steps
         policy = build_policy(self._acting, self.spec, stored=True)

@@ -249,11 +249,12 @@ def test_every_command_has_help_and_takes_json(command, name):
 
 
 @pytest.mark.heavy
-def test_a_backtest_without_a_page_needs_no_library_of_pages(root):
+def test_a_backtest_without_a_page_needs_no_library_of_pages_or_agents(root):
     """Each of these takes 0.2 to 0.4 s to import, of 2 s in all."""
     words = ["backtest", "--strategy", "sma_cross", "--quiet"]
+    barred = ["matplotlib", "scipy", "orbax", "flax", "optax", "chex"]
     script = (
-        "import sys; sys.modules.update(dict.fromkeys(['matplotlib', 'scipy', 'orbax']))\n"
+        f"import sys; sys.modules.update(dict.fromkeys({barred}))\n"
         f"from nca_trader.cli import main; sys.exit(main({words}))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)

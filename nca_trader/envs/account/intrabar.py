@@ -15,14 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import chex
 import jax.numpy as jnp
 from jax import Array
 
 from nca_trader.config import AccountConfig
 from nca_trader.envs.account.effects import Flows
 from nca_trader.envs.account.state import FILLED, Account, equity
-from nca_trader.numerics import pair_add, two_sum
+from nca_trader.numerics import expect_shape, pair_add, two_sum
 from nca_trader.types import Tensor
 
 
@@ -107,7 +106,7 @@ def mark(
       delisted: `[A]` bool, the asset is gone: this return is the loss on a position in it, which
         `without` then closes.
     """
-    chex.assert_equal_shape([now.base, return_])
+    expect_shape(now.base, return_)
     gain = now.held * return_
     items = {"market": gain.sum()}
     if dividend is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import chex
 import jax.numpy as jnp
 from jax import Array
 
@@ -42,6 +41,7 @@ from nca_trader.envs.account.fills import (
 from nca_trader.envs.account.intrabar import Intrabar, begin, carry, mark, settle, without
 from nca_trader.envs.account.risk import Intent, alone_of, apply_limits, apply_size
 from nca_trader.envs.account.state import FILLED, WHOLE, Account, BarReturns, Quote
+from nca_trader.numerics import expect_shape
 from nca_trader.types import Tensor
 
 
@@ -268,7 +268,7 @@ def place(
     Returns:
       The account with the order, and what filled here; None where orders fill at the next open.
     """
-    chex.assert_equal_shape([account.weight, target])
+    expect_shape(account.weight, target)
     # A target of NaN leaves the last order as it is; a target of 0 would close the position.
     given = ~(jnp.isnan(target) | account.bankrupt)
     if quote.size is not None:
