@@ -480,8 +480,9 @@ def complete_account(
       capital: money, where lots and fees need it and none is given.
 
     Raises:
-      ConfigError: fields that do not go together, a field without effect, or the runs of a blend
-        were trained with different costs and none are given.
+      ConfigError: fields that do not go together, a field without effect, sizes for a blend of
+        runs that have their own, or runs of a blend that were trained with different costs and none
+        are given.
     """
     # Asked of the class: a table of weights may have a column of that name.
     has = type(subject)
@@ -501,6 +502,12 @@ def complete_account(
     if capital is not None and any(capital_problems(found)):
         found = dataclasses.replace(found, capital=float(capital))
     refuse(capital_problems(found), without_effect(found, given.given, DEFAULTS))
+    sized = [run for run in getattr(subject, "runs", ()) if run.env_config.sizing != "fixed"]
+    if found.sizing != "fixed" and sized and hasattr(has, "runs"):
+        refuse(
+            f"sizing={found.sizing!r}: the targets of {subject.name} have sizes already, those of "
+            f"its run {sized[0].name}; leave it out, or blend agents of sizing='fixed'."
+        )
     return found
 
 

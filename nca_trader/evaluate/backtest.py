@@ -184,7 +184,7 @@ def backtest(
         in_sample=in_sample,
         evaluations=evaluations,
         cut=cut_of(np.asarray(trace.target), rules)._replace(small=trace.small),
-        shrunk=int(shrunk_bars(bars[:last], rules.covariance)[first:].sum()),
+        shrunk=_shrunk(bars[:last], np.asarray(trace.target), rules),
         bars=bars,
         run=run,
         unchecked=done.unchecked,
@@ -199,6 +199,13 @@ def backtest(
         for caution in result.cautions:
             log.warning("%s: %s", result.name, caution)
     return result
+
+
+def _shrunk(bars: Bars, ordered: np.ndarray, rules: AccountConfig) -> int:
+    """Return on how many of the last bars the correlations of what was held were shrunk further."""
+    held = np.zeros(bars.close.shape, bool)
+    held[len(bars) - len(ordered) :] = pd.DataFrame(ordered).ffill().fillna(0.0).to_numpy() != 0.0
+    return shrunk_bars(bars, rules.covariance, held)
 
 
 class _Simulated(NamedTuple):
@@ -260,13 +267,16 @@ def _of_run(
     task: Bars | Task, run: Run, bars: Bars, rules: AccountConfig, first: int, last: int
 ) -> _Simulated:
     """Simulate a run's agents."""
-    trace, (logits,) = simulate_agent(task, run, (run.params(),), rules, first, last)
+    trace, (logits,), targets = simulate_agent(task, run, (run.params(),), rules, first, last)
     if rules.delay:
-        # The agent decided on the account it would have had; only its orders come late. They are
-        # weights, whose sizes are those of the close at which it decided.
+        # The agent decided on the account it would have had; only its orders come late, and are
+        # sized then, as those of a rule.
         decided = np.full(bars.close.shape, np.nan)
-        decided[first:last] = trace.target
-        trace = simulate_targets(bars, late(decided, rules.delay), rules.unsized, first, last)
+        decided[first:last] = targets
+        asked = late(decided, rules.delay)
+        if rules.covariance:
+            asked = weights_by_covariance(bars, asked, rules.covariance)
+        trace = simulate_targets(bars, asked, rules, first, last)
     return _Simulated(trace, run.name, bars, run, logits)
 
 

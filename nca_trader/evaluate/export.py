@@ -169,7 +169,7 @@ def measure_portable(run: Run, source: Bars | Task | None = None) -> Measured:
     # Filled at the next open, an account is held at a close as it was before the decision there.
     rules = dataclasses.replace(run.account, fill="next_open")
     with_weights = (run.params(),), rules, 0, len(bars)
-    trace, _ = simulate.simulate_agent(source, run, *with_weights)
+    trace, *_ = simulate.simulate_agent(source, run, *with_weights)
     ready = np.arange(len(bars)) >= run.policy.first_decision
     ordered = pd.DataFrame(trace.target).ffill().shift().fillna(0.0).to_numpy()
     found = _targets(made, bars, np.asarray(trace.weight), ordered)

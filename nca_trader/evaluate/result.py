@@ -18,7 +18,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.config.account import refuse_delay
 from nca_trader.config.ranges import expect
 from nca_trader.data.feature_sets import feature_set
-from nca_trader.envs.account.risk import CODES, shrunk_sentence
+from nca_trader.envs.account.risk import CODES
 from nca_trader.errors import ConfigError, argument
 from nca_trader.evaluate import benchmark, metrics, trades
 from nca_trader.evaluate.lookahead.outputs import foresights, own_features
@@ -161,7 +161,10 @@ class Result:
                 "were to change stays as it was. More capital makes orders larger."
             )
         if self.shrunk:
-            found.append(shrunk_sentence(self.shrunk, self.rules.shrinkage))
+            found.append(
+                f"SHRUNK: on {self.shrunk:,} bars the correlations had no inverse, and were "
+                f"shrunk further than shrinkage={self.rules.shrinkage:g}."
+            )
         return (*found, *self._limited)
 
     @property

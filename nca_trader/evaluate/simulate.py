@@ -306,7 +306,7 @@ def simulate_agent(
     rules: AccountConfig,
     first: int,
     last: int,
-) -> tuple[Trace, tuple[np.ndarray, ...]]:
+) -> tuple[Trace, tuple[np.ndarray, ...], np.ndarray]:
     """Run an account over rows first .. last - 1 that a run's agent orders greedily.
 
     Args:
@@ -318,8 +318,8 @@ def simulate_agent(
       last: the row after the last.
 
     Returns:
-      The trace, and the logits `[last - first, A, n]` of each set of parameters; NaN where the
-      agent does not decide yet.
+      The trace; the logits `[last - first, A, n]` of each set of parameters, NaN where the agent
+      does not decide yet; and `[last - first, A]` its targets before they were sized.
 
     Raises:
       BarError: bars of symbols that the run does not trade, or too few for it to decide.
@@ -420,7 +420,7 @@ def _scan_agent(
     policy: Policy,
     rules: AccountConfig,
     held: tuple[Array, Array] | None = None,
-) -> tuple[Trace, tuple[Array, ...]]:
+) -> tuple[Trace, tuple[Array, ...], Array]:
     """Decide greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account.
 
     The account begins flat, or with what is `held` and what was last ordered, `[A]` each.
@@ -432,15 +432,16 @@ def _scan_agent(
     def step(account: Account, xs):
         legs_t, cells_t, ready_t, first_t = xs
 
-        def at_close(account: Account) -> tuple[Account, Array, tuple[Array, ...]]:
+        def at_close(account: Account) -> tuple[Account, Array, Any]:
             account = remember(spec, account, first_t)
             several = zip(params, cells_t, strict=True)
             logits = [decide(policy, p, c, account).logits for p, c in several]
             target = jnp.where(ready_t, policy.target(logits[0], account), jnp.nan)
-            return account, target, tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
+            seen = tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
+            return account, target, (seen, target)
 
-        account, row, logits = step_of(account, legs_t, at_close, rules)
-        return account, (row.kept, logits)
+        account, row, (logits, target) = step_of(account, legs_t, at_close, rules)
+        return account, (row.kept, logits, target)
 
     flat = jnp.zeros(spec.num_assets, jnp.float64)
     weight, ordered = (flat, flat) if held is None else held
@@ -481,8 +482,8 @@ def agreement(source: Bars | Task, run: Run, params: Params, other: Params) -> A
     common = (run.account, 0, num_bars)
     # Both decide on the account of the first. With separate accounts, one decision that differs
     # would make all later ones differ.
-    trace, logits = simulate_agent(source, run, (params, other), *common)
-    alone, _ = simulate_agent(source, run, (other,), *common)
+    trace, logits, _ = simulate_agent(source, run, (params, other), *common)
+    alone, *_ = simulate_agent(source, run, (other,), *common)
     chosen = policy.distribution
     width = chosen.outputs(spec)
     num_agents = logits[0].shape[-1] // width

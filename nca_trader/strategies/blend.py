@@ -90,8 +90,8 @@ def blend(
       A `Strategy`, for backtests, sweeps, walk-forwards and paper trading.
 
     Raises:
-      ConfigError: no part, a name or share that is not one, a part of another type, or parts that
-        order differently.
+      ConfigError: no part, a name or share that is not one, a part of another type, parts that
+        order differently, or an account that no part has.
 
     Example:
       >>> import nca_trader as nca
@@ -113,6 +113,12 @@ def blend(
     given = dataclasses.replace(given, order=None)
     complete_account(given)
     found = tuple(_part(key, part, given) for key, part in parts.items())
+    unused = ", ".join(f"{field}={value!r}" for field, value in given.given.items())
+    if unused and all(part.strategy is part.subject for part in found):
+        raise ConfigError(
+            f"blend: {unused} has no effect: no part has an account of its own; give it to "
+            "nca.backtest."
+        )
     orders = {part.name: part.strategy.order for part in found}
     if order is None and len(set(orders.values())) > 1:
         different = ", ".join(f"{name} {own}" for name, own in orders.items())

@@ -30,6 +30,7 @@ from nca_trader.envs.account.risk import (
     before_bars,
     before_covariance,
     correlations_of,
+    is_target,
     size,
     sized_jointly,
 )
@@ -332,8 +333,10 @@ def _size_by_covariance(
     # An infinite weight is refused where it is ordered.
     endless = jnp.isinf(last)
     wanted = jnp.where(endless, 0.0, jnp.nan_to_num(last * size))
-    seen, joint, _ = correlations_of(seen, bar, sizing)
-    factor = sized_jointly(wanted, joint, sizing.alone.cap)
+    held = is_target(wanted)
+    seen, joint, _ = correlations_of(seen, bar, sizing, held)
+    weight = sized_jointly(wanted, joint, sizing.alone.cap)
+    factor = jnp.where(held, weight / jnp.where(held, wanted, 1.0), 0.0)
     # What the assets share changes with any order, so that all of them are ordered again. So they
     # are when an asset gets a size, see `until_sized`.
     begins = (before < sizing.alone.span) & (seen.alone.count >= sizing.alone.span)

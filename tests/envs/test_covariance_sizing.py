@@ -13,7 +13,7 @@ from untrained import untrained_run
 import nca_trader as nca
 from nca_trader import ConfigError
 from nca_trader.config.account import CORRELATIONS, complete_account
-from nca_trader.envs.account.risk import sizes, undo_size
+from nca_trader.envs.account.risk import Joint, apply_size, sizes, undo_size
 from nca_trader.evaluate.evidence.deploy import mean_exposure
 from nca_trader.paper.journal.journal import read_events
 from nca_trader.strategies.strategy import weights_by_covariance
@@ -230,27 +230,61 @@ def test_correlations_without_an_inverse_are_shrunk_further_and_it_is_said(bars,
     ):
         caplog.clear()
         say()
-        assert sum(caution == text for text in caplog.messages) == 1
+        said = "bars the correlations of all assets have no inverse; those of what is held"
+        assert sum(said in text for text in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("sizing", ["volatility", "covariance"])
-def test_an_agent_whose_orders_are_late_has_sizes_once(bars, tmp_path, sizing):
-    """Its weights of the close before, and the exposure of a hold that bears its risk."""
+def test_late_orders_of_an_agent_have_the_size_of_the_close_that_they_come_to(
+    bars, tmp_path, sizing
+):
+    """Once, and as those of a rule; the exposure of a hold is what it asked for."""
     joint = {} if sizing == "covariance" else dict.fromkeys(CORRELATIONS)
     given = SIZED | joint | {"sizing": sizing, "order": "rebalance"}
-    account = nca.AccountConfig(**given)
-    env = ENV_OF_WEIGHTS.with_account(account)
+    env = ENV_OF_WEIGHTS.with_account(nca.AccountConfig(**given))
     run = untrained_run(tmp_path / "run", bars[:200], env, AGENT)
     prompt, late = (nca.backtest(bars, run, look=False, delay=n) for n in (0, 1))
-    ours, theirs = prompt.targets.to_numpy(), late.targets.to_numpy()
-    assert np.abs(ours).mean() > 0.01 and np.isnan(theirs[0]).all()
-    np.testing.assert_array_equal(theirs[1:], ours[:-1])
     asked = np.tanh(np.asarray(prompt.logits, float)[..., 0]) / 4
+    raw = np.full((220, 4), np.nan)
+    raw[201:] = asked[:-1]
+    by_rule = nca.backtest(bars, raw, account=prompt.rules, start=str(bars.index[200]))
+    theirs = late.targets.to_numpy()
+    assert np.isnan(theirs[0]).all() and np.abs(theirs[1:]).mean() > 0.01
+    np.testing.assert_allclose(theirs, by_rule.targets, rtol=1e-5)
+    ours = prompt.targets.to_numpy()
     found = undo_size(ours, sizes(bars, prompt.rules.sizes, 200))
     plain = (ours != 0.0).all(1)  # of a size that is held at 0 no target can be told
     assert plain.sum() > 5
     np.testing.assert_allclose(found[plain], asked[plain], atol=1e-6)
     np.testing.assert_array_equal(mean_exposure(prompt), found.mean(0))
+
+
+def test_what_rounding_leaves_of_0_is_no_position_and_0_has_a_slope(bars):
+    """The others' sizes are those without it, and a policy on a base of 0 can learn."""
+    whole = np.full((220, 4), 0.25)
+    whole[:, 0] = 0.0
+    rest = weights_by_covariance(bars, whole, SIZING.covariance)
+    for hair in (0.1 + 0.2 - 0.3, -1e-17):
+        whole[:, 0] = hair
+        found = weights_by_covariance(bars, whole, SIZING.covariance)
+        np.testing.assert_allclose(found, rest, atol=1e-15)
+    joint = Joint(jnp.full(3, 2.0), jnp.full((3, 3), 0.5).at[jnp.arange(3), jnp.arange(3)].set(1.0))
+    for at in ([0.0, 0.0, 0.0], [0.0, 0.2, 0.1], [1e-21, 0.2, 0.1]):
+        slope = jax.jacobian(apply_size)(jnp.asarray(at, jnp.float32), joint, 5.0)
+        assert np.isfinite(slope).all() and (np.diagonal(slope) > 0.5).all(), at
+
+
+def test_an_asset_that_is_not_held_changes_no_size(bars):
+    """Without shrinkage too, where its correlations with another have no inverse."""
+    twin = np.array([0, 1, 2, 3, 3])
+    fields = {name: getattr(bars, name)[:, twin] for name in bars.fields}
+    more = dataclasses.replace(bars, symbols=(*bars.symbols, "TWIN"), **fields)
+    plain = SIZED | {"shrinkage": 0.0}
+    raw = np.array([0.2, 0.1, -0.2, 0.0])
+    alone = nca.backtest(bars, np.tile(raw, (220, 1)), COSTS, **plain)
+    among = nca.backtest(more, np.tile([*raw, 0.0], (220, 1)), COSTS, **plain)
+    np.testing.assert_allclose(among.targets.iloc[:, :4], alone.targets, rtol=1e-9)
+    assert not among.cautions and not alone.cautions
 
 
 def test_an_environment_sizes_as_a_backtest_of_its_targets_with_the_same_account(bars):

@@ -114,10 +114,10 @@ def test_without_the_account_it_orders_the_mean_of_what_each_orders_alone(run, b
     head = params["head"]
     blind = {**params, "head": {**head, "account": np.zeros_like(head["account"])}}
     given = (run.account, 0, len(bars))
-    mean, _ = simulate_agent(bars, run, (blind,), *given)
+    mean, *_ = simulate_agent(bars, run, (blind,), *given)
     alone = []
     for seed, one in enumerate(unstack(blind, SEEDS)):
-        trace, _ = simulate_agent(bars, Run(run.path, seed=seed), (one,), *given)
+        trace, *_ = simulate_agent(bars, Run(run.path, seed=seed), (one,), *given)
         alone.append(trace.target)
     want = np.mean(alone, axis=0)
     if run.agent_config.ensemble == "agreement":

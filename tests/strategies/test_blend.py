@@ -103,6 +103,18 @@ def test_an_agent_in_a_blend_decides_as_it_does_alone(bars, tmp_path, changes, c
     np.testing.assert_allclose(result.equity, expected.equity, rtol=1e-9)
 
 
+def test_what_a_blend_is_given_in_vain_is_refused(bars, tmp_path):
+    with pytest.raises(ConfigError, match=r"blend: sizing='covariance' has no effect: no part has"):
+        nca.blend({"cross": (nca.rules.sma_cross(3, 9), 1.0)}, sizing="covariance")
+    sized = dataclasses.replace(ENV, sizing="volatility")
+    run = untrained_run(tmp_path / "agent", bars[:200], sized, AGENT)
+    mix = nca.blend({"agent": (run, 1.0)})
+    for sizing in ("volatility", "covariance"):
+        said = f"sizing='{sizing}': the targets of blend of agent have sizes already, those of its "
+        with pytest.raises(ConfigError, match=said):
+            nca.backtest(bars, mix, sizing=sizing)
+
+
 @pytest.mark.heavy
 def test_a_blend_counts_as_an_evaluation_of_its_runs(bars, tmp_path):
     run = untrained_run(tmp_path / "agent", bars[:200], ENV, AGENT)

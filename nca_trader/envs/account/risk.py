@@ -124,7 +124,7 @@ def before_covariance(num_assets: int) -> CovarianceState:
 
 
 def correlations_of(
-    seen: CovarianceState, bar: Bar, sizing: CovarianceSizing
+    seen: CovarianceState, bar: Bar, sizing: CovarianceSizing, held: Any = True
 ) -> tuple[CovarianceState, Joint, Array]:
     """Update what sizes by covariance are computed of by one closed bar.
 
@@ -136,6 +136,7 @@ def correlations_of(
       bar: `[A]` fields. A missing bar leaves its asset's volatility as it was, and correlations
         decay towards 0 in it, as they grow from 0 after an asset is listed.
       sizing: static.
+      held: `[A]` bool, the assets whose correlations are to have an inverse.
 
     Returns:
       The memory, the sizes and correlations of `sized_jointly`, and `[]` bool, whether the
@@ -152,7 +153,7 @@ def correlations_of(
     missing = jnp.where(bar.present, 0.0, seen.missing + 1.0)
     factor = jnp.where(missing < sizing.delist_after, factor, 0.0)
     deviation = jnp.sqrt(jnp.diagonal(products))
-    known = (factor > 0.0) & (deviation > 0.0)
+    known = (factor > 0.0) & (deviation > 0.0) & held
     scale = jnp.where(known, 1.0 / jnp.where(known, deviation, 1.0), 0.0)
     whole = jnp.nan_to_num(products * scale[:, None] * scale[None, :], nan=0.0)
     share = jnp.asarray(1.0 - sizing.shrinkage, products.dtype)
@@ -175,30 +176,38 @@ def correlations_of(
 
 
 def sized_jointly(target: Array, joint: Joint, cap: Any) -> Array:
-    """Return the sizes by covariance of targets.
+    """Return the weights of targets with sizes by covariance.
 
-    For targets s they are `min(cap, v max(0, (K s)_i / s_i))`, where v is the size by volatility
-    alone and K the inverse of the shrunk correlations among the assets held. Without correlations K
-    is 1: the sizes of "volatility". Assets that move together share a risk; one that hedges the
-    others gets more.
+    For targets s they are `v (K s)` within `[0, cap s]`, where v is the size by volatility alone
+    and K the inverse of the shrunk correlations among the assets held. Without correlations K is 1:
+    the weights of "volatility". Assets that move together share a risk; one that hedges the others
+    gets more. A target of 0 is of no position, which shares none; so the others' weights jump where
+    a target becomes 0.
 
     Args:
-      target: `[A]`, 0 or NaN for none.
+      target: `[A]`, NaN for no order.
       joint: of the bar at whose close they are ordered.
       cap: the largest size.
 
     Returns:
-      `[A]`, 0 where nothing is held.
+      `[A]`, NaN where the target is.
     """
     wanted = jnp.nan_to_num(target)
     alone, correlations = (jnp.asarray(x, wanted.dtype) for x in joint)
-    held = (wanted != 0.0) & (alone > 0.0)
+    held = (alone > 0.0) & is_target(wanted)
     both = held[:, None] & held[None, :]
     matrix = jnp.where(both, correlations, jnp.eye(len(wanted), dtype=wanted.dtype))
     root = jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
-    spread = jax.scipy.linalg.cho_solve((root, True), jnp.where(held, wanted, 0.0))
-    times = jnp.where(held, jnp.maximum(spread / jnp.where(held, wanted, 1.0), 0.0), 0.0)
-    return jnp.minimum(cap, alone * times)
+    most = cap * wanted
+    # Without a division, so that a target of 0 has the slope of an asset alone.
+    found = alone * jax.scipy.linalg.cho_solve((root, True), wanted)
+    found = jnp.clip(found, jnp.minimum(most, 0.0), jnp.maximum(most, 0.0))
+    return jnp.where(jnp.isnan(target), target, found)
+
+
+def is_target(target: Array) -> Array:
+    """Return `[A]` bool, whether a target is of a position; what rounding leaves of 0 is none."""
+    return jnp.abs(target) > 1e-9 * jnp.abs(target).max()
 
 
 def apply_size(target: Array, size: Any, cap: Any) -> Array:
@@ -206,7 +215,7 @@ def apply_size(target: Array, size: Any, cap: Any) -> Array:
     if size is None:
         return target
     if isinstance(size, Joint):
-        return target * sized_jointly(target, size, cap)
+        return sized_jointly(target, size, cap)
     return target * jnp.asarray(size, target.dtype)
 
 
@@ -265,35 +274,33 @@ def _scan_last(seen: Any, bars: Bar, sizing: AnySizing) -> Any:
     return jax.lax.scan(lambda seen, bar: (update_size(seen, bar, sizing)[0], None), seen, bars)[0]
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _scan_shrunk(seen: CovarianceState, bars: Bar, sizing: CovarianceSizing) -> Array:
-    def step(seen: CovarianceState, bar: Bar) -> Any:
-        seen, _, shrunk = correlations_of(seen, bar, sizing)
+@functools.partial(jax.jit, static_argnums=3)
+def _scan_shrunk(seen: CovarianceState, bars: Bar, held: Array, sizing: CovarianceSizing) -> Array:
+    def step(seen: CovarianceState, xs: tuple[Bar, Array]) -> Any:
+        seen, _, shrunk = correlations_of(seen, xs[0], sizing, xs[1])
         return seen, shrunk
 
-    return jax.lax.scan(step, seen, bars)[1]
+    return jax.lax.scan(step, seen, (bars, held))[1]
 
 
-def shrunk_bars(bars: Bars, sizing: CovarianceSizing | None) -> np.ndarray:
-    """Return `[N]` bool, at which closes the correlations were shrunk further."""
+def shrunk_bars(bars: Bars, sizing: CovarianceSizing | None, held: np.ndarray) -> int:
+    """Return at how many closes the correlations among assets held `[N, A]` are shrunk further."""
     if sizing is None or sizing.shrinkage >= SURE:
-        return np.zeros(len(bars), bool)
+        return 0
     with float64_on_cpu():
-        return np.asarray(_scan_shrunk(before_covariance(bars.num_assets), bars.as_bar(), sizing))
-
-
-def shrunk_sentence(count: int, shrinkage: float) -> str:
-    """Say on how many bars the correlations were shrunk further."""
-    return (
-        f"SHRUNK: on {count:,} bars the correlations had no inverse, and were shrunk further than "
-        f"shrinkage={shrinkage:g}."
-    )
+        before = before_covariance(bars.num_assets)
+        return int(np.asarray(_scan_shrunk(before, bars.as_bar(), held, sizing)).sum())
 
 
 def warn_shrunk(bars: Bars, rules: AccountConfig) -> None:
-    """Log on how many bars the correlations were shrunk further, where they were."""
-    if count := int(shrunk_bars(bars, rules.covariance).sum()):
-        log.warning("%s", shrunk_sentence(count, rules.shrinkage))
+    """Log on how many bars the correlations of all assets have no inverse."""
+    if count := shrunk_bars(bars, rules.covariance, np.ones(bars.close.shape, bool)):
+        log.warning(
+            "shrinkage=%g: on %s bars the correlations of all assets have no inverse; those of "
+            "what is held are shrunk further where they have none",
+            rules.shrinkage,
+            f"{count:,}",
+        )
 
 
 def next_size(seen: Any, bar: Bar, sizing: AnySizing) -> tuple[Any, Any]:
