@@ -188,12 +188,18 @@ def less(ours: Any, theirs: Any) -> list[float]:
     return [float(apart), float(found.low), float(found.high)]
 
 
+def walked(cell: Cell, data: pathlib.Path, runs: pathlib.Path) -> Any:
+    """The walk-forward of a cell; folds that are in `runs` are not trained again."""
+    study = STUDIES[cell.study]
+    spans = nca.Spans(train=study.train, test=study.test, scheme="expanding")
+    bars, env = read(study, data), env_of(cell)
+    return nca.walk_forward(bars, agent_of(cell), spans=spans, env=env, folder=runs / "walk")
+
+
 def row_of(cell: Cell, data: pathlib.Path, runs: pathlib.Path) -> dict[str, Any]:
     """Walk forward, and compare the agent with its base."""
     began, study = (time.perf_counter(), time.process_time()), STUDIES[cell.study]
-    env, agent, bars = env_of(cell), agent_of(cell), read(study, data)
-    spans = nca.Spans(train=study.train, test=study.test, scheme="expanding")
-    walk = nca.walk_forward(bars, agent, spans=spans, env=env, folder=runs / "walk")
+    env, agent, walk = env_of(cell), agent_of(cell), walked(cell, data, runs)
     base = walk.baselines[strategy_named(agent.policy.base).name]
     found: dict[str, Any] = {
         "span": [str(walk.result.equity.index[i].date()) for i in (0, -1)],
@@ -212,6 +218,11 @@ def row_of(cell: Cell, data: pathlib.Path, runs: pathlib.Path) -> dict[str, Any]
     recipe = {"features": env.features, "sizing": env.sizing, "policy": vars(agent.policy)}
     took = [time.perf_counter() - began[0], time.process_time() - began[1]]
     return found | recipe | {"seconds": [round(x) for x in took]}
+
+
+def folder_of(name: str) -> str:
+    """The folder of a cell in `--runs`."""
+    return name.replace(", ", "-").replace(" ", "-")
 
 
 def rows_in(file: pathlib.Path) -> list[dict[str, Any]]:
@@ -293,6 +304,9 @@ def main() -> None:
     parser.add_argument("--runs", type=pathlib.Path, help="keeps the folds of what is cut off")
     parser.add_argument("--only", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--listening", type=pathlib.Path, help="draw which assets cells listen to")
+    parser.add_argument(
+        "--between", nargs=2, choices=CELLS, metavar="CELL", help="compare two cells in --runs"
+    )
     parser.add_argument("--table", action="store_true", help="print what is there; train nothing")
     args = parser.parse_args()
     if args.listening:
@@ -301,10 +315,14 @@ def main() -> None:
             answers[name], bars = listening(cell, args.data, args.runs / name.replace(" ", "-"))
         draw_listening(answers, bars, args.listening)
         return
+    if args.between:
+        pair = [walked(CELLS[x], args.data, args.runs / folder_of(x)).result for x in args.between]
+        print(" less ".join(args.between), np.round(less(*pair), 3))
+        return
     done = {row["cell"] for row in rows_in(args.file)}
     for name in [] if args.table else [x for x in args.only if x not in done]:
         with tempfile.TemporaryDirectory() as spare:
-            folder = (args.runs or pathlib.Path(spare)) / name.replace(", ", "-").replace(" ", "-")
+            folder = (args.runs or pathlib.Path(spare)) / folder_of(name)
             row = {"cell": name} | row_of(CELLS[name], args.data, folder)
         row |= {"commit": commit()} | about()
         with args.file.open("a") as out:

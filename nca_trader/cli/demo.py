@@ -28,6 +28,7 @@ AS_FUTURES = (
     " The account trades the assets as futures are traded: a position is not paid for, and the "
     "interest that the price of a future contains is left out."
 )
+AGENT = "panel_nca"  # by default
 # Files in the run's folder.
 TABLE, BARS, JOURNAL, PAGE = "backtest.parquet", "bars.parquet", "journal.sqlite", "report.html"
 
@@ -51,7 +52,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         help="a panel of assets: FILE, or futures that lie next to the checkout; without them, or "
         "with `simulated`, drawn ones",
     )
-    parser.set_defaults(env="panel_daily", agent="panel_nca", seed=0)
+    parser.set_defaults(env="panel_daily", agent=AGENT, seed=0)
 
 
 def command_of(args: argparse.Namespace, resume: pathlib.Path | None = None) -> str:
@@ -91,6 +92,10 @@ def run_demo(args: argparse.Namespace) -> dict[str, Any]:
             # Training gets no later bar, so it cannot learn from one.
             env = TradingEnv(bars.between(None, job.train_until), load_env(args.env))
         agent = load_agent(args.agent)
+        if args.agent == AGENT and bars.num_assets < 3:
+            # Among two assets a rank says nothing, and hold and trend are left.
+            two = dataclasses.replace(agent.policy, base="half_and_half")
+            agent = dataclasses.replace(agent, policy=two)
         # One seed says nothing of how much a seed matters, which the page shows.
         agent = dataclasses.replace(agent, num_seeds=max(agent.num_seeds, LEAST_SEEDS))
         total = planned_steps(agent, args.steps)
