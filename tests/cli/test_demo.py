@@ -18,12 +18,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nca_trader import BarError, load_env, sample_bars, write_bars
+from nca_trader import BarError, ConfigError, load_agent, load_env, sample_bars, write_bars
 from nca_trader.cli import demo as demo_command
 from nca_trader.cli import demo_sections, main
 from nca_trader.cli.demo import job_of
 from nca_trader.config.toml import to_toml
 from nca_trader.evaluate.evidence import inference
+from nca_trader.learner import train as train_module
 from nca_trader.optimum import prove as prove_runs
 from nca_trader.optimum.measure import Earnings
 from nca_trader.optimum.prove import Point
@@ -173,6 +174,25 @@ def test_the_page_says_what_the_result_may_be_and_what_to_try_next(demo):
     assert "504 bars" in result["checks"]["Independent bars per parameter"]
     assert "What to try next" in page and "demo --panel" in page
     assert "--deploy" in said
+
+
+def test_two_assets_stand_on_hold_and_trend_and_more_on_the_preset(tiny, tmp_path, monkeypatch):
+    """A rank among two says nothing. An agent that is named keeps its own base."""
+    bases = []
+
+    def train(env, agent, *_, **more):
+        bases.append(agent.policy.base)
+        raise ConfigError("no further")
+
+    monkeypatch.setattr(train_module, "train", train)
+    two = dataclasses.replace(job_of(None), bars=job_of(None).bars.between("2008-01-01", None))
+    many = sample_bars("fx").select("EUR", "GBP", "CHF").between("2008-01-01", None)
+    for job, agent in ((two, []), (dataclasses.replace(two, bars=many), []), (two, [str(tiny)])):
+        monkeypatch.setattr(demo_command, "job_of", lambda panel, job=job: job)
+        words = ["demo", "--out", str(tmp_path), *(["--agent", *agent] if agent else [])]
+        assert main(words) != 0
+    preset = load_agent("panel_nca").policy.base
+    assert bases == ["half_and_half", preset, "none"] and preset != "half_and_half"
 
 
 def test_what_a_tilt_changed_and_earned_is_counted_by_hand():
