@@ -241,7 +241,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         if row.get("phase") == "choosing":
             continue
         years = "-".join(x[:4] for x in row["span"])
-        more = ", ".join(f"{row[f'less_{k}'][0]:+.3f}" for k in (2, 3))
+        more = ", ".join(f"{row[f'less_{k}'][0]:+.2f}" for k in (2, 3))
+        more = "quoted" if row["less_2"] == row["less_1"] else more  # spreads of the bars
         ours, theirs = row["turnover"]
         lines.append(
             f"| {row['cell']}, {years} | {row['agent']:.2f} | {row['base']:.2f} "
@@ -288,7 +289,11 @@ def draw_listening(answers: dict[str, np.ndarray], bars: nca.Bars, file: pathlib
     figure = Figure(figsize=(5.6 * len(answers), 5.4), layout="constrained")
     for place, (name, answer) in enumerate(answers.items()):
         axes = figure.add_subplot(1, len(answers), place + 1)
-        shown = axes.imshow(answer / np.diagonal(answer)[:, None], cmap="Blues", vmin=0.0, vmax=1.0)
+        own = np.diagonal(answer)[:, None]  # 0 of an asset that has no bars yet
+        relative = np.divide(answer, own, out=np.zeros_like(answer), where=own > 0.0)
+        shown = axes.imshow(relative, cmap="Blues", vmin=0.0, vmax=1.0)
+        most = (relative - np.eye(len(relative))).max(1)[own[:, 0] > 0.0]
+        print(f"{name}: the asset listened to most has {np.median(most):.3f} of its own, median")
         axes.set(title=name, xlabel="to the features of", ylabel="how a tilt answers")
         axes.set_xticks(range(bars.num_assets), bars.symbols, rotation=90, fontsize=5)
         axes.set_yticks(range(bars.num_assets), bars.symbols, fontsize=5)
