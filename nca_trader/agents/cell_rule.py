@@ -13,6 +13,7 @@ from nca_trader.agents.encoder import build
 from nca_trader.agents.lattice import ROWS, TAPS, Form, delay, store
 from nca_trader.agents.nca import NCA, Fire
 from nca_trader.config import PolicyConfig, PrecisionConfig
+from nca_trader.config.agent import num_slots
 from nca_trader.config.ranges import describe
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import wide
@@ -75,7 +76,7 @@ class _CellRule(NCA):
     ):
         self.config, self.spec = config, spec
         self.precision, self.matmul_dtype = precision, precision.matmul
-        width, count = config.channels, TAPS - 1 + config.slots(spec.num_assets)
+        width, count = config.channels, TAPS - 1 + num_slots(spec.num_assets, config)
         normal = jax.nn.initializers.lecun_normal()
         self.embed = nnx.Param(normal(rngs.params(), (spec.num_features + 1, width)))
         given = dict(zip(self.GIVEN, (width, count, config, rngs), strict=True))

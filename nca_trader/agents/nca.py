@@ -21,6 +21,7 @@ from jax import Array
 
 from nca_trader.agents.lattice import CHANNELS_LAST, ROWS, TAPS, Form, enter, store
 from nca_trader.config import PolicyConfig, PrecisionConfig
+from nca_trader.config.agent import num_slots
 from nca_trader.numerics import hash_uniform, wide
 from nca_trader.types import EnvSpec
 
@@ -105,7 +106,7 @@ class NCA(nnx.Module):
         """Draw the parameters; every draw takes its own key from `rngs`."""
         self.config, self.spec = config, spec
         self.precision, self.matmul_dtype = precision, precision.matmul
-        width, hidden, slots = config.channels, config.hidden, config.slots(spec.num_assets)
+        width, hidden, slots = config.channels, config.hidden, num_slots(spec.num_assets, config)
         normal = jax.nn.initializers.lecun_normal()
         self.embed = nnx.Param(normal(rngs.params(), (spec.num_features + 1, width)))
         self.taps = nnx.Param(normal(rngs.params(), ((TAPS + slots) * width, hidden)))
@@ -289,7 +290,7 @@ def neighbour_states(
         "nearest" those that `spec.nearest` ranks first; "all" the mean over the others present.
       axis: the axis of assets in `state` and `mask`.
     """
-    slots = config.slots(spec.num_assets)
+    slots = num_slots(spec.num_assets, config)
     shown = state * mask
     if config.neighbours == "ring":
         return [jnp.roll(shown, shift, axis) for shift in (1, -1)[:slots]]

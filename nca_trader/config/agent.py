@@ -148,12 +148,6 @@ class PolicyConfig:
             )
         refuse(problems)
 
-    def slots(self, num_assets: int) -> int:
-        """Return how many neighbours have weights of their own; a ring of two has one."""
-        # No slot shows the asset itself, and "all" shows one mean, whatever the number of assets.
-        most = {"none": 0, "ring": 2, "all": 1, "nearest": self.num_neighbours}[self.neighbours]
-        return min(most, num_assets - 1)
-
     @staticmethod
     def idle(given: Any) -> Iterator[tuple[str, str]]:
         """Yield each field without effect given the values `given`, and what it needs."""
@@ -177,6 +171,15 @@ RANGED = {
     "gae_lambda": 1.0,
     "discount": 1.0,
 }
+
+
+def num_slots(num_assets: int, config: PolicyConfig) -> int:
+    """Return how many neighbours have weights of their own; a ring of two has one."""
+    # No slot shows the asset itself, so there are at most as many slots as other assets.
+    if config.neighbours == "nearest":
+        return min(config.num_neighbours, num_assets - 1)
+    # "all" shows one mean, whatever the number of assets.
+    return min({"none": 0, "ring": 2, "all": 1}[config.neighbours], num_assets - 1)
 
 
 @strict

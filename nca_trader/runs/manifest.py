@@ -34,7 +34,7 @@ from nca_trader.agents.base import base_of, spec_on_base
 from nca_trader.cloud import CloudPath, Place, place
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
 from nca_trader.config.account import complete_account
-from nca_trader.config.agent import KINDS
+from nca_trader.config.agent import KINDS, num_slots
 from nca_trader.config.extensions import origin_of
 from nca_trader.config.records import (
     RESTORE,
@@ -416,7 +416,7 @@ class Run:
         config, spec = self.agent_config.policy, self.spec
         # Neighbours by place in a ring or by a ranking are those of these symbols; a mean is of
         # any.
-        if config.neighbours in ("ring", "nearest") and config.slots(spec.num_assets):
+        if config.neighbours in ("ring", "nearest") and num_slots(spec.num_assets, config):
             return f"policy.neighbours = {config.neighbours!r}"
         if spec.memory:
             return f"reward = {spec.memory!r}, whose memory is in units of their variance"
@@ -455,7 +455,7 @@ class Run:
         # trains on shards of one universe alone.
         spec = dataclasses.replace(spec, symbols=symbols, targets=targets)
         universes = self.manifest.data.universes or []
-        fits = config.slots(spec.num_assets) == config.slots(self.spec.num_assets)
+        fits = num_slots(spec.num_assets, config) == num_slots(self.spec.num_assets, config)
         if list(symbols) not in universes and (tie is not None or not fits):
             more = f" (or {len(universes) - 1} other choices)" if len(universes) > 1 else ""
             what = f"{', '.join(own)}{more}, in this order ({tie})" if tie else self.tradable

@@ -69,7 +69,8 @@ def test_every_market_that_is_proven_is_frozen():
 def test_a_digest_is_of_all_that_a_version_fixes(monkeypatch):
     found = frozen("ou_mid")
     assert found.digest == sha(OU_MID)
-    monkeypatch.setattr(frozen_markets, "ADDED", ("dead_band", "costs.commission"))
+    added = (*frozen_markets.ADDED, "dead_band", "costs.commission")
+    monkeypatch.setattr(frozen_markets, "ADDED", added)
     without = {name: value for name, value in OU_MID.items() if name != "dead_band"}
     assert digest_of("ou_mid", found.config) == sha(without)
 

@@ -101,7 +101,7 @@ def test_sizes_are_remembered_too(stage, tmp_path):
     rules = dataclasses.replace(rules, sizing="volatility", volatility_span=10)
     room.agent = strategy_agent(nca.rules.momentum(5), room.bars, rules)
     asked = asked_of(room, 240)
-    assert asked == [bars_of_size(rules.scale)]
+    assert asked == [bars_of_size(rules)]
     # As a size is on all bars: older ones weigh less than rounding does.
     whole, part = (sizes(bars, rules.scale)[-1] for bars in (room.bars, room.bars[-asked[0] :]))
     np.testing.assert_allclose(part, whole, rtol=1e-14)
