@@ -43,6 +43,10 @@ SMALL = {"channels": 4, "hidden": 8, "steps": 2, "dilations": (1, 2), "head_hidd
 COLUMNS_OF_TASK = ("states", "returns")
 
 # Beside the presets: what no preset may ask for yet, so that every rule and cost is under the law.
+SIZED = EnvConfig(
+    features=("return_1",), actions="weights", max_gross=None, borrow=True, sizing="volatility",
+    volatility_span=20, size_cap=2.0,
+)  # fmt: skip
 EXTRA = {
     "everything": EnvConfig(
         features=("return_1", "rsi", "volume", "range", "day_of_week_sin"),
@@ -64,26 +68,8 @@ EXTRA = {
         feature_dropout=0.1,
         costs=EVERY_COST,
     ),
-    "sizes of volatility": EnvConfig(
-        features=("return_1",),
-        actions="weights",
-        max_gross=None,
-        borrow=True,
-        sizing="volatility",
-        volatility_span=20,
-        size_cap=2.0,
-        dead_band=0.01,
-    ),
-    "sizes of covariance": EnvConfig(
-        features=("return_1",),
-        actions="weights",
-        max_gross=None,
-        borrow=True,
-        sizing="covariance",
-        volatility_span=20,
-        correlation_span=20,
-        size_cap=2.0,
-    ),
+    "sizes of volatility": dataclasses.replace(SIZED, dead_band=0.01),
+    "sizes of covariance": dataclasses.replace(SIZED, sizing="covariance", correlation_span=20),
     "slower bars": EnvConfig(features=("return_1", "2h:rsi", "4h:rsi")),  # of bars of an hour
     "filled at the close": EnvConfig(
         features=tuple(FEATURES), fill="close", actions="orders", reward="drawdown"

@@ -39,7 +39,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         env={"help": "environment (%(default)s)"},
-        agent={"help": "agent (%(default)s)"},
+        agent={"help": "agent (%(default)s; of two assets on half_and_half)"},
         seed={"help": "of everything random (%(default)s)"},
         steps={"help": "environment steps of each seed (the agent's)"},
         out={"default": "runs", "help": "where the run's folder goes (%(default)s)"},

@@ -233,6 +233,11 @@ class CovarianceSizing(NamedTuple):
     shrinkage: float
     delist_after: float
 
+    @property
+    def may_shrink(self) -> bool:
+        """Whether correlations may have no inverse: their least eigenvalue is the shrinkage."""
+        return self.shrinkage < 1e-3
+
 
 @strict
 @dataclasses.dataclass(frozen=True, kw_only=True)

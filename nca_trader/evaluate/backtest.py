@@ -203,9 +203,12 @@ def backtest(
 
 def _shrunk(bars: Bars, ordered: np.ndarray, rules: AccountConfig) -> int:
     """Return on how many of the last bars the correlations of what was held were shrunk further."""
+    sizing = rules.covariance
+    if sizing is None or not sizing.may_shrink:
+        return 0
     held = np.zeros(bars.close.shape, bool)
     held[len(bars) - len(ordered) :] = pd.DataFrame(ordered).ffill().fillna(0.0).to_numpy() != 0.0
-    return shrunk_bars(bars, rules.covariance, held)
+    return shrunk_bars(bars, sizing, held)
 
 
 class _Simulated(NamedTuple):

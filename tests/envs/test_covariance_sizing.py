@@ -253,7 +253,7 @@ def test_late_orders_of_an_agent_have_the_size_of_the_close_that_they_come_to(
     np.testing.assert_allclose(theirs, by_rule.targets, rtol=1e-5)
     ours = prompt.targets.to_numpy()
     found = undo_size(ours, sizes(bars, prompt.rules.sizes, 200))
-    plain = (ours != 0.0).all(1)  # of a size that is held at 0 no target can be told
+    plain = (ours != 0.0).all(1)  # a size of 0 hides its target
     assert plain.sum() > 5
     np.testing.assert_allclose(found[plain], asked[plain], atol=1e-6)
     np.testing.assert_array_equal(mean_exposure(prompt), found.mean(0))

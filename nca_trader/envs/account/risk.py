@@ -33,7 +33,6 @@ from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
 
 log = logger(__name__)
 AnySizing = Sizing | CovarianceSizing
-SURE = 1e-3  # a shrinkage from here on leaves every matrix its inverse
 
 
 class VolatilityState(NamedTuple):
@@ -156,14 +155,12 @@ def correlations_of(
     known = (factor > 0.0) & (deviation > 0.0) & held
     scale = jnp.where(known, 1.0 / jnp.where(known, deviation, 1.0), 0.0)
     whole = jnp.nan_to_num(products * scale[:, None] * scale[None, :], nan=0.0)
-    share = jnp.asarray(1.0 - sizing.shrinkage, products.dtype)
-    first = share
+    share = first = jnp.asarray(1.0 - sizing.shrinkage, products.dtype)
 
     def of(share: Array) -> Array:
         return jnp.where(jnp.eye(len(x), dtype=bool), 1.0, share * whole)
 
-    # The least eigenvalue is at least the shrinkage.
-    if sizing.shrinkage < SURE:
+    if sizing.may_shrink:
 
         def singular(share: Array) -> Array:
             root = jax.lax.linalg.cholesky(of(share), symmetrize_input=False)
@@ -238,9 +235,9 @@ def alone_of(size: Any) -> Any:
 
 def bars_of_size(rules: AccountConfig) -> int:
     """Return the bars of an asset on which its size depends, the newest included; 0 if fixed."""
-    spans = {"fixed": [], "volatility": [rules.volatility_span]}
-    both = [rules.volatility_span, rules.correlation_span]
-    return max((bars_to_forget(span) + 1 for span in spans.get(rules.sizing, both)), default=0)
+    spans = (rules.volatility_span, rules.correlation_span)
+    count = {"fixed": 0, "volatility": 1, "covariance": 2}[rules.sizing]
+    return max((bars_to_forget(span) + 1 for span in spans[:count]), default=0)
 
 
 def before_sizes(num_assets: int, sizing: AnySizing | None) -> Any:
@@ -283,10 +280,8 @@ def _scan_shrunk(seen: CovarianceState, bars: Bar, held: Array, sizing: Covarian
     return jax.lax.scan(step, seen, (bars, held))[1]
 
 
-def shrunk_bars(bars: Bars, sizing: CovarianceSizing | None, held: np.ndarray) -> int:
+def shrunk_bars(bars: Bars, sizing: CovarianceSizing, held: np.ndarray) -> int:
     """Return at how many closes the correlations among assets held `[N, A]` are shrunk further."""
-    if sizing is None or sizing.shrinkage >= SURE:
-        return 0
     with float64_on_cpu():
         before = before_covariance(bars.num_assets)
         return int(np.asarray(_scan_shrunk(before, bars.as_bar(), held, sizing)).sum())
@@ -294,7 +289,10 @@ def shrunk_bars(bars: Bars, sizing: CovarianceSizing | None, held: np.ndarray) -
 
 def warn_shrunk(bars: Bars, rules: AccountConfig) -> None:
     """Log on how many bars the correlations of all assets have no inverse."""
-    if count := shrunk_bars(bars, rules.covariance, np.ones(bars.close.shape, bool)):
+    sizing = rules.covariance
+    if sizing is None or not sizing.may_shrink:
+        return
+    if count := shrunk_bars(bars, sizing, np.ones(bars.close.shape, bool)):
         log.warning(
             "shrinkage=%g: on %s bars the correlations of all assets have no inverse; those of "
             "what is held are shrunk further where they have none",
