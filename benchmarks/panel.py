@@ -183,7 +183,7 @@ def less(ours: Any, theirs: Any) -> list[float]:
     """The difference of two annual Sharpe ratios, and its 95% interval, paired by bar."""
     returns = [inference.block_returns(x.excess_returns, 2000) for x in (ours, theirs)]
     per_year = ours.bars_per_year * len(returns[0]) / len(ours.equity)
-    found = inference.sharpe_difference_interval(*returns, per_year)
+    found = inference.sharpe_difference_interval(returns[0], returns[1], per_year)
     apart = ours.metrics["sharpe"] - theirs.metrics["sharpe"]
     return [float(apart), float(found.low), float(found.high)]
 
@@ -266,11 +266,14 @@ def listening(cell: Cell, data: pathlib.Path, runs: pathlib.Path) -> tuple[np.nd
     run = nca.train(env, agent, runs / "listening")
     policy, params, length = run.policy, run.params(), run.policy.receptive_field
     market = env_on_base(env, agent.policy).market
+    legs = market.legs
+    assert legs is not None and legs.base is not None, "a policy on a base"
+    base, size = legs.base, legs.size
 
     def tilts(x: Any, row: Any) -> Any:
         cells = policy.encode(params, x[None], rows(bars.present, row)[None])[0, -1]
         account = begin_account(policy.spec, open_account(jnp.zeros(bars.num_assets), env.rules))
-        account = account._replace(base=market.legs.base[row], size=market.legs.size[row])
+        account = account._replace(base=base[row], size=size[row])
         return jnp.tanh(decide(policy, params, cells, account).logits[:, 0])
 
     def rows(of: Any, row: Any) -> Any:
