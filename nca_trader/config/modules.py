@@ -27,10 +27,11 @@ from nca_trader.errors import ConfigError
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Files of this package that decide as in version 0.2.0, by SHA-256 now and then: journals, sweeps
 # and walk-forwards that began with it go on. A file that is edited again counts as another one.
+# Only ranks of assets among which one is delisted are others than then.
 NOW = (
     "713238a1eebe12a7383c25b82f22d31087c94afcda9572388c4c24df501c4e88",  # blend.py
     "1f49e6173133ca1ece33316fce96b50e2593e943a063606d698148ea229c74f8",  # rolling.py
-    "f58e5c3b03a369f59bf13d0bf527e126b6788c9190e7fc8da0a77bb45cc14e5c",  # rules.py
+    "b1573ddd476151a9a2047aa259785dfbecc76f578ccdda9decde969a8e26d9db",  # rules.py
     "1d9ef3f3c68e49032c9e180d3ed967a168ca11635d8f5a6109564ab6a9b3a5f2",  # strategy.py
 )
 THEN = (

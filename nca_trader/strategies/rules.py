@@ -262,7 +262,8 @@ def cross_sectional_momentum(
     Asness, Moskowitz and Pedersen, Value and momentum everywhere (2013).
 
     Args:
-      lookback: bars over which returns are compared.
+      lookback: bars over which returns are compared. An asset that misses as many bars in a row is
+        compared again at its next one.
       share: of the assets with such a return, above 0 and at most 1, rounded down; at least one is
         held. Assets of equal returns that do not all fit divide what is left. None is 1/3.
       weights: "top" holds the best `share` of the assets in equal weights. "ranks" holds all with
@@ -297,11 +298,15 @@ def cross_sectional_momentum(
     def init(num_assets: int) -> Any:
         if num_assets < 2 and weights == "top":
             raise ConfigError("cross_sectional_momentum compares assets; give bars of several.")
-        return past.init(num_assets)
+        return past.init(num_assets), jnp.zeros(num_assets, jnp.int32)
 
     def choose(state: Any, bar: Bar) -> tuple[Any, Array]:
-        state, before = past.update(state, bar.close, bar.present)
-        return_ = jnp.where(jnp.isnan(before), -jnp.inf, bar.close / before - 1.0)
+        closes, missing = state
+        closes, before = past.update(closes, bar.close, bar.present)
+        missing = jnp.where(bar.present, 0, missing + 1)
+        state = closes, missing
+        gone = jnp.isnan(before) | (missing >= lookback)
+        return_ = jnp.where(gone, -jnp.inf, bar.close / before - 1.0)
         known = jnp.isfinite(return_)
         if weights == "ranks":
             rank = signed_ranks(jnp.where(known, return_, 0.0), known)

@@ -114,6 +114,25 @@ def test_cross_sectional_momentum_holds_the_best_third():
         strategy_targets(bars.select("S0"), rules.cross_sectional_momentum(20))
 
 
+@pytest.mark.parametrize("weights", ["top", "ranks"])
+def test_cross_sectional_momentum_compares_no_asset_that_is_gone(weights):
+    """A delisted asset with the best last return would hold its share of the money for ever."""
+    bars = random_bars(np.random.default_rng(3), 150, 7)
+    present = bars.present.copy()
+    present[60:, 6] = False
+    present[100:110, 5] = False  # fewer bars than are compared: nothing changes
+    close = bars.close.copy()
+    close[:, 6] = 50.0 * 1.05 ** np.minimum(np.arange(150), 59)
+    close[100:110, 5] = close[99, 5]
+    bars = bars_of(close, present=present)
+    found = strategy_targets(bars, rules.cross_sectional_momentum(20, weights=weights))
+    others = strategy_targets(
+        bars.select(*bars.symbols[:6]), rules.cross_sectional_momentum(20, weights=weights)
+    )
+    assert (found[20:79, 6] > 0.0).all() and not found[79:, 6].any()
+    np.testing.assert_array_equal(found[79:, :6], others[79:])
+
+
 def test_cross_sectional_momentum_by_ranks_is_long_and_short_and_sums_to_one():
     bars = random_bars(np.random.default_rng(3), 150, 6, missing=0.05)
     close = pd.DataFrame(np.where(bars.present, bars.close, np.nan))
