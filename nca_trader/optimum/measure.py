@@ -38,8 +38,9 @@ class Earnings(NamedTuple):
     """What positions earned on a path, in the unit of the market's optimum.
 
     Attributes:
-      fraction: of the optimum; NaN where the optimum is 0, minus infinity of a bankrupt account.
-      error: standard error of the fraction.
+      fraction: of what the optimal policy earned on the path, so that cash has 0 and that policy 1;
+        NaN where the optimum is 0, minus infinity of a bankrupt account.
+      error: standard error of the fraction, as that of a ratio of two means.
       earned: with the noise of returns removed, not compared with anything.
       earned_error: standard error of `earned`.
       excess: what the returns as drawn gave, over what they gave the optimal policy. A policy that
@@ -211,8 +212,9 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
 
     A position earns `pay` on the next bar. From it `a (r - E[r | state])` is subtracted, whose mean
     is 0 for any policy that sees the past only. What remains is E[pay | state] if `pay` is linear
-    in r. Standard errors are those of the means of pieces. For a score that is not a mean, e.g. the
-    logarithm of one, they are multiplied by its slope.
+    in r. The fraction is the ratio of the two means over the path. Standard errors are those of the
+    means of pieces; of the ratio, and of a score that is not a mean, e.g. the logarithm of one, to
+    the first order.
 
     Args:
       task: the market.
@@ -231,20 +233,18 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
         paid.append(np.where(lost, -np.inf, pay[:, WARM:]))
         noises.append((weights[:, WARM:] * noise).sum(-1))
     raw, raw_best = paid
-    mean = raw_best.mean()
-    step = 1e-6 * max(abs(mean), 1e-3)
-    # By a central difference: `score` is any function of a number.
-    slope = (task.score(mean + step) - task.score(mean - step)) / (2 * step)
     # Noise is in units of the score, and pay may be a function of it: `merton` scores a logarithm
     # of the mean of what it pays.
+    slope = _slope(task, raw_best.mean())
     quiet, quiet_best = (pay - noise / slope for pay, noise in zip(paid, noises, strict=True))
-    optimum = float(task.optimum or 0.0)
-    # Both policies ran on the same path, so its luck cancels in the difference.
-    gap = task.score(quiet.mean()) - task.score(quiet_best.mean())
+    ours, best = task.score(quiet.mean()), task.score(quiet_best.mean())
+    # Both policies ran on the same path, so its luck cancels; cash, which earns 0, is 0 on each.
+    fraction = ours / best if task.optimum and best > 0.0 else math.nan
+    apart = _slope(task, quiet.mean()) * quiet - fraction * slope * quiet_best
     return Earnings(
-        fraction=1.0 + gap / optimum if optimum else math.nan,
-        error=abs(slope) * _error(quiet - quiet_best) / optimum if optimum else math.nan,
-        earned=task.score(quiet.mean()),
+        fraction=fraction,
+        error=_error(apart) / best if task.optimum else math.nan,
+        earned=ours,
         earned_error=abs(slope) * _error(quiet),
         # This number keeps the noise, because only there does an agent show that sees the next
         # return.
@@ -252,6 +252,12 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
         excess_error=abs(slope) * _error(raw - raw_best),
         turnover=float(np.abs(positions - _shifted(positions)).sum(-1)[:, WARM:].mean()),
     )
+
+
+def _slope(task: Task, mean_pay: float) -> float:
+    """Return the derivative of the score by a mean, by a central difference: it is any function."""
+    step = 1e-6 * max(abs(mean_pay), 1e-3)
+    return (task.score(mean_pay + step) - task.score(mean_pay - step)) / (2 * step)
 
 
 def _shifted(positions: np.ndarray) -> np.ndarray:

@@ -25,6 +25,12 @@ BARS = dict.fromkeys(FROZEN, DEFAULT_BAR) | {
     "sine": 0.99,
     "martingale": 0.0,  # there is nothing to earn: the agent must hardly trade
 }
+# What the optimal policy reaches on the best linear estimate of the state from a bar's features,
+# where an average hides part of it. Elsewhere the state follows from the bars so far.
+OBSERVED = {
+    "ou_mid": 0.995, "ou_log": 0.996, "ou_expensive": 0.996, "ar1_weak": 0.999,
+    "garleanu_pedersen": 0.995, "factor_panel": 0.979,
+}  # fmt: skip
 MOST_TURNOVER = 0.01  # per step, where nothing can be earned
 # In addition to the fraction: of agents that lack something, and of ones that learn nothing.
 WITHOUT = ("untrained", "no_history", "no_neighbours", "cash", "random", "constant")
@@ -104,6 +110,11 @@ class Score:
         }
 
     @property
+    def observed(self) -> float | None:
+        """The fraction of the best rule on the observation; None where nothing is to be earned."""
+        return OBSERVED.get(self.market, 1.0) if self.market in FROZEN and self.bar else None
+
+    @property
     def complaint(self) -> str:
         """The reason why the bar is missed; "" where it is reached."""
         if self.reason:
@@ -145,6 +156,7 @@ class Score:
                 "market": self.market,
                 "fraction": reached.fraction,
                 **self.without,
+                "observed": self.observed,
                 "bar": self.bar,
                 "passed": self.passed,
                 "steps": last.steps,
@@ -177,7 +189,8 @@ class Score:
             steps = (last.steps or 0) / 1e6
             parts.append(f"{steps:5.2f} M steps {last.seconds:6.1f} s{soon:<20}")
         parts.append(self.complaint or "ok")
-        known = {name: fraction for name, fraction in self.without.items() if fraction is not None}
+        known = {"best observed": self.observed, **self.without}
+        known = {name: fraction for name, fraction in known.items() if fraction is not None}
         parts += [f"  {name} {fraction:z.1%}" for name, fraction in known.items()]
         return " ".join(parts)
 
