@@ -11,23 +11,29 @@ import dataclasses
 import functools
 import hashlib
 import json
+import pathlib
 from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
+import numpy as np
+from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
-from nca_trader.config import EnvConfig
+from nca_trader.config import AccountConfig, EnvConfig
 from nca_trader.config.extensions import FORGET
 from nca_trader.config.ranges import expect, nearest
 from nca_trader.config.records import plain
 from nca_trader.envs import FROZEN, FROZEN_ID, ID, load_env
-from nca_trader.envs.gym.environment import GymEnv
+from nca_trader.envs.gym.environment import GymEnv, kernel_of, refuse_fork
+from nca_trader.envs.gym.packed import Kernel
 from nca_trader.envs.gym.vector import GymVectorEnv
+from nca_trader.envs.market import spec_of
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
 from nca_trader.markets import market_of, task_of
-from nca_trader.markets.market import PriceOutOfRange
+from nca_trader.markets.market import PriceOutOfRange, check
+from nca_trader.types import EnvSpec
 
 # What an agent observes of every market. All of it comes from bars up to the decision; the market's
 # own state is not part of it. The levels are measured from an average of 4,096 bars: measured from
@@ -42,6 +48,10 @@ HORIZON = 1_024  # steps of an episode
 # Fields of `EnvConfig` and `Costs` that were added after version 1: no part of a digest while they
 # have their default, so that a new field leaves the digests as they are.
 ADDED = ("correlation_span", "shrinkage")
+# What each version does, see `trajectory`; `pytest tests/optimum/test_frozen.py --rewrite-golden`
+# adds a new id.
+STORED = pathlib.Path(__file__).with_name("frozen.json")
+START, STEPS, WITHIN = 5_000, 8, 1e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +160,8 @@ def env_of(config: EnvConfig, seed: int, halvings: int = 2) -> TradingEnv:
 FORGET.append(env_of.cache_clear)
 
 
-def opened(market: str, digest: str, draw: int, given: Mapping[str, Any]) -> TradingEnv:
-    """Return the environment behind an id.
+def opened(market: str, digest: str, draw: int, given: Mapping[str, Any]) -> Frozen:
+    """Return the frozen environment behind an id; nothing is drawn yet.
 
     Args:
       market: of the id.
@@ -174,11 +184,81 @@ def opened(market: str, digest: str, draw: int, given: Mapping[str, Any]) -> Tra
             f"{found.id} has the digest {found.digest[:12]}, the spec {str(digest)[:12]}: it is of "
             "another environment; make it by its id."
         )
+    check({"draw": draw}, {"draw": 0})
+    return found
+
+
+def spec_of_frozen(found: Frozen) -> EnvSpec:
+    """Describe a frozen environment without drawing it, so that no thread of JAX is started."""
+    return spec_of(found.config, tuple(map(str, range(market_of(found.config).num_assets))))
+
+
+def kernel_of_frozen(market: str, draw: int, on_device: bool) -> Kernel:
+    """Return the compiled steps of a frozen environment.
+
+    Raises:
+      ConfigError: it does something else than its version fixed, see `verify`.
+      StateError: as `refuse_fork`.
+    """
+    refuse_fork()
+    return kernel_of(None, "", drawn(market, draw), WINDOW, on_device, AccountConfig())
+
+
+def drawn(market: str, draw: int) -> TradingEnv:
+    """Return a draw of a frozen environment, as `env_of`, once `verify` has passed."""
+    found = frozen(market)
+    verify(found.market)
     return env_of(found.config, draw)
 
 
+def trajectory(market: str) -> dict[str, list[Any]]:
+    """Step draw 0 of a frozen environment from a fixed bar by fixed actions.
+
+    Returns:
+      "observations", `STEPS + 1` of them, and "rewards", as they are stored in `STORED`.
+    """
+    env = GymEnv(env=env_of(frozen(market).config, 0), window=WINDOW)
+    space, seen = env.action_space, [env.reset(options={"start": START})[0]]
+    rewards = []
+    for k in range(STEPS):
+        part = 0.2 + (3 * k + 5 * np.arange(env.trading.spec.num_assets)) % 7 / 10.0
+        if isinstance(space, Box):
+            action = space.low + part * (space.high - space.low)
+        else:
+            action = (part * env.trading.spec.num_actions).astype(int)
+            action = action if space.shape else int(action[0])
+        observation, reward, *_ = env.step(action)
+        seen.append(observation)
+        rewards.append(reward)
+    return {"observations": [row.tolist() for row in seen], "rewards": rewards}
+
+
+@functools.cache
+def verify(market: str) -> None:
+    """Compare what a frozen environment does with what its version did; once a process.
+
+    The digest is of its settings alone: this finds a feature, an account or a generator that
+    computes something else.
+
+    Raises:
+      ConfigError: an observation or a reward differs by more than `WITHIN` of the largest.
+    """
+    found, stored = frozen(market), json.loads(STORED.read_text())[market]
+    for name, now in trajectory(market).items():
+        then, now = np.asarray(stored[name]), np.asarray(now)
+        apart = np.abs(now - then) / np.maximum(1e-3, np.abs(then).max(0))
+        if apart.max() <= WITHIN:  # not of NaN
+            continue
+        place = tuple(map(int, np.argwhere(~(apart <= WITHIN))[0]))
+        column = "".join(f", number {at}" for at in place[1:])
+        raise ConfigError(
+            f"{found.id} is no longer what its version fixed: {name[:-1]} {place[0]}{column} is "
+            f"{now[place]:.6g} where {then[place]:.6g} is stored; install this package again."
+        )
+
+
 class FrozenEnv(GymEnv):
-    """One account in a frozen environment, for Gymnasium."""
+    """One account in a frozen environment, for Gymnasium; its path is drawn at the first reset."""
 
     def __init__(
         self,
@@ -200,8 +280,9 @@ class FrozenEnv(GymEnv):
         Raises:
           ConfigError: as `opened` and `GymEnv`.
         """
-        env = opened(market, digest, draw, given)
-        super().__init__(env=env, window=WINDOW, render_mode=render_mode)
+        found = opened(market, digest, draw, given)
+        source = functools.partial(kernel_of_frozen, market, draw, False)
+        self._describe(source, spec_of_frozen(found), WINDOW, True, render_mode)
 
 
 class FrozenVectorEnv(GymVectorEnv):
@@ -222,11 +303,7 @@ class FrozenVectorEnv(GymVectorEnv):
         Raises:
           ConfigError: as these two.
         """
-        env = opened(market, digest, draw, given)
-        super().__init__(
-            num_envs,
-            env=env,
-            window=WINDOW,
-            autoreset_mode=autoreset_mode,
-            render_mode=render_mode,
-        )
+        found = opened(market, digest, draw, given)
+        source = functools.partial(kernel_of_frozen, market, draw, True)
+        spec = spec_of_frozen(found)
+        self._describe(source, spec, num_envs, WINDOW, True, autoreset_mode, render_mode)

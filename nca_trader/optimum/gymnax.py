@@ -20,7 +20,7 @@ from nca_trader.envs.gym.environment import action_space, observation_space
 from nca_trader.envs.gym.packed import observed
 from nca_trader.envs.trading import EnvState, TradingEnv
 from nca_trader.errors import ConfigError
-from nca_trader.optimum.frozen import HORIZON, WINDOW, env_of, frozen
+from nca_trader.optimum.frozen import HORIZON, WINDOW, drawn, frozen
 
 try:
     from gymnax.environments import environment, spaces  # pyright: ignore[reportMissingImports]
@@ -75,7 +75,7 @@ class GymnaxEnv(environment.Environment):
     @property
     def trading(self) -> TradingEnv:
         """The environment whose `reset` and `step` these are."""
-        return env_of(frozen(self.market).config, self.draw)
+        return drawn(self.market, self.draw)
 
     @property
     def default_params(self) -> Params:

@@ -4,7 +4,11 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
+import pickle
 import shutil
+import subprocess
+import sys
 
 import gymnasium
 import jax
@@ -15,6 +19,8 @@ from gymnasium.utils.env_checker import check_env
 
 from nca_trader.config import toml
 from nca_trader.config.toml import preset_folder
+from nca_trader.data import features
+from nca_trader.data.feature_sets import feature_set
 from nca_trader.envs import FROZEN
 from nca_trader.envs.gym.packed import observed
 from nca_trader.errors import ConfigError
@@ -92,7 +98,7 @@ def test_an_edited_preset_is_refused(monkeypatch, tmp_path):
         ({"bars": "sp500", "config": "hidden"}, "takes no bars, config;"),
         ({"market": "hidden"}, "nca_trader/hidden-v1 has the digest"),
         ({"digest": "0" * 64}, "the spec 000000000000"),
-        ({"draw": -1}, "seed=-1"),
+        ({"draw": -1}, "draw=-1"),
         ({"draw": "a"}, "draw is the text 'a'; give a whole number"),
         ({"draw": None}, "draw is a NoneType; give a whole number"),
         ({"market": ["ou_mid", "hidden"]}, "no frozen environment"),
@@ -108,6 +114,97 @@ def test_no_keyword_changes_what_is_frozen(given, says):
         return
     with pytest.raises(ConfigError, match=says):
         gymnasium.make_vec("nca_trader/ou_mid-v1", 2, **given)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", FROZEN)
+def test_an_id_does_what_its_version_did(name, pytestconfig):
+    """Observations and rewards of a fixed seed, on every supported jax; 17 ids are 30 s."""
+    stored = json.loads(frozen_markets.STORED.read_text())
+    if pytestconfig.getoption("--rewrite-golden") and name not in stored:
+        short = jax.tree.map(lambda x: float(f"{x:.9g}"), frozen_markets.trajectory(name))
+        stored[name] = short
+        lines = ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in stored.items())
+        frozen_markets.STORED.write_text(f"{{\n{lines}\n}}\n")
+    frozen_markets.verify.cache_clear()
+    frozen_markets.verify(name)
+    # It says something: no observation stays as it is, and some orders cost or earn.
+    seen = np.array(stored[name]["observations"])
+    assert np.ptp(seen, axis=0).max() > 0.01 and np.ptp(stored[name]["rewards"]) > 0.0
+
+
+def forget():
+    for cached in (feature_set, frozen_markets.env_of, frozen_markets.verify):
+        cached.cache_clear()
+
+
+def test_a_constant_of_a_feature_that_changed_is_refused(monkeypatch):
+    """What the digest cannot see: it is of settings alone."""
+    span = features.level(lambda bar: bar.close, lambda bar: bar.present, span=4095)
+    monkeypatch.setitem(features.FEATURES.builtin, "price_level", span)
+    forget()
+    made = gymnasium.make("nca_trader/ou_mid-v1")
+    with pytest.raises(
+        ConfigError, match=r"ou_mid-v1 is no longer what .*: observation 8, number 1 is"
+    ):
+        made.reset()
+    monkeypatch.undo()
+    forget()
+    made.reset()
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_an_id_pickles_with_its_episode(steps):
+    """A worker goes on with the same episode; one that is not begun is not drawn for it."""
+    one = gymnasium.make("nca_trader/ou_mid-v1", draw=0)
+    many = gymnasium.make_vec("nca_trader/ou_mid-v1", 2)
+    if steps:
+        one.reset(seed=4), many.reset(seed=4)
+        for _ in range(steps):
+            one.step(2), many.step(np.array([2, 0]))
+    data = [pickle.dumps(env) for env in (one, many)]
+    assert max(map(len, data)) < 20_000
+    other, others = map(pickle.loads, data)
+    if not steps:
+        one.reset(seed=4), many.reset(seed=4), other.reset(seed=4), others.reset(seed=4)
+    for action in (0, 1):
+        np.testing.assert_equal(other.step(action), one.step(action))
+        np.testing.assert_equal(
+            others.step(np.array([action, 1])), many.step(np.array([action, 1]))
+        )
+    np.testing.assert_equal(other.reset(), one.reset())
+    np.testing.assert_equal(others.reset(), many.reset())
+
+
+ASYNC = """
+import gymnasium, nca_trader
+many = gymnasium.make_vec("nca_trader/ou_mid-v1", 2, vectorization_mode="async")
+print(many.reset(seed=0)[0].tolist())
+many.close()
+alone = gymnasium.make("nca_trader/ou_mid-v1")
+print(alone.reset(seed=0)[0].tolist())
+import warnings
+warnings.simplefilter("ignore")
+try:
+    gymnasium.make_vec(
+        "nca_trader/ou_mid-v1", 2, vectorization_mode="async", vector_kwargs={"context": "fork"}
+    ).reset()
+except nca_trader.StateError as error:
+    print(error)
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_processes_of_gymnasium_step_an_id_without_a_warning():
+    """They are forked by default, and a fork of a process in which JAX runs waits for ever."""
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-W", "error::UserWarning"]
+    found = subprocess.run(
+        [*command, "-c", ASYNC], capture_output=True, text=True, timeout=300, check=True
+    )
+    many, alone, says = map(str.strip, found.stdout.splitlines())
+    assert json.loads(many)[0] == json.loads(alone)
+    assert says.startswith("this process is a fork of") and says.endswith("context='spawn').")
 
 
 @pytest.mark.parametrize("name", ["ou_mod", "index_daily", "nca_trader/ou_mid-v2", ""])
@@ -170,7 +267,7 @@ def test_a_draw_is_another_path_of_the_same_market():
     assert other is again and first.config == other.config
     assert not np.allclose(first.bars.close[:100], other.bars.close[:100])
     assert [env.task.seed for env in (first, other)] == [0, 1]
-    with pytest.raises(ConfigError, match="seed=9223372036854775808"):
+    with pytest.raises(ConfigError, match="draw=9223372036854775808"):
         gymnasium.make("nca_trader/ou_mid-v1", draw=2**63)
 
 

@@ -7,8 +7,10 @@ gymnasium, or this module, are imported; the id
 
 from __future__ import annotations
 
+import functools
 import os
 import weakref
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
@@ -28,7 +30,7 @@ from nca_trader.envs import ID as ID
 from nca_trader.envs import load_env, register
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv, expect_env
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, StateError
 from nca_trader.markets import Task
 from nca_trader.types import Bars, EnvSpec
 
@@ -43,6 +45,22 @@ Source = Bars | Task | Path | None
 _ENVS: weakref.WeakValueDictionary[tuple, TradingEnv] = weakref.WeakValueDictionary()
 _KERNELS: weakref.WeakValueDictionary[tuple, Kernel] = weakref.WeakValueDictionary()
 FORGET.append(_ENVS.clear)
+_process: int | None = None  # in which the first kernel was made
+
+
+def refuse_fork() -> None:
+    """Refuse to go on in a process that was forked from one with compiled steps.
+
+    Raises:
+      StateError: it was. JAX would wait there without end for threads that a fork does not copy.
+    """
+    global _process
+    if _process not in (None, os.getpid()):
+        raise StateError(
+            "this process is a fork of one that has used an environment, and JAX does not run in "
+            "a fork; start it without one: AsyncVectorEnv(..., context='spawn')."
+        )
+    _process = os.getpid()
 
 
 def kernel_of(
@@ -61,7 +79,9 @@ def kernel_of(
 
     Raises:
       ConfigError, BarError: as `load_env`, `read_bars` and `TradingEnv`; a window below 1.
+      StateError: as `refuse_fork`.
     """
+    refuse_fork()
     expect("window", window, Integral, "a whole number of bars")
     if env is not None:
         expect_env(env, bars=bars, config=config)
@@ -238,32 +258,44 @@ class GymEnv(gymnasium.Env):
 
         Raises:
           ConfigError, BarError: an argument is not valid.
+          StateError: as `refuse_fork`.
         """
+        given = gather_account(account, settings, NAMES)
+        found = functools.partial(kernel_of, bars, config, env, window, False, given)
+        kernel = found()
+        self._describe(found, kernel.env.spec, window, flatten, render_mode)
+        self._fill(kernel)
+
+    def _describe(
+        self, source: Callable[[], Kernel], spec: EnvSpec, window: int, flatten: bool,
+        render_mode: str | None,
+    ) -> None:  # fmt: skip
+        """Set what is known without bars; `source` makes the kernel, here or in another process."""
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ConfigError(f"render_mode={render_mode!r} is not offered; take 'rgb_array'.")
-        self.kernel: Kernel | None = kernel_of(
-            bars, config, env, window, False, gather_account(account, settings, NAMES)
-        )
-        self.trading, self.window, self.flatten = self.kernel.env, window, flatten
-        self.render_mode = render_mode
-        spec = self.trading.spec
+        self._source: Callable[[], Kernel] | None = source
+        self.kernel: Kernel | None = None
+        self.window, self.flatten, self.render_mode = window, flatten, render_mode
         self.action_space = action_space(spec)
         self.observation_space = observation_space(spec, window, flatten)
         self._shape = () if isinstance(self.action_space, spaces.Discrete) else (spec.num_assets,)
-        # `[(T - 1 + N) A F]` features of all bars, zeros before the first: a window is one slice.
-        self._windows = None
-        if not self.kernel.on_device:
-            features = self.trading.features
-            before = np.zeros((window - 1, *features.shape[1:]), np.float32)
-            self._windows = (np.concatenate([before, features]) if window > 1 else features).ravel()
         self._row_size = spec.num_assets * spec.num_features
+        self._windows = None
         self._seed, self._count = None, 0
         self._words = None
         self._over = False
         self._orders = None  # for one asset: an array on the device for each action
-        if isinstance(self.action_space, spaces.Discrete):
-            self._orders = list(jnp.arange(spec.num_actions, dtype=jnp.int32)[:, None])
         self._history: list[tuple[int, float, np.ndarray]] = []
+
+    @property
+    def trading(self) -> TradingEnv:
+        """The environment that is stepped."""
+        return self._open().env
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: the arguments, and the episode where it stands."""
+        words = None if self._words is None else np.asarray(self._words)
+        return vars(self) | {"kernel": None, "_windows": None, "_orders": None, "_words": words}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -271,7 +303,8 @@ class GymEnv(gymnasium.Env):
         """Start an episode; see the class."""
         # Gymnasium takes no whole number of numpy's.
         super().reset(seed=None if seed is None else int(seed))
-        kernel, start = self._open(), start_row(self.trading, options)
+        kernel = self._open()
+        start = start_row(kernel.env, options)
         # The number of the episode and not a state of a generator: episode n of a seed is the same
         # however long the ones before it were.
         if seed is not None or self._seed is None:
@@ -291,8 +324,8 @@ class GymEnv(gymnasium.Env):
         if known and self._orders is not None and 0 <= action < len(self._orders):
             order = self._orders[action]  # without the 5 us of a check of arrays
         else:
-            order = checked_actions(action, self.trading.spec, self._shape)
-            order = order.reshape(self.trading.spec.num_assets)
+            spec = kernel.env.spec
+            order = checked_actions(action, spec, self._shape).reshape(spec.num_assets)
         self._words = kernel.step(self._words, order)
         return self._read()
 
@@ -308,13 +341,29 @@ class GymEnv(gymnasium.Env):
 
     def close(self) -> None:
         """Free the environment, unless others share it; it cannot be stepped again."""
-        self.kernel = self._words = self._windows = None
+        self.kernel = self._source = self._words = self._windows = None
         self._history = []
 
     def _open(self) -> Kernel:
-        if self.kernel is None:
+        """Return the kernel, which is made where it is first needed."""
+        if self._source is None:
             raise ClosedEnvironmentError("the environment was closed; make another.")
-        return self.kernel
+        if _process != os.getpid():
+            refuse_fork()
+        return self.kernel or self._fill(self._source())
+
+    def _fill(self, kernel: Kernel) -> Kernel:
+        self.kernel = kernel
+        # `[(T - 1 + N) A F]` features of all bars, zeros before the first: a window is one slice.
+        if not kernel.on_device:
+            features, before = kernel.env.features, self.window - 1
+            if before:
+                zeros = np.zeros((before, *features.shape[1:]), np.float32)
+                features = np.concatenate([zeros, features])
+            self._windows = features.ravel()
+        if isinstance(self.action_space, spaces.Discrete):
+            self._orders = list(jnp.arange(kernel.env.spec.num_actions, dtype=jnp.int32)[:, None])
+        return kernel
 
     def _read(self) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Return the newest row's words in the form of Gymnasium's `step`."""
@@ -331,11 +380,12 @@ class GymEnv(gymnasium.Env):
             flat = np.concatenate((window, seen))
         else:
             flat = seen.copy()  # the words are read-only, and callers may write into observations
-        spec = self.trading.spec
+        env = self.kernel.env
+        spec = env.spec
         # The account ends the observation, and begins with the weights held.
         weights = flat[-account_size(spec) :][: spec.num_assets].copy()
         info = {
-            "equity": equity, "time": self.trading.bars.time[row], "row": row, "weights": weights
+            "equity": equity, "time": env.bars.time[row], "row": row, "weights": weights
         }  # fmt: skip
         self._over = bool(terminated or truncated)
         if self.render_mode is not None:

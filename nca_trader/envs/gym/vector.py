@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -27,6 +27,7 @@ from nca_trader.envs.gym.environment import (
     checked_actions,
     kernel_of,
     observation_space,
+    refuse_fork,
     seed_words,
     split_observation,
     start_row,
@@ -34,6 +35,7 @@ from nca_trader.envs.gym.environment import (
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv
 from nca_trader.errors import ConfigError
+from nca_trader.types import EnvSpec
 
 
 class Batch:
@@ -121,32 +123,53 @@ class GymVectorEnv(VectorEnv):
         Raises:
           ConfigError, BarError: as `GymEnv`; also for a render mode, which batches do not have.
         """
+        expect("num_envs", num_envs, Integral, "a whole number", bars=bars, config=config)
+        given = gather_account(account, settings, NAMES)
+        found = functools.partial(kernel_of, bars, config, env, window, True, given)
+        kernel = found()
+        self._describe(
+            found, kernel.env.spec, num_envs, window, flatten, autoreset_mode, render_mode
+        )
+        self._batch = Batch(kernel, self.mode)
+
+    def _describe(
+        self, source: Callable[[], Kernel], spec: EnvSpec, num_envs: int, window: int,
+        flatten: bool, autoreset_mode: AutoresetMode | str, render_mode: str | None,
+    ) -> None:  # fmt: skip
+        """Set what is known without bars, as `GymEnv._describe`."""
         if render_mode is not None:
             raise ConfigError(
                 f"render_mode={render_mode!r}: a batch is not drawn; draw one environment made "
                 "with gymnasium.make."
             )
-        expect("num_envs", num_envs, Integral, "a whole number", bars=bars, config=config)
+        expect("num_envs", num_envs, Integral, "a whole number")
         if num_envs < 1:
             raise ConfigError(f"num_envs={num_envs} is below 1.")
-        kernel = kernel_of(
-            bars, config, env, window, True, gather_account(account, settings, NAMES)
-        )
-        self.trading, self.window, self.flatten = kernel.env, window, flatten
+        self._source: Callable[[], Kernel] | None = source
+        self.window, self.flatten = window, flatten
         self.num_envs, self.mode = num_envs, AutoresetMode(autoreset_mode)
         self.metadata = {"render_modes": [], "autoreset_mode": self.mode}
-        spec = self.trading.spec
         self.single_action_space = action_space(spec)
         self.single_observation_space = observation_space(spec, window, flatten)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self._batch: Batch | None = Batch(kernel, self.mode)
+        self._batch: Batch | None = None
         self._shape = (num_envs, *(self.single_action_space.shape or ()))
         self._seeds: np.ndarray | None = None  # [n, 2], and the episodes' numbers in each [n]
         self._counts = np.zeros(num_envs, np.uint32)
         self._carried: Array | None = None
-        self._words = np.zeros((num_envs, kernel.seen), np.uint32)
+        self._words: np.ndarray | None = None
         self._over = np.zeros(num_envs, bool)
+
+    @property
+    def trading(self) -> TradingEnv:
+        """The environment that is stepped."""
+        return self._open().kernel.env
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle holds: the arguments, and the episodes where they stand."""
+        carried = None if self._carried is None else np.asarray(self._carried)
+        return vars(self) | {"_batch": None, "_carried": carried}
 
     def reset(
         self,
@@ -171,7 +194,8 @@ class GymVectorEnv(VectorEnv):
             # All rows are begun and some are kept: another shape would compile another program.
             carried = jnp.where(which[:, None], carried, self._carried)
         self._carried = carried
-        self._words = np.where(which[:, None], np.asarray(seen), self._words)
+        seen = np.asarray(seen)
+        self._words = seen if self._words is None else np.where(which[:, None], seen, self._words)
         self._over = self._over & ~which
         return self._observed(self._words), self._info(self._words, which)
 
@@ -204,11 +228,15 @@ class GymVectorEnv(VectorEnv):
 
     def close_extras(self, **_: Any) -> None:
         """Free the environments, unless others share them; they cannot be stepped again."""
-        self._batch = self._carried = None
+        self._batch = self._source = self._carried = None
 
     def _open(self) -> Batch:
-        if self._batch is None:
+        """Return the compiled steps, which are made where they are first needed."""
+        if self._source is None:
             raise ClosedEnvironmentError("the environment was closed; make another.")
+        refuse_fork()
+        if self._batch is None:
+            self._batch = Batch(self._source(), self.mode)
         return self._batch
 
     def _draw(self, seed: int | Sequence[int | None] | None, which: np.ndarray) -> None:
