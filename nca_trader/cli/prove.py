@@ -89,13 +89,14 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         say=say,
     )
     if args.out:
-        if args.out.endswith(".jsonl"):
+        rows = args.out.endswith(".jsonl")
+        if rows:
             add_rows(args.out, rows_of(proofs, args.agent, controls=False))
         else:
             from nca_trader.optimum.board import write_board  # imports matplotlib
 
             write_board(args.out, rows_of(proofs, args.agent))
-        print(f"The curves: {args.out}")
+        print(f"The {'rows' if rows else 'curves'}: {args.out}")
     result = {"results": [proof.row() for proof in proofs]}
     # Judged after all runs, so that one miss does not hide the others.
     played = [proof for proof in proofs if not proof.reason]

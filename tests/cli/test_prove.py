@@ -298,6 +298,7 @@ def test_rows_of_an_agent_from_outside_are_added_to_a_file(command, monkeypatch,
     words = ["prove", "garleanu_pedersen", "kelly", "--agent=mine.py:act", "--out=new/rows.jsonl"]
     said = command(*words, "--seed=9000000000000000000", "--json")
     assert said.code == 1 and "2 of 2 runs missed their bar: garleanu_pedersen, kelly" in said.err
+    assert "The rows: new/rows.jsonl" in said.out
     assert command(*words, "--alone").code == 1
     rows = [json.loads(line) for line in (tmp_path / "new/rows.jsonl").read_text().splitlines()]
     assert len(rows) == 4 and {row["name"] for row in rows} == {"mine.py:act"}

@@ -27,6 +27,7 @@ from nca_trader.envs import FROZEN
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import ConfigError
 from nca_trader.optimum import prove as prove_runs
+from nca_trader.optimum.frozen import frozen, spec_of_frozen
 from nca_trader.optimum.measure import COUNTED, WARM, greedy_positions
 from nca_trader.optimum.outside import outside, paths, run_player
 from nca_trader.optimum.rows import Point, Score
@@ -475,6 +476,18 @@ def test_a_command_that_is_stopped_leaves_no_process(root, tmp_path, number):
         assert command.returncode == 130 and said.endswith("what was saved before stays\n")
 
 
+def test_stacked_observations_that_no_file_explains_name_the_remedy():
+    """Stable-Baselines3 says how its stack is filled; a wrapper of rejax or gymnax does not."""
+    spec, mismatch = spec_of_frozen(frozen("ou_mid")), outside.mismatch
+    said = mismatch({"observation": 18}, spec, 6)
+    assert said.startswith("it observes numbers: 18, and the market has 6; its file does not say")
+    assert (
+        "how 3 bars are stacked: give FILE.py:NAME, a function of observations and memory" in said
+    )
+    assert mismatch({"observation": 7}, spec, 6) == "it observes numbers: 7, and the market has 6"
+    assert not mismatch({"observation": 6}, spec, 6)
+
+
 def wait_until(done):
     end = time.monotonic() + 60
     while not done():
@@ -487,7 +500,8 @@ def wait_until(done):
     [
         ("def f(: pass", "f", "invalid syntax"),
         ("import nothing_of_that_name", "f", "ModuleNotFoundError at line 1"),
-        ("x = 3", "x", "has no function 'x'"),
+        ("x = 3", "y", "has no function 'y'; check the name"),
+        ("x = 3", "x", "'x' of .*mine.py is of type int; name a function"),
         ("import sys; sys.exit(3)", "f", "SystemExit at line 1"),
         ("def f(seen, memory): return 1", "f", "takes a memory; return actions and memory"),
     ],

@@ -109,8 +109,16 @@ def mismatch(facts: dict[str, Any], spec: EnvSpec, size: int) -> str:
         ("observation", size, "observes numbers:"),
         ("space", str(action_space(spec)), "acts in"),
     ):
-        if facts.get(name, there) != there:
-            return f"it {verb} {facts[name]}, and the market has {there}"
+        if (given := facts.get(name, there)) == there:
+            continue
+        reason = f"it {verb} {given}, and the market has {there}"
+        if name == "observation" and given % size == 0 and given > size:
+            # A stack of Stable-Baselines3 says how it is filled, and is played.
+            reason += (
+                f"; its file does not say how {given // size} bars are stacked: give FILE.py:NAME, "
+                "a function of observations and memory that stacks them"
+            )
+        return reason
     return ""
 
 

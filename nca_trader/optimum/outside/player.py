@@ -56,9 +56,12 @@ def load_function(entry: dict[str, Any]) -> tuple[Act, Facts]:
     (file,), member = entry["files"], entry["member"]
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     # From its source: bytecode next to it may be of other code.
-    function = runpy.run_path(file, run_name="agent").get(member)
-    if not callable(function):
+    names = runpy.run_path(file, run_name="agent")
+    if member not in names:
         raise LookupError(f"{file} has no function {member!r}; check the name")
+    if not callable(function := names[member]):
+        kind = type(function).__name__
+        raise LookupError(f"{member!r} of {file} is of type {kind}; name a function")
     if "memory" not in inspect.signature(function).parameters:
         return lambda seen, memory: (function(seen), None), {"memory": False}
 

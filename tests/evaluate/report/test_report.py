@@ -89,7 +89,12 @@ def made_up_report(
             "Environment (TOML)": 'fill = "next_open"\n',
             "Agent (TOML)": "num_seeds = 3\n[policy]\nchannels = 16\n",
         },
-        "versions": dict(python="3.11.9", jax="0.10.0", nca_trader="0.1.0", commit="abc1234"),
+        "versions": {
+            "python": "3.11.9",
+            "jax": "0.10.0",
+            "nca_trader": "0.1.0",
+            "commit": "abc1234",
+        },
         "device": "cpu, 2 cores",
         "command": "nca-trader demo --out runs/demo",
         "created": "2026-01-02 03:04 UTC",
