@@ -20,6 +20,7 @@ from nca_trader.evaluate import metrics
 
 COLUMNS = 1024  # strategies that are resampled at once: bounds memory
 NUMBERS_OF_SPLITS = 2_000_000  # splits times strategies: bounds the time and memory of PBO
+BATCH = 2**16  # rows of resamples that are drawn at once, in a processor's cache
 NO_ERROR = 1e-6  # standard error of a difference of Sharpe ratios that rounding alone leaves
 
 
@@ -152,19 +153,30 @@ def best_block(series: ArrayLike) -> float:
 
 
 def _stationary_counts(num: int, block: float, repetitions: int, seed: int) -> Iterator[np.ndarray]:
-    """Draw how often each resample has a row: in a circle, in blocks of geometric lengths."""
+    """Draw how often each resample has a row: in a circle, in blocks of geometric lengths.
+
+    Yields:
+      `[B, num]` of B resamples at a time, as many as fit into `BATCH` numbers.
+    """
     rng = np.random.default_rng(seed)
-    for _ in range(repetitions):
-        rows, begins = rng.integers(num, size=num), rng.random(num) <= 1 / block
-        begins[0] = True
-        place = np.append(np.flatnonzero(begins), num)
-        first = rows[place[:-1]]
-        end = first + place[1:] - place[:-1]
+    size = max(1, BATCH // num)
+    for at in range(0, repetitions, size):
+        many = min(size, repetitions - at)
+        rows, drawn = np.empty((many, num), np.int64), np.empty((many, num))
+        for row, each in zip(rows, drawn, strict=True):
+            row[:] = rng.integers(num, size=num)
+            rng.random(out=each)
+        begins = drawn <= 1 / block
+        begins[:, 0] = True
+        place = np.flatnonzero(begins)
+        of, first = place // num, rows.ravel()[place]
+        end = first + np.diff(place, append=many * num)
         # A block counts from its first row on, and no more from its end on.
         round_the_end = end >= num
-        steps = np.bincount(first, minlength=num)
-        steps -= np.bincount(end - num * round_the_end, minlength=num)
-        yield steps.cumsum() + np.count_nonzero(round_the_end)
+        steps = np.bincount(of * num + first, minlength=many * num)
+        steps -= np.bincount(of * num + end - num * round_the_end, minlength=many * num)
+        over = np.bincount(of[round_the_end], minlength=many)
+        yield steps.reshape(many, num).cumsum(axis=1) + over[:, None]
 
 
 def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Resampled | None:
@@ -192,7 +204,7 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
     # Centred, so that the squares lose no digits; and side by side, for one product a resample.
     powers = np.hstack([columns - centre, (columns - centre) ** 2]) / len(columns)
     drawn = _stationary_counts(len(columns), block, repetitions, seed)
-    found = np.array([counts @ powers for counts in drawn])
+    found = np.concatenate([counts @ powers for counts in drawn])
     mean, squares = np.hsplit(found, 2)
     variance = np.maximum(squares - mean**2, 0.0) * len(columns) / (len(columns) - 1)
     return Resampled(centre + mean, np.sqrt(variance))

@@ -23,6 +23,7 @@ from nca_trader.strategies.strategy import Strategy
 from nca_trader.types import Bars
 
 COPY_SHARE = 0.95  # share of bars with a baseline's targets from which an agent is called a copy
+CELLS = 2**18  # weights that are compared at once
 SAME_WEIGHT = 1e-6  # a float32 target and its float64 twin are the same target
 # Above `LONG` bars, returns are summed over neighbouring bars before they are resampled, to at most
 # `RESAMPLED` sums: the intervals of 100,000 bars would take two minutes.
@@ -103,6 +104,22 @@ class Evidence:
         return self.nearest_share >= COPY_SHARE
 
 
+def _in_force(targets: pd.DataFrame) -> np.ndarray:
+    """Return `[N, A]` targets, the last one where none was ordered; 0 before the first."""
+    found = targets.to_numpy(np.float64)
+    return targets.ffill().fillna(0.0).to_numpy(np.float64) if np.isnan(found).any() else found
+
+
+def _agreement(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Return the share of rows `[N, A]` in which all values are the same to `SAME_WEIGHT`."""
+    rows = max(1, CELLS // ours.shape[1])  # some at a time: of all, differences take a gigabyte
+    same = (
+        (np.abs(ours[at : at + rows] - theirs[at : at + rows]) <= SAME_WEIGHT).all(axis=1)
+        for at in range(0, len(ours), rows)
+    )
+    return float(np.concatenate([*same]).mean())
+
+
 def nearest_baseline(
     agent_weights: pd.DataFrame, baselines: Mapping[str, pd.DataFrame]
 ) -> tuple[str, float]:
@@ -116,15 +133,8 @@ def nearest_baseline(
       Its name, and the share of bars on which every asset's target is the same to 1e-6; the
       first of the baselines where two agree equally often.
     """
-    # Before its first order an account is flat.
-    ours, *others = (
-        targets.astype(np.float64).ffill().fillna(0.0).to_numpy()
-        for targets in (agent_weights, *baselines.values())
-    )
-    shares = {
-        name: float((np.abs(ours - theirs) <= SAME_WEIGHT).all(axis=1).mean())
-        for name, theirs in zip(baselines, others, strict=True)
-    }
+    ours = _in_force(agent_weights)
+    shares = {name: _agreement(ours, _in_force(theirs)) for name, theirs in baselines.items()}
     # `max` returns the first of several that are equal.
     nearest = max(shares, key=lambda name: shares[name])
     return nearest, shares[nearest]
