@@ -203,7 +203,7 @@ def walked(cell: Cell, data: pathlib.Path, runs: pathlib.Path) -> Any:
 
 def row_of(cell: Cell, data: pathlib.Path, runs: pathlib.Path) -> dict[str, Any]:
     """Walk forward, and compare the agent with its base."""
-    began, study = (time.perf_counter(), time.process_time()), STUDIES[cell.study]
+    began = time.perf_counter(), time.process_time()
     env, agent, walk = env_of(cell), agent_of(cell), walked(cell, data, runs)
     base = walk.baselines[strategy_named(agent.policy.base).name]
     found: dict[str, Any] = {
@@ -214,8 +214,7 @@ def row_of(cell: Cell, data: pathlib.Path, runs: pathlib.Path) -> dict[str, Any]
         "deployed": walk.gate.deployed,
     }
     for times in (1, 2, 3):
-        costs = study.costs.scaled(times)
-        pair = [x if times == 1 else x.again(costs=costs) for x in (walk.result, base)]
+        pair = [x if times == 1 else x.at_costs(times) for x in (walk.result, base)]
         found[f"less_{times}"] = less(*pair)
     for name, start in (("hold", "equal weight"), ("trend", "time-series momentum")):
         (each,) = (x for key, x in walk.baselines.items() if key.startswith(start))
@@ -247,7 +246,6 @@ def table(rows: list[dict[str, Any]]) -> str:
             continue
         years = "-".join(x[:4] for x in row["span"])
         more = ", ".join(f"{row[f'less_{k}'][0]:+.2f}" for k in (2, 3))
-        more = "quoted" if row["less_2"] == row["less_1"] else more  # spreads of the bars
         ours, theirs = row["turnover"]
         lines.append(
             f"| {row['cell']}, {years} | {row['agent']:.2f} | {row['base']:.2f} "

@@ -30,7 +30,8 @@ IMPLAUSIBLE = {"commission": 0.1, "slippage": 0.1, "interest_lend": 2.0, "intere
 # Fractions of a price or of notional; amounts without an upper end. Other costs are rates per year.
 FRACTIONS = ("commission", "slippage", "half_spread", "liquidation_fee")
 AMOUNTS = ("impact", "fixed_fee")
-OWN_FIELDS = ("own", "own_scale")  # the last fields of `Costs`
+# The last fields of `Costs`. None is left out of a record: one without them is as it was.
+OPTIONAL = ("own", "own_scale", "quote_scale")
 
 
 @strict
@@ -60,6 +61,7 @@ class Costs:
       own: costs of your own, as "module:name" or as functions; each worsens the price by the
         fraction that it returns, see docs/guides/extend.md. own_scale: the factor on them that
         `scaled` sets; None is 1.
+      quote_scale: the factor on the half-spreads that the bars quote; None is 1.
     """
 
     OWN: ClassVar = {"own": "costs"}  # may name your own code
@@ -74,13 +76,17 @@ class Costs:
     interest_borrow: float = 0.0
     funding: float = 0.0
     liquidation_fee: float = 0.0
-    # None is left out of a record, so records without own costs are as they always were.
     own: tuple[str, ...] | None = None
     own_scale: float | None = None
+    quote_scale: float | None = None
 
     def __post_init__(self):
         problems = self._own_problems()
-        for field in dataclasses.fields(self)[: -len(OWN_FIELDS)]:
+        for name in ("own_scale", "quote_scale"):
+            scale = getattr(self, name)
+            if isinstance(scale, Real) and not 0.0 <= float(scale) < float("inf"):
+                problems.append(f"costs.{name} = {scale} is not a number in [0, inf).")
+        for field in dataclasses.fields(self)[: -len(OPTIONAL)]:
             name, given = f"costs.{field.name}", getattr(self, field.name)
             # Types that a file or a caller may hold by mistake; a traced array must pass.
             if given is None or isinstance(given, str | list | tuple | dict):
@@ -118,8 +124,6 @@ class Costs:
         problems = [f"costs.{problem}" for problem in check_known(self, "own", "costs", ())]
         if len(set(own)) < len(own):
             problems.append(f"costs.own = {list(own)} names a cost twice; name each once.")
-        if isinstance(scale, Real) and not 0.0 <= float(scale) < float("inf"):
-            problems.append(f"costs.own_scale = {scale} is not a number in [0, inf).")
         return problems
 
     @property
@@ -129,14 +133,23 @@ class Costs:
         rates = (self.borrow_fee, self.interest_lend, self.interest_borrow, self.funding)
         return any(rate != 0.0 for rate in rates)
 
-    def scaled(self, factor: Any) -> Costs:
-        """Return the costs of trading and borrowing times `factor`; income and funding stay."""
-        kept = ("interest_lend", "funding", *OWN_FIELDS)
+    def scaled(self, factor: Any, quotes: bool = False) -> Costs:
+        """Return the costs of trading and borrowing times `factor`; income and funding stay.
+
+        Args:
+          factor: on each cost.
+          quotes: whether the bars quote spreads, which it is on as well.
+        """
+        kept = ("interest_lend", "funding", *OPTIONAL)
         # In the order of the fields, so that every process compiles the same program.
         names = [field.name for field in dataclasses.fields(self) if field.name not in kept]
         changed = {name: factor * getattr(self, name) for name in names}
         if self.own:
             changed["own_scale"] = factor * (1.0 if self.own_scale is None else self.own_scale)
+        if quotes:
+            changed["quote_scale"] = factor * (
+                1.0 if self.quote_scale is None else self.quote_scale
+            )
         return dataclasses.replace(self, **changed)
 
 

@@ -330,8 +330,8 @@ class Result:
 
     @functools.cached_property
     def uncharged(self) -> str:
-        """What plausible costs would leave of a result without costs; "" for others."""
-        if self.charged != Costs() or not self.num_fills:
+        """What plausible costs would leave of a result that paid none; "" for others."""
+        if self.charged != Costs() or self.costs_paid or not self.num_fills:  # quotes are paid too
             return ""
         again = self.again(costs=PLAUSIBLE)
         total = metrics.total_return(again.returns)
@@ -366,6 +366,13 @@ class Result:
         lines = [Curve(self.name, self.equity, "agent")]
         lines.append(Curve("buy and hold", self.hold.equity, "baseline"))
         return account_figure(lines, {*filter(None, [self.seen])}, self.exposure)
+
+    def at_costs(self, factor: float) -> Result:
+        """Run this backtest again with its costs of trading and borrowing times `factor`.
+
+        Spreads that the bars quote are such costs.
+        """
+        return self.again(costs=self.charged.scaled(factor, self.bars.half_spread is not None))
 
     def stress(
         self,
@@ -408,14 +415,15 @@ class Result:
             return self.again(**changes).account_metrics
 
         def gains(factor: float) -> bool:
-            return self.again(costs=costs.scaled(factor)).log_equity[-1] > 0.0
+            return self.at_costs(factor).log_equity[-1] > 0.0
 
-        by_costs = {float(f): again(costs=costs.scaled(f)) for f in factors}
+        by_costs = {float(f): self.at_costs(f).account_metrics for f in factors}
         by_delay = {int(n): again(delay=int(n)) for n in delays}
         most = {"max_participation": participation}
         by_capital = {float(c): again(capital=float(c), **most) for c in capitals}
         # Costs that halving does not change are all zero: no factor of them changes anything.
-        free = dataclasses.asdict(costs) == dataclasses.asdict(costs.scaled(0.5))
+        half = costs.scaled(0.5, self.bars.half_spread is not None)
+        free = dataclasses.asdict(costs) == dataclasses.asdict(half)
         gained = not free and self.log_equity[-1] > 0.0
         return Stress(
             name=self.name,

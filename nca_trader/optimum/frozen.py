@@ -47,7 +47,7 @@ WINDOW = 1  # bars in an observation
 HORIZON = 1_024  # steps of an episode
 # Fields of `EnvConfig` and `Costs` that were added after version 1: no part of a digest while they
 # have their default, so that a new field leaves the digests as they are.
-ADDED = ("correlation_span", "shrinkage")
+ADDED = ("correlation_span", "shrinkage", "costs.quote_scale")
 # What each version does, see `trajectory`; `pytest tests/optimum/test_frozen.py --rewrite-golden`
 # adds a new id.
 STORED = pathlib.Path(__file__).with_name("frozen.json")

@@ -77,6 +77,18 @@ def test_the_panel_recipe_was_chosen_before_it_met_1990(rows):
         assert row["less_1"][1] <= row["less_1"][0] <= row["less_1"][2]
 
 
+def test_the_joint_environment_is_that_of_all_lines(rows):
+    """It was composed after its years were seen, so it is a preset of its own."""
+    daily, joint = (nca.load_env(name) for name in ("panel_daily", "panel_joint"))
+    ranks = tuple(f"rank:return_{bars}" for bars in (21, 63, 252))
+    other = {"features": (*daily.features, *ranks), "sizing": "covariance"}
+    assert joint == dataclasses.replace(daily, **other)
+    found = [row for row in rows("panel.jsonl") if row["cell"].endswith("all lines")]
+    assert {row["cell"] for row in found} >= {"futures, linear, all lines"}
+    for row in found:
+        assert (tuple(row["features"]), row["sizing"]) == (joint.features, joint.sizing)
+
+
 def test_panels_whose_truth_is_known_are_within_their_bounds(rows):
     found = rows("planted.jsonl")
     passed = {p: [r["passed"] for r in found if r["part"] == p] for p in ("noise", "power")}

@@ -47,6 +47,7 @@ pytestmark = pytest.mark.usefixtures("quick_compile")
 BARS = random_bars(np.random.default_rng(0), 120, 2, spread=0.02)
 WILD = random_bars(np.random.default_rng(1), 120, 2, spread=0.08)
 GOING = rich_bars(np.random.default_rng(2), 120, 2)
+QUOTED = dataclasses.replace(BARS, half_spread=np.full(BARS.close.shape, 1e-3))
 HOURS = random_bars(np.random.default_rng(3), 24 * 70, 1, unit="h")
 ENV = EnvConfig(features=("return_1",), random_start=False)
 AGENT = dataclasses.replace(
@@ -93,6 +94,10 @@ def stepped(env, length=55):
 
 def traded(config, bars=BARS):
     return stepped(TradingEnv(bars, config))
+
+
+def quoted(config):
+    return traded(config, QUOTED)
 
 
 def features_of(config, bars=BARS):
@@ -352,6 +357,7 @@ ENVS = {
     "costs.funding": Row(traded, 0.1),
     "costs.liquidation_fee": Row(traded, 0.05, LEVERED | dict(maintenance_margin=0.5)),
     "costs.own": Row(traded, (fee,)),
+    "costs.quote_scale": Row(quoted, 2.0),
     "costs.own_scale": Row(traded, 2.0, dict(costs__own=(fee,))),
 }
 LIMITS = {

@@ -171,6 +171,8 @@ def drawn_setting(number):
     # Plain numbers, as a file or a user gives them: one of numpy would widen float32.
     rules = {name: x.item() if isinstance(x, np.generic) else x for name, x in rules.items()}
     extras = [name for name in ("half_spread", "dividend", "funding") if rng.random() < 0.5]
+    if "half_spread" in extras and number % 3:
+        costs["quote_scale"] = 1.0 + number % 3
     accounts = []
     for _ in range(MARKETS):
         bars = drawn_bars(rng, extras)

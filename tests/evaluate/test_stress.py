@@ -106,6 +106,30 @@ def test_without_costs_there_are_none_to_stress(bars):
     assert "No costs" not in charged.sentence
 
 
+def test_spreads_that_the_bars_quote_are_costs_like_others(rising):
+    """They were left out: at 2 times the costs, and where they were all that was charged."""
+    traded = np.tile([0.0, 1.0], 150)
+    quoted = dataclasses.replace(rising, half_spread=np.full((300, 1), 2e-4))
+    result = nca.backtest(quoted, traded, order="on_change")
+    table = result.stress(factors=(1, 2, 3), delays=(), capitals=())
+    assert table.charged and table.costs["total_return"].is_monotonic_decreasing
+    for factor in (2, 3):  # bars that quote so much more
+        wide = dataclasses.replace(quoted, half_spread=factor * quoted.half_spread)
+        there = nca.backtest(wide, traded, order="on_change").equity
+        np.testing.assert_allclose(result.at_costs(factor).equity, there, rtol=1e-13)
+        np.testing.assert_allclose(
+            result.at_costs(factor / 2).at_costs(2).equity, there, rtol=1e-13
+        )
+        assert table.costs["total_return"][factor] == pytest.approx(there.iloc[-1] - 1.0)
+    # Half of the bars gain 0.1%, for which the spread is paid twice.
+    assert table.break_even == pytest.approx(1e-3 / 4e-4, rel=0.01)
+    assert not result.uncharged and nca.backtest(rising, traded).uncharged
+    with pytest.raises(ConfigError, match=r"quote_scale = 2.0 has no effect, .* quote no spread"):
+        nca.backtest(rising, traded, nca.Costs(quote_scale=2.0))
+    with pytest.raises(ConfigError, match=r"costs.quote_scale = -1 is not a number in \[0, inf\)"):
+        nca.Costs(quote_scale=-1)
+
+
 @pytest.mark.heavy
 def test_more_capital_than_volume_earns_less_of_a_good_thing(rising):
     result = nca.backtest(rising, np.ones(300), COSTS, order="on_change")

@@ -24,7 +24,7 @@ from nca_trader.config import AccountConfig
 from nca_trader.config.account import PLAIN
 from nca_trader.envs.account.costs import Trade, check_costs, own_rates
 from nca_trader.envs.account.risk import open_guard, sizes
-from nca_trader.errors import BarError
+from nca_trader.errors import BarError, ConfigError
 from nca_trader.numerics import arrays
 from nca_trader.types import SECONDS_PER_YEAR, Bar, Bars, Tensor
 
@@ -179,6 +179,7 @@ def legs_of(bars: Bars, rules: AccountConfig = PLAIN) -> BarReturns:
 
     Raises:
       BarError: a rule or cost needs volume that the bars do not have.
+      ConfigError: a factor on quotes that the bars do not have.
     """
     costs = rules.costs
     if rules.max_participation < math.inf or costs.impact:
@@ -190,6 +191,11 @@ def legs_of(bars: Bars, rules: AccountConfig = PLAIN) -> BarReturns:
                 f"{bars.source or 'bars'}: {bars.symbols[column]} has no volume at {bars.time[row]}"
                 "; impact and max_participation need it, so give bars with volume or set both off."
             )
+    if costs.quote_scale is not None and bars.half_spread is None:
+        raise ConfigError(
+            f"costs.quote_scale = {costs.quote_scale} has no effect, because "
+            f"{bars.source or 'the bars'} quote no spread; leave it out, or give bid and ask."
+        )
     size = None if rules.scale is None else sizes(bars, rules.scale)
     if not len(bars):
         none = np.zeros(bars.close.shape)
@@ -267,12 +273,16 @@ def next_legs(
                 xp.nan_to_num(xp.where(present, price / bar.open - 1.0, 0.0))
                 for price in (bar.low, bar.high)
             )
+    quoted, scale = None, rules.costs.quote_scale
+    if bar.half_spread is not None:
+        quoted = xp.nan_to_num(bar.half_spread)
+        quoted = quoted if scale is None else scale * quoted
     return BarReturns(
         overnight=overnight,
         intraday=intraday,
         present=present,
         # Without a quote in this bar, the configured half_spread is all that is known.
-        half_spread=None if bar.half_spread is None else xp.nan_to_num(bar.half_spread),
+        half_spread=quoted,
         # A price of 1 where there is none yet: nothing fills there, and a NaN would spread through
         # sums.
         open=xp.where(xp.isfinite(bar.open), bar.open, 1.0) if priced else None,

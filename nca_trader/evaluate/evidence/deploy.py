@@ -142,7 +142,7 @@ def judge(
     """
 
     def doubled(each: Result) -> np.ndarray:
-        return each.again(costs=each.charged.scaled(2.0)).excess_returns
+        return each.at_costs(2.0).excess_returns
 
     others = {name: each.excess_returns for name, each in baselines.items() if name != MATCHED}
     found = gate(agents, others, result.bars_per_year)
