@@ -237,10 +237,8 @@ def rows_in(file: pathlib.Path) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     spread = "{:+.3f} [{:.2f}, {:.2f}]"
-    lines = [
-        "| cell, test | agent | base | hold | less base | at 2, 3 times the costs | turnover |"
-    ]
-    lines.append("|-|-|-|-|-|-|-|")
+    lines = ["| cell, test | agent | base | less base | at 2, 3 times the costs | turnover |"]
+    lines.append("|-|-|-|-|-|-|")
     for row in rows:
         if row.get("phase") == "choosing":
             continue
@@ -249,8 +247,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         ours, theirs = row["turnover"]
         lines.append(
             f"| {row['cell']}, {years} | {row['agent']:.2f} | {row['base']:.2f} "
-            f"| {row['hold']:.2f} | {spread.format(*row['less_1'])} | {more} "
-            f"| {ours / theirs:.2f} |"
+            f"| {spread.format(*row['less_1'])} | {more} | {ours / theirs:.2f} |"
         )
     return "\n".join(lines)
 

@@ -37,6 +37,22 @@ def test_log_prob_and_entropy_equal_an_enumeration_of_joint_actions():
         np.testing.assert_allclose(heads.entropy(logits), entropy, rtol=1e-5)
 
 
+def test_the_gaussian_is_that_of_scipy_within_its_bounds():
+    """Log-probability, entropy and a draw, of actions before squashing."""
+    head, rng = heads.SQUASHED_GAUSSIAN, np.random.default_rng(0)
+    logits = rng.normal(size=(5, 3, 2)).astype(np.float32) * 3.0  # some deviations are clipped
+    scale = np.exp(np.clip(logits[..., 1].astype(float), heads.LEAST_LOG_STD, heads.MOST_LOG_STD))
+    assert len(np.unique(scale)) < scale.size
+    each = scipy.stats.norm(logits[..., 0], scale)
+    noise = rng.normal(size=(5, 3, 1)).astype(np.float32)
+    action = np.asarray(head.sample(jnp.asarray(logits), jnp.asarray(noise)))
+    np.testing.assert_allclose(action, each.ppf(scipy.stats.norm.cdf(noise[..., 0])), rtol=2e-4)
+    found = head.log_prob(jnp.asarray(logits), jnp.asarray(action))
+    np.testing.assert_allclose(found, each.logpdf(action).sum(-1), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(head.entropy(jnp.asarray(logits)), each.entropy().sum(-1), rtol=1e-5)
+    np.testing.assert_array_equal(head.mode(jnp.asarray(logits)), logits[..., 0])
+
+
 def test_log_prob_and_entropy_hold_for_extreme_logits():
     logits = jnp.array([[1000.0, 0.0, -1000.0], [0.0, 0.0, 0.0]])
     assert heads.log_prob(logits, jnp.array([2, 1])) == np.float32(-2000 - np.log(3))
