@@ -7,6 +7,7 @@ every strategy that was tried. Leaving out the bad ones makes luck look like ski
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from statistics import NormalDist
@@ -21,6 +22,7 @@ from nca_trader.evaluate import metrics
 COLUMNS = 1024  # strategies that are resampled at once: bounds memory
 NUMBERS_OF_SPLITS = 2_000_000  # splits times strategies: bounds the time and memory of PBO
 BATCH = 2**16  # rows of resamples that are drawn at once, in a processor's cache
+SHORT = 2_500  # rows whose counts are kept: 10 MB for each block
 NO_ERROR = 1e-6  # standard error of a difference of Sharpe ratios that rounding alone leaves
 
 
@@ -179,6 +181,12 @@ def _stationary_counts(num: int, block: float, repetitions: int, seed: int) -> I
         yield steps.reshape(many, num).cumsum(axis=1) + over[:, None]
 
 
+@functools.lru_cache(maxsize=4)
+def _short_counts(num: int, block: float, repetitions: int, seed: int) -> list[np.ndarray]:
+    """Keep the counts of short series: those of one backtest often have the same block."""
+    return [counts.astype(np.int16) for counts in _stationary_counts(num, block, repetitions, seed)]
+
+
 def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Resampled | None:
     """Resample rows by the stationary bootstrap (Politis and Romano 1994).
 
@@ -203,7 +211,8 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
     centre = columns.mean(axis=0)
     # Centred, so that the squares lose no digits; and side by side, for one product a resample.
     powers = np.hstack([columns - centre, (columns - centre) ** 2]) / len(columns)
-    drawn = _stationary_counts(len(columns), block, repetitions, seed)
+    draw = _short_counts if len(columns) <= SHORT else _stationary_counts
+    drawn = draw(len(columns), block, repetitions, seed)
     found = np.concatenate([counts @ powers for counts in drawn])
     mean, squares = np.hsplit(found, 2)
     variance = np.maximum(squares - mean**2, 0.0) * len(columns) / (len(columns) - 1)
