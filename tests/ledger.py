@@ -18,7 +18,7 @@ COSTS = dict.fromkeys(
         "interest_lend", "interest_borrow", "funding", "liquidation_fee",
     ),
     0.0,
-) | {"quote_scale": 1.0}  # fmt: skip
+) | {"quote_scale": None}  # fmt: skip
 RULES = dict(
     fill="next_open", order="on_change", max_gross=None, max_net=None, borrow=False, floor=1e-9,
     maintenance_margin=None, capital=None, lot=0.0, tick=0.0, min_notional=0.0,
@@ -167,7 +167,8 @@ class Ledger:
 
     def terms(self, units: float, price: float, volume: float, quoted: float) -> tuple:
         """The price that is paid for a unit, and what of the difference is spread and impact."""
-        quoted *= self.costs["quote_scale"]
+        scale = self.costs["quote_scale"]
+        quoted = quoted if scale is None else scale * quoted
         spread, impact = price * (self.costs["half_spread"] + quoted), 0.0
         if self.money:
             share = min(abs(units) / volume, 1.0) if volume > 0.0 else float(units != 0.0)
