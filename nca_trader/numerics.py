@@ -11,6 +11,7 @@ of `high`. Adding to a pair costs six more additions and loses about 1e-14 inste
 import contextlib
 import contextvars
 import math
+import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -23,6 +24,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import jaxpr_as_fun
 
 from nca_trader.types import Tensor
+
+STARTED: list[int] = []  # the process in which this package first used JAX
 
 
 def arrays(x: Tensor) -> ModuleType:
@@ -43,6 +46,8 @@ def expect_shape(x: Tensor, other: Tensor) -> None:
 
 def cpu() -> Any:
     """Return a CPU device of this process; `jax.devices("cpu")[0]` is another host's on most."""
+    if not STARTED:
+        STARTED.append(os.getpid())
     return jax.local_devices(backend="cpu")[0]
 
 

@@ -84,8 +84,9 @@ class Costs:
         problems = self._own_problems()
         for name in ("own_scale", "quote_scale"):
             scale = getattr(self, name)
-            if isinstance(scale, Real) and not 0.0 <= float(scale) < float("inf"):
-                problems.append(f"costs.{name} = {scale} is not a number in [0, inf).")
+            wrong = isinstance(scale, bool | str | list | tuple | dict)
+            if wrong or (isinstance(scale, Real) and not 0.0 <= float(scale) < float("inf")):
+                problems.append(f"costs.{name} = {scale!r} is not a number in [0, inf).")
         for field in dataclasses.fields(self)[: -len(OPTIONAL)]:
             name, given = f"costs.{field.name}", getattr(self, field.name)
             # Types that a file or a caller may hold by mistake; a traced array must pass.

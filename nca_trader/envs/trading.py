@@ -148,8 +148,8 @@ def transition(
     before, scale = episode.account, 1.0
     if episode.cost_scale is not None:
         scale = episode.cost_scale
-        now, following = now.at_cost(scale), following.at_cost(scale)
-        rules = dataclasses.replace(rules, costs=rules.costs.scaled(scale))
+        costs = rules.costs.scaled(scale, quotes=now.half_spread is not None)
+        rules = dataclasses.replace(rules, costs=costs)
     # From the weights last ordered and not from those held, which drift with prices.
     target = actions.to_target(spec, action, before.ordered, before.base)
     placed, _ = place_order(before, target, now.at_close, rules)

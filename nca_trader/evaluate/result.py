@@ -331,7 +331,8 @@ class Result:
     @functools.cached_property
     def uncharged(self) -> str:
         """What plausible costs would leave of a result that paid none; "" for others."""
-        if self.charged != Costs() or self.costs_paid or not self.num_fills:  # quotes are paid too
+        charged = dataclasses.replace(self.charged, quote_scale=None)
+        if charged != Costs() or self.costs_paid or not self.num_fills:  # quotes are paid too
             return ""
         again = self.again(costs=PLAUSIBLE)
         total = metrics.total_return(again.returns)
@@ -372,7 +373,12 @@ class Result:
 
         Spreads that the bars quote are such costs.
         """
-        return self.again(costs=self.charged.scaled(factor, self.bars.half_spread is not None))
+        return self.again(costs=self.charged.scaled(factor, self._quotes))
+
+    @property
+    def _quotes(self) -> bool:
+        spreads = self.bars.half_spread
+        return spreads is not None and bool(np.nan_to_num(spreads).any())
 
     def stress(
         self,
@@ -422,7 +428,7 @@ class Result:
         most = {"max_participation": participation}
         by_capital = {float(c): again(capital=float(c), **most) for c in capitals}
         # Costs that halving does not change are all zero: no factor of them changes anything.
-        half = costs.scaled(0.5, self.bars.half_spread is not None)
+        half = costs.scaled(0.5, self._quotes)
         free = dataclasses.asdict(costs) == dataclasses.asdict(half)
         gained = not free and self.log_equity[-1] > 0.0
         return Stress(

@@ -239,11 +239,13 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
     quiet, quiet_best = (pay - noise / slope for pay, noise in zip(paid, noises, strict=True))
     ours, best = task.score(quiet.mean()), task.score(quiet_best.mean())
     # Both policies ran on the same path, so its luck cancels; cash, which earns 0, is 0 on each.
-    fraction = ours / best if task.optimum and best > 0.0 else math.nan
+    fraction, known = math.nan, bool(task.optimum) and best > 0.0
+    if known or (task.optimum and ours == -math.inf):
+        fraction = ours / best if known else -math.inf
     apart = _slope(task, quiet.mean()) * quiet - fraction * slope * quiet_best
     return Earnings(
         fraction=fraction,
-        error=_error(apart) / best if task.optimum else math.nan,
+        error=_error(apart) / best if known else math.nan,
         earned=ours,
         earned_error=abs(slope) * _error(quiet),
         # This number keeps the noise, because only there does an agent show that sees the next

@@ -123,10 +123,9 @@ def test_training_pays_in_float32_what_a_backtest_pays_and_draws_the_factor():
     _, steps = jax.jit(lambda s, a: jax.lax.scan(env.step, s, a))(state, actions)
     targets = np.full(bars.close.shape, np.nan)
     targets[env.spec.warmup : -1] = actions
-    doubled = dataclasses.replace(bars, half_spread=2.0 * bars.half_spread)
-    costs = dataclasses.replace(config.costs, commission=1e-3, own_scale=2.0)
-    result = nca.backtest(doubled, targets, costs, order="rebalance", capital=1e5)
-    # The quote is doubled by the factor in training, and twice in the fee that reads it.
+    more = {"commission": 1e-3, "own_scale": 2.0, "quote_scale": 2.0}
+    costs = dataclasses.replace(config.costs, **more)
+    result = nca.backtest(bars, targets, costs, order="rebalance", capital=1e5)
     account = steps.observation.account
     assert account.log_equity.dtype == jnp.float32
     np.testing.assert_allclose(
@@ -300,6 +299,8 @@ def test_an_action_scheme_that_cannot_be_trusted_is_refused_in_one_line(own_code
         ({"own": ()}, r"costs\.own = \(\) names no cost"),
         ({"own": ("a:b", "a:b")}, "names a cost twice"),
         ({"own_scale": 2.0}, "has no effect without costs.own"),
+        ({"quote_scale": "2"}, r"costs.quote_scale = '2' is not a number in \[0, inf\)"),
+        ({"quote_scale": True}, "costs.quote_scale = True is not a number"),
         ({"own": (lambda trade: 0.0,)}, "has no name that another process can find"),
     ],
 )

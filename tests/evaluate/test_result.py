@@ -77,6 +77,9 @@ def test_the_summary_has_twenty_lines_and_the_benchmark_beside_it():
     growth = bars.close[-1, 0] / (bars.open[1, 0] * (1.0 + 5e-4)) - 1.0
     assert re.search(rf"total return +\S+ +{growth:.1%}", str(result))
     assert f"trades {len(result.trades)}," in str(result)
+    assert "fills at the next open, on_change" in lines[1]
+    weights = nca.backtest(bars, np.ones(700), fill="close")
+    assert "fills at the close, rebalance" in str(weights).splitlines()[1]
     html = result._repr_html_()
     assert "<table>" in html and "<svg" in html and "buy and hold" in html
 

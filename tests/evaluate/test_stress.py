@@ -14,6 +14,10 @@ from nca_trader.types import PRICES
 COSTS = nca.Costs(commission=1e-3, slippage=2e-4)
 
 
+def half_the_quote(trade):
+    return 0.5 * trade.half_spread
+
+
 @pytest.fixture(scope="module")
 def bars():
     return nca.sample_bars("sp500").select("SP500")[-300:]
@@ -124,6 +128,15 @@ def test_spreads_that_the_bars_quote_are_costs_like_others(rising):
     # Half of the bars gain 0.1%, for which the spread is paid twice.
     assert table.break_even == pytest.approx(1e-3 / 4e-4, rel=0.01)
     assert not result.uncharged and nca.backtest(rising, traded).uncharged
+    # A cost of the user's own gets what the bars quote, and is scaled once.
+    own = nca.backtest(quoted, traded, nca.Costs(own=(half_the_quote,)), order="on_change")
+    name = own.charged.own[0]
+    once, twice = (-own.at_costs(factor).flows[name].sum() for factor in (1, 2))
+    assert twice == pytest.approx(2.0 * once, rel=0.05) and once > 0.0
+    # Quotes of 0 are no costs, nor are quotes times 0.
+    none = dataclasses.replace(quoted, half_spread=np.zeros((300, 1)))
+    assert not nca.backtest(none, traded).stress(delays=(), capitals=()).charged
+    assert nca.backtest(quoted, traded, nca.Costs(quote_scale=0.0)).uncharged
     with pytest.raises(ConfigError, match=r"quote_scale = 2.0 has no effect, .* quote no spread"):
         nca.backtest(rising, traded, nca.Costs(quote_scale=2.0))
     with pytest.raises(ConfigError, match=r"costs.quote_scale = -1 is not a number in \[0, inf\)"):

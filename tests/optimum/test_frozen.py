@@ -17,13 +17,14 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
+import nca_trader as nca
 from nca_trader.config import toml
 from nca_trader.config.toml import preset_folder
 from nca_trader.data import features
 from nca_trader.data.feature_sets import feature_set
 from nca_trader.envs import FROZEN
 from nca_trader.envs.gym.packed import observed
-from nca_trader.errors import ConfigError
+from nca_trader.errors import ConfigError, StateError
 from nca_trader.markets import market_of
 from nca_trader.optimum import frozen as frozen_markets
 from nca_trader.optimum.frozen import digest_of, frozen
@@ -174,6 +175,27 @@ def test_an_id_pickles_with_its_episode(steps):
         )
     np.testing.assert_equal(other.reset(), one.reset())
     np.testing.assert_equal(others.reset(), many.reset())
+
+
+def test_an_environment_whose_file_changed_does_not_go_on(tmp_path):
+    file, bars = tmp_path / "bars.csv", nca.sample_bars("sp500").select("SP500")[-300:]
+    nca.write_bars(bars, file)
+    one = gymnasium.make("nca_trader/Trading-v0", bars=str(file))
+    many = gymnasium.make_vec("nca_trader/Trading-v0", 2, bars=str(file))
+    one.reset(seed=1), many.reset(seed=1)
+    kept = [pickle.dumps(env) for env in (one, many)]
+    for data, env, action in zip(kept, (one, many), (1, np.array([1, 0])), strict=True):
+        np.testing.assert_equal(pickle.loads(data).step(action), env.step(action))
+    nca.write_bars(bars[:-1], file)
+    for data, action in zip(kept, (1, np.array([1, 0])), strict=True):
+        with pytest.raises(StateError, match=r"bars.csv changed since this environment was pick"):
+            pickle.loads(data).step(action)
+
+
+def test_float64_everywhere_is_refused():
+    """The words of a step are of 32 bits; a step of 64 was read wrongly."""
+    with jax.enable_x64(True), pytest.raises(ConfigError, match="unset JAX_ENABLE_X64"):
+        gymnasium.make("nca_trader/Trading-v0", config="ou_mid")
 
 
 ASYNC = """

@@ -87,6 +87,24 @@ def test_who_sees_the_next_return_is_caught(name):
     assert not measure.earnings_of(task, rows(), ahead).fraction > 1.0
 
 
+def test_a_path_on_which_the_optimal_policy_earns_nothing_has_no_fraction():
+    """Its costs are above what a bar can earn, nearly always."""
+    task = make("ou", num_bars=BARS, seed=4, phi=0.9, cost=0.08)
+    flat = ~measure.optimal_positions(task, rows()).any(axis=(1, 2))
+    still = rows()[flat]
+    assert task.optimum > 0.0 and len(still) >= 8
+    held = -np.sign(task.states[still])
+    reached = measure.earnings_of(task, still, held)
+    assert np.isnan(reached.fraction) and np.isnan(reached.error) and reached.earned < 0.0
+    ruined = measure.earnings_of(dataclasses.replace(task, pay=all_lost), still, held)
+    assert ruined.bankrupt
+
+
+def all_lost(previous, position, r):
+    """Pay of an account that is gone where it holds anything."""
+    return np.where(np.abs(position).sum(-1) > 0.0, -np.inf, 0.0)
+
+
 def test_a_coin_tossed_for_positions_loses_its_costs():
     task = task_of("martingale")
     tossed = np.random.default_rng(0).choice([-1.0, 1.0], (*rows().shape, 1))

@@ -149,12 +149,6 @@ class BarReturns(NamedTuple):
     high: Tensor | None = None
     base: Tensor | None = None
 
-    def at_cost(self, factor: Tensor | float) -> BarReturns:
-        """Scale the quoted spread by `factor`, as `Costs.scaled` scales the other costs."""
-        if self.half_spread is None:
-            return self
-        return self._replace(half_spread=factor * self.half_spread)
-
     @property
     def at_open(self) -> Quote:
         """What an order at this bar's open fills at."""
@@ -273,16 +267,12 @@ def next_legs(
                 xp.nan_to_num(xp.where(present, price / bar.open - 1.0, 0.0))
                 for price in (bar.low, bar.high)
             )
-    quoted, scale = None, rules.costs.quote_scale
-    if bar.half_spread is not None:
-        quoted = xp.nan_to_num(bar.half_spread)
-        quoted = quoted if scale is None else scale * quoted
     return BarReturns(
         overnight=overnight,
         intraday=intraday,
         present=present,
         # Without a quote in this bar, the configured half_spread is all that is known.
-        half_spread=quoted,
+        half_spread=None if bar.half_spread is None else xp.nan_to_num(bar.half_spread),
         # A price of 1 where there is none yet: nothing fills there, and a NaN would spread through
         # sums.
         open=xp.where(xp.isfinite(bar.open), bar.open, 1.0) if priced else None,
@@ -344,9 +334,10 @@ def worsening(
     """
     xp, costs, tick = arrays(units), rules.costs, rules.tick
     impacted = 0.0 if quote.volume is None else impact(costs.impact, units, quote.volume)
-    spread = (
-        costs.half_spread if quote.half_spread is None else costs.half_spread + quote.half_spread
-    )
+    spread = costs.half_spread
+    if quote.half_spread is not None:
+        scale = 1.0 if costs.quote_scale is None else costs.quote_scale
+        spread = costs.half_spread + scale * quote.half_spread
     worse = costs.slippage + spread + impacted
     # Rounded last: a venue rounds the price of the fill, which has all other costs in it.
     if tick:

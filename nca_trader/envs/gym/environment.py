@@ -15,6 +15,7 @@ from numbers import Integral
 from typing import Any
 
 import gymnasium
+import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
@@ -32,6 +33,7 @@ from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv, expect_env
 from nca_trader.errors import ConfigError, StateError
 from nca_trader.markets import Task
+from nca_trader.numerics import STARTED
 from nca_trader.types import Bars, EnvSpec
 
 DEFAULT_CONFIG, DEFAULT_BARS = "index_daily", "sp500"
@@ -45,22 +47,33 @@ Source = Bars | Task | Path | None
 _ENVS: weakref.WeakValueDictionary[tuple, TradingEnv] = weakref.WeakValueDictionary()
 _KERNELS: weakref.WeakValueDictionary[tuple, Kernel] = weakref.WeakValueDictionary()
 FORGET.append(_ENVS.clear)
-_process: int | None = None  # in which the first kernel was made
 
 
 def refuse_fork() -> None:
-    """Refuse to go on in a process that was forked from one with compiled steps.
+    """Refuse to go on in a process that was forked from one in which this package used JAX.
 
     Raises:
       StateError: it was. JAX would wait there without end for threads that a fork does not copy.
     """
-    global _process
-    if _process not in (None, os.getpid()):
+    if STARTED and STARTED[0] != os.getpid():
         raise StateError(
-            "this process is a fork of one that has used an environment, and JAX does not run in "
-            "a fork; start it without one: AsyncVectorEnv(..., context='spawn')."
+            "this process is a fork of one that has used JAX, which does not run in a fork; start "
+            "it without one: AsyncVectorEnv(..., context='spawn')."
         )
-    _process = os.getpid()
+
+
+def unchanged(kernel: Kernel, digest: str | None) -> Kernel:
+    """Return a kernel whose bars have the digest of when an environment was pickled, if it was.
+
+    Raises:
+      StateError: its file was written again.
+    """
+    if digest is not None and kernel.env.bars.digest() != digest:
+        raise StateError(
+            f"{kernel.env.bars.source or 'the bars'} changed since this environment was pickled, "
+            "so its episode cannot go on; make it again."
+        )
+    return kernel
 
 
 def kernel_of(
@@ -82,6 +95,11 @@ def kernel_of(
       StateError: as `refuse_fork`.
     """
     refuse_fork()
+    if jax.config.jax_enable_x64:
+        raise ConfigError(
+            "environments of Gymnasium step in float32; unset JAX_ENABLE_X64 (the package computes "
+            "in float64 by itself where it counts)."
+        )
     expect("window", window, Integral, "a whole number of bars")
     if env is not None:
         expect_env(env, bars=bars, config=config)
@@ -275,6 +293,7 @@ class GymEnv(gymnasium.Env):
             raise ConfigError(f"render_mode={render_mode!r} is not offered; take 'rgb_array'.")
         self._source: Callable[[], Kernel] | None = source
         self.kernel: Kernel | None = None
+        self._digest: str | None = None  # of the bars, once it was pickled
         self.window, self.flatten, self.render_mode = window, flatten, render_mode
         self.action_space = action_space(spec)
         self.observation_space = observation_space(spec, window, flatten)
@@ -295,7 +314,9 @@ class GymEnv(gymnasium.Env):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: the arguments, and the episode where it stands."""
         words = None if self._words is None else np.asarray(self._words)
-        return vars(self) | {"kernel": None, "_windows": None, "_orders": None, "_words": words}
+        known = self.kernel.env.bars.digest() if self.kernel else self._digest
+        made = dict.fromkeys(("kernel", "_windows", "_orders"))
+        return vars(self) | made | {"_words": words, "_digest": known}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -348,9 +369,8 @@ class GymEnv(gymnasium.Env):
         """Return the kernel, which is made where it is first needed."""
         if self._source is None:
             raise ClosedEnvironmentError("the environment was closed; make another.")
-        if _process != os.getpid():
-            refuse_fork()
-        return self.kernel or self._fill(self._source())
+        refuse_fork()
+        return self.kernel or self._fill(unchanged(self._source(), self._digest))
 
     def _fill(self, kernel: Kernel) -> Kernel:
         self.kernel = kernel

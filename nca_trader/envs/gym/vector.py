@@ -31,6 +31,7 @@ from nca_trader.envs.gym.environment import (
     seed_words,
     split_observation,
     start_row,
+    unchanged,
 )
 from nca_trader.envs.gym.packed import DRAWN, Kernel, account_size
 from nca_trader.envs.trading import TradingEnv
@@ -154,6 +155,7 @@ class GymVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self._batch: Batch | None = None
+        self._digest: str | None = None  # of the bars, once it was pickled
         self._shape = (num_envs, *(self.single_action_space.shape or ()))
         self._seeds: np.ndarray | None = None  # [n, 2], and the episodes' numbers in each [n]
         self._counts = np.zeros(num_envs, np.uint32)
@@ -169,7 +171,8 @@ class GymVectorEnv(VectorEnv):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle holds: the arguments, and the episodes where they stand."""
         carried = None if self._carried is None else np.asarray(self._carried)
-        return vars(self) | {"_batch": None, "_carried": carried}
+        known = self._batch.kernel.env.bars.digest() if self._batch else self._digest
+        return vars(self) | {"_batch": None, "_carried": carried, "_digest": known}
 
     def reset(
         self,
@@ -236,7 +239,7 @@ class GymVectorEnv(VectorEnv):
             raise ClosedEnvironmentError("the environment was closed; make another.")
         refuse_fork()
         if self._batch is None:
-            self._batch = Batch(self._source(), self.mode)
+            self._batch = Batch(unchanged(self._source(), self._digest), self.mode)
         return self._batch
 
     def _draw(self, seed: int | Sequence[int | None] | None, which: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from nca_trader.evaluate import metrics
 COLUMNS = 1024  # strategies that are resampled at once: bounds memory
 NUMBERS_OF_SPLITS = 2_000_000  # splits times strategies: bounds the time and memory of PBO
 BATCH = 2**16  # rows of resamples that are drawn at once, in a processor's cache
-SHORT = 2_500  # rows whose counts are kept: 10 MB for each block
+SHORT, KEPT = 2_500, 5_000_000  # rows, and counts, that are kept: 10 MB for each block
 NO_ERROR = 1e-6  # standard error of a difference of Sharpe ratios that rounding alone leaves
 
 
@@ -184,7 +184,10 @@ def _stationary_counts(num: int, block: float, repetitions: int, seed: int) -> I
 @functools.lru_cache(maxsize=4)
 def _short_counts(num: int, block: float, repetitions: int, seed: int) -> list[np.ndarray]:
     """Keep the counts of short series: those of one backtest often have the same block."""
-    return [counts.astype(np.int16) for counts in _stationary_counts(num, block, repetitions, seed)]
+    kept = [counts.astype(np.int16) for counts in _stationary_counts(num, block, repetitions, seed)]
+    for counts in kept:
+        counts.setflags(write=False)
+    return kept
 
 
 def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Resampled | None:
@@ -211,7 +214,8 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
     centre = columns.mean(axis=0)
     # Centred, so that the squares lose no digits; and side by side, for one product a resample.
     powers = np.hstack([columns - centre, (columns - centre) ** 2]) / len(columns)
-    draw = _short_counts if len(columns) <= SHORT else _stationary_counts
+    short = len(columns) <= SHORT and len(columns) * repetitions <= KEPT
+    draw = _short_counts if short else _stationary_counts
     drawn = draw(len(columns), block, repetitions, seed)
     found = np.concatenate([counts @ powers for counts in drawn])
     mean, squares = np.hsplit(found, 2)
