@@ -15,7 +15,6 @@ from numbers import Integral
 from typing import Any
 
 import gymnasium
-import jax
 import jax.numpy as jnp
 import numpy as np
 from gymnasium import spaces
@@ -95,7 +94,7 @@ def kernel_of(
       StateError: as `refuse_fork`.
     """
     refuse_fork()
-    if jax.config.jax_enable_x64:
+    if jnp.result_type(float) == np.float64:
         raise ConfigError(
             "environments of Gymnasium step in float32; unset JAX_ENABLE_X64 (the package computes "
             "in float64 by itself where it counts)."
