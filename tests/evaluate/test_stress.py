@@ -157,8 +157,9 @@ def test_more_capital_than_volume_earns_less_of_a_good_thing(rising):
     assert table["total_return"].iloc[-1] == pytest.approx(gained / table.index[-1])
 
 
-def test_without_volume_there_is_no_curve_of_capital(bars):
-    quiet = dataclasses.replace(bars, volume=np.full((300, 1), np.nan))
+@pytest.mark.parametrize("volume", [np.nan, 0.0])
+def test_without_volume_there_is_no_curve_of_capital(bars, volume):
+    quiet = dataclasses.replace(bars, volume=np.full((300, 1), volume))
     stress = nca.backtest(quiet, nca.rules.momentum(20), COSTS).stress()
     assert len(stress.capacity) == 0 and "capital" not in stress.sentence
     assert len(stress.plot().axes) == 2

@@ -228,6 +228,17 @@ class Early(Tape):
         return super().now() - 40 * SECOND * 3600
 
 
+class Hasty(Tape):
+    early = 3  # seconds before the bar was closed
+
+    def __iter__(self):
+        self.live = True
+        yield from super().__iter__()
+
+    def now(self):
+        return super().now() - getattr(self, "live", False) * self.early * SECOND
+
+
 class Again(Tape):
     def __iter__(self):
         self.path.write_text(str(self.place - 1))
@@ -273,6 +284,7 @@ class Names(Tape):
         (Names, "it has symbols and a period"),
         (Empty, "history gives closed bars in order"),
         (Early, "history gives closed bars in order"),
+        (Hasty, "live bars are closed in order and of the symbols"),
         (Again, "live bars are closed in order and of the symbols"),
         (Other, "live bars are closed in order and of the symbols"),
         (Babbles, "live bars are closed in order and of the symbols"),
@@ -284,6 +296,11 @@ def test_each_fault_of_a_feed_fails_its_check_in_one_line(stage, tmp_path, kind,
     report = nca.check_feed(tape(stage, tmp_path, kind), history=10)
     assert check in report.faults
     assert all("\n" not in found.fault for found in report.checks)
+
+
+def test_a_clock_may_be_a_second_early(stage, tmp_path, monkeypatch):
+    monkeypatch.setattr(Hasty, "early", 1)
+    assert not nca.check_feed(tape(stage, tmp_path, Hasty), history=10).faults
 
 
 def test_the_feed_of_the_guide_passes(tmp_path, monkeypatch):
