@@ -129,6 +129,11 @@ def test_values_are_of_order_one_whatever_the_markets_spread(stage):
         )
         scale = reward_scale(setup_of(stage.policy, agent), stage.env.market)
         assert scale == pytest.approx(1 / (spread * horizon**0.5), rel=1e-4)
+    # A full position of a quarter of the size earns a quarter.
+    config = dataclasses.replace(stage.env.config, size=stage.env.spec.bounds[1] / 4)
+    small = TradingEnv(stage.env.bars, config)
+    setup = setup_of(make_policy(agent, small.spec), agent)
+    assert reward_scale(setup, small.market) == pytest.approx(4 * float(scale), rel=1e-4)
 
 
 def test_steps_of_an_update_are_those_of_all_accounts(stage):
