@@ -26,7 +26,7 @@ from nca_trader.config.extensions import load, receive, sources_of
 from nca_trader.config.records import open_record, plain, seal_record
 from nca_trader.paper.journal.journal import Journal, read_events, verify
 from nca_trader.runs import consent, exported, trials
-from nca_trader.runs.consent import codes_of, key_file
+from nca_trader.runs.consent import codes_of, key_file, signature_of
 from nca_trader.runs.exported import Exported, read_run, read_tensors, write_tensors
 from nca_trader.runs.listing import compare_runs, runs_in
 from nca_trader.watch.dashboard.sources import FollowedSession
@@ -350,6 +350,14 @@ def test_the_key_is_the_users_alone(here, tmp_path, monkeypatch):
     key_file().chmod(0o644)
     with pytest.raises(ConfigError, match="is not a key of yours alone"):
         nca.Run("runs/plain")
+
+
+def test_a_key_is_made_in_a_folder_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    first = signature_of(b"content", make=True)
+    assert signature_of(b"content") == first
+    key_file().unlink()
+    assert signature_of(b"content", make=True) != first and key_file().exists()
 
 
 @pytest.mark.heavy
