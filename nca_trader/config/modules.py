@@ -27,7 +27,7 @@ from nca_trader.errors import ConfigError
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Files of this package that decide as in version 0.2.0, by SHA-256 now and then: journals, sweeps
 # and walk-forwards that began with it go on. A file that is edited again counts as another one.
-# Only ranks of assets among which one is delisted are others than then.
+# Only cross-sectional momentum has changed since, where an asset is delisted.
 NOW = (
     "713238a1eebe12a7383c25b82f22d31087c94afcda9572388c4c24df501c4e88",  # blend.py
     "1f49e6173133ca1ece33316fce96b50e2593e943a063606d698148ea229c74f8",  # rolling.py

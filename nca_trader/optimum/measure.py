@@ -39,7 +39,8 @@ class Earnings(NamedTuple):
 
     Attributes:
       fraction: of what the optimal policy earned on the path, so that cash has 0 and that policy 1;
-        NaN where the optimum is 0, minus infinity of a bankrupt account.
+        NaN where the optimum is 0 or that policy earned nothing, minus infinity of a bankrupt
+        account.
       error: standard error of the fraction, as that of a ratio of two means.
       earned: with the noise of returns removed, not compared with anything.
       earned_error: standard error of `earned`.
@@ -239,9 +240,10 @@ def earnings_of(task: Task, rows: np.ndarray, positions: np.ndarray) -> Earnings
     quiet, quiet_best = (pay - noise / slope for pay, noise in zip(paid, noises, strict=True))
     ours, best = task.score(quiet.mean()), task.score(quiet_best.mean())
     # Both policies ran on the same path, so its luck cancels; cash, which earns 0, is 0 on each.
-    fraction, known = math.nan, bool(task.optimum) and best > 0.0
-    if known or (task.optimum and ours == -math.inf):
-        fraction = ours / best if known else -math.inf
+    known = bool(task.optimum) and best > 0.0
+    fraction = ours / best if known else math.nan
+    if task.optimum and ours == -math.inf:
+        fraction = -math.inf
     apart = _slope(task, quiet.mean()) * quiet - fraction * slope * quiet_best
     return Earnings(
         fraction=fraction,
