@@ -2,37 +2,51 @@
 
     python -m benchmarks.board FILE --peers .venv-peers/bin/python
     python -m benchmarks.board FILE --peers PYTHON --markets ou_mid hidden --names "SB3 PPO"
-    python -m benchmarks.board FILE --peers PYTHON --seconds 90 --steps 20000000   # a race to 95%
-    python -m benchmarks.board FILE --peers PYTHON --markets ou_expensive hidden --trials 10
+    taskset -c 0 python -m benchmarks.board FILE --peers PYTHON --seconds 60   # a race to 95%
     python -m benchmarks.board FILE --names "nca_trader nano" --markets all --seeds 10 --steps 0
 
 Each run that ends appends a row, and the same command resumes. The first seed of all pairs comes
-before the second of any. Seeds are drawn once; they are the first line of FILE.seeds. All agents
-get the same number of environment steps, 0 for what an agent of ours has by itself, with the
-hyper-parameters that their libraries have, or with the best of `--trials` of Optuna, which run a
-third of the steps, have seeds of their own and stand in FILE.trials; ours take `--set` as well. A
-pair that a library cannot do is a row without a fraction.
+before the second of any. Seeds are drawn once; they are the first line of FILE.seeds. A pair that a
+library cannot do is a row without a fraction.
+
+The rules, fixed before the runs:
+
+- One configuration of an agent for all markets: `OURS`, `RACERS` and `LEARNERS`. Ours are presets
+  as they are shipped. The others have their library's own hyper-parameters and what its guide
+  advises: a batch of environments, normalised observations and rewards, actions within -1 and 1.
+  Nothing is tuned.
+- The board: all agents get the same number of environment steps, 0 for what ours have by
+  themselves. What an agent reaches is evaluated on draws that it has not seen.
+- The race: seconds of training on one core, by one clock, to the first of two evaluations in a row
+  at 95%. Evaluations are a quarter of a second after the beginning and then at each 1.25 times that
+  which an update has passed; they stop the clock. Training ends after `--seconds`, ours also when
+  it has arrived. What passes before the first update, in a new process, is a column of its own:
+  imports, bars and compilation. Another library's agent is saved and then played on new paths.
+- All rows of a file are of one commit, without changes: others are refused. So it runs in a clean
+  clone, and FILE stands outside of it.
 """
 
 import argparse
-import bisect
+import itertools
 import json
 import math
+import os
 import pathlib
 import secrets
 import subprocess
 import sys
 import tempfile
 
-from nca_trader import prove
 from nca_trader.agents import load_agent
-from nca_trader.config.spans import override, parse_space
+from nca_trader.envs.gym.packed import account_size
 from nca_trader.errors import NcaTraderError
-from nca_trader.evaluate.tune import overrides_of, study_of
-from nca_trader.optimum.board import REACHED
+from nca_trader.machine import cores
+from nca_trader.optimum.board import arrival
 from nca_trader.optimum.frozen import frozen
-from nca_trader.optimum.prove import BARS, prepare, prove_markets
-from nca_trader.optimum.rows import about
+from nca_trader.optimum.outside.entry import Playing, entry_of
+from nca_trader.optimum.outside.paths import draw_paths, judge, play
+from nca_trader.optimum.prove import BARS, known_market, prepare, prove_markets
+from nca_trader.optimum.rows import Point, Score, about
 from nca_trader.runs.folder import commit
 
 MARKETS = (
@@ -43,53 +57,40 @@ MARKETS = (
     "ring_hop3",
     "moving_volatility",
 )
+RACED = ("ou_mid", "hidden", "ring_hop3")
+PLAYER = pathlib.Path(__file__).parent / "peers/look_player.py"
 STEPS = 100_000  # of each run
-SEEDS = 1_000_000  # of the rows below it, of trials from it on
-TRIAL_PART = 3  # a trial has 1 / 3 of the steps: ten of RecurrentPPO would take two hours a market
+SEEDS = 1_000_000  # of the rows below it
 OURS = {"nca_trader nano": "nano", "nca_trader mlp": "mlp"}
-PEERS = ("rejax PPO", "SB3 PPO", "SB3 DQN", "sb3-contrib RecurrentPPO")
-BATCHED = {"n_steps": 128, "batch_size": 2048, "n_epochs": 4, "normalize": True}
-RACING = {"SB3 PPO": BATCHED, "sb3-contrib RecurrentPPO": BATCHED}
+# The rate of `nano` falls to 0 over its steps, 24 M and fewer where a step teaches more; the second
+# is told to end after a million.
+RACERS = {
+    "nca_trader nano": {"agent": "nano"},
+    "nca_trader nano, 1 M steps": {"agent": "nano", "steps": 1_000_000},
+    "nca_trader mlp": {"agent": "mlp"},
+}
+# The programs of other libraries with what is not their library's own: 8 environments collect
+# as many steps between two updates as one does, and DQN takes as many gradient steps for each.
+LEARNERS = {
+    "rejax PPO": ("rejax_learns", {}, {"normalize_observations": True, "normalize_rewards": True}),
+    "SB3 PPO": ("sb3_learns", {"algorithm": "PPO", "envs": 8}, {"n_steps": 256}),
+    "SB3 DQN": ("sb3_learns", {"algorithm": "DQN", "envs": 8}, {"gradient_steps": 8}),
+    "sb3-contrib RecurrentPPO": ("sb3_learns", {"algorithm": "RecurrentPPO", "envs": 8}, {}),
+}
 PACKAGES = {
     "rejax PPO": "rejax",
     "SB3 PPO": "stable_baselines3",
     "SB3 DQN": "stable_baselines3",
     "sb3-contrib RecurrentPPO": "sb3_contrib",
 }
-# What trials draw from: of the library's own names, with "normalize" for a `VecNormalize`.
-OFTEN = ("learning_rate=1e-4:1e-2:log", "gamma=0.0,0.9,0.99", "ent_coef=0.0,0.01")
-SPACES = {
-    "nca_trader nano": (
-        "optimizer.learning_rate=1e-4:1e-2:log",
-        "policy.channels=8,16,32",
-        "policy.hidden=32,64,128",
-    ),
-    "nca_trader mlp": (
-        "optimizer.learning_rate=1e-4:1e-2:log",
-        "policy.hidden=32,64,128",
-        "policy.window=15,63",
-    ),
-    "rejax PPO": (*OFTEN, "num_steps=16,64,256", "normalize_observations=false,true"),
-    "SB3 PPO": (*OFTEN, "n_steps=512,2048", "batch_size=64,256", "normalize=false,true"),
-    "SB3 DQN": (
-        *OFTEN[:2],
-        "exploration_fraction=0.1,0.5",
-        "target_update_interval=100,1000,10000",
-        "normalize=false,true",
-    ),
-    "sb3-contrib RecurrentPPO": (*OFTEN, "n_steps=128,512", "normalize=false,true"),
-}
 
 
-def learner(name, market):
-    """The module and the options of a peer; None where it cannot do the market."""
+def able(name, market):
+    """Whether an agent has actions of the market's kind."""
+    actions = space(market)
     if name == "rejax PPO":
-        several = "MultiDiscrete" in str(space(market))
-        return None if several else ("rejax_learns", {})
-    if name == "SB3 DQN":
-        one = str(space(market)).startswith("Discrete")
-        return ("sb3_learns", {"algorithm": "DQN"}) if one else None
-    return "sb3_learns", {"algorithm": name.split()[-1]}
+        return "MultiDiscrete" not in actions
+    return name != "SB3 DQN" or actions.startswith("Discrete")
 
 
 def space(market):
@@ -97,92 +98,77 @@ def space(market):
     import gymnasium
 
     env = gymnasium.make(frozen(market).id)
-    found = env.action_space
+    found = str(env.action_space)
     env.close()
     return found
 
 
-def ours(name, market, seed, args, given):
+def trained(python, program, options):
+    """What a program of `benchmarks.peers` reports of a run."""
+    words = [f"--{key}={value}" for key, value in options.items()]
+    command = [python, "-m", f"benchmarks.peers.{program}", *words]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise RuntimeError(ran.stderr[-2000:])
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def ours(name, market, seed, args):
     """A row of an agent of this package."""
-    changes = [*args.set, *(override(key, value) for key, value in given.items())]
-    trial = prepare(market, load_agent(OURS[name], changes), args.steps or None)
+    if args.seconds:
+        options = RACERS[name] | {"market": market, "seed": seed, "seconds": args.seconds}
+        ran = trained(sys.executable, "nca_learns", options)
+        return ran["found"] | {"seconds_before": ran["before"]}
+    trial = prepare(market, load_agent(OURS[name], args.set), args.steps or None)
     (proof,) = prove_markets([trial], [seed], controls=False)
     return proof.row()
 
 
-def theirs(name, market, seed, args, given, last):
+def theirs(name, market, seed, args):
     """A row of an agent of another library: trained by its own program, played by `prove`."""
-    found = learner(name, market)
-    if found is None:
+    if not able(name, market):
         why = {"complaint": f"n/a: actions are {space(market)}", "digest": frozen(market).digest}
         none = {"fraction": None, "steps": 0, "curve": [], "entry": {}}
         return {"market": market, "seed": seed} | none | why
-    module, options = found
+    program, options, given = LEARNERS[name]
     with tempfile.TemporaryDirectory() as folder:
-        options |= {"market": market, "seed": seed % 2**31, "steps": args.steps, "out": folder}
-        options |= {"seconds": args.seconds, "given": json.dumps(given)}
-        if args.seconds and module == "sb3_learns":
-            options |= {"envs": 64, "given": json.dumps(RACING.get(name, {}))}
-        words = [f"--{key}={value}" for key, value in options.items()]
-        command = [args.peers, "-m", f"benchmarks.peers.{module}", *words]
-        ran = subprocess.run(command, capture_output=True, text=True)
-        if ran.returncode:
-            raise RuntimeError(ran.stderr[-2000:])
-        looks = json.loads(ran.stdout.splitlines()[-1])["looks"]
-        rows = {}
-
-        def judge(number):
-            """Play the agent of a look on new paths; whether it reaches 95%."""
-            file = pathlib.Path(folder) / looks[number]["file"]
-            moments = file.with_suffix(".pkl") if module == "sb3_learns" else file
-            agent = f"{file},{moments}" if moments != file and moments.exists() else str(file)
-            (proof,) = prove([market], agent, allow_code=True, python=args.peers, controls=False)
-            rows[number] = proof.row()
-            return rows[number]["fraction"] >= REACHED
-
-        if args.seconds:  # a race asks for the first look that reaches it
-            end = len(looks) - 1
-            if judge(end):
-                bisect.bisect_left(range(end), True, key=judge)
-        else:
-            for number in range(len(looks))[-1 if last else 0 :]:
-                judge(number)
-    curve = [
-        [looks[k]["steps"], looks[k]["seconds"], rows[k]["fraction"], rows[k]["error"]]
-        for k in sorted(rows)
-    ]
-    own = {"seed": seed, "steps": curve[-1][0], "seconds": curve[-1][1], "curve": curve}
-    return rows[max(rows)] | own | {"evaluated_on": [row["seed"] for row in rows.values()]}
+        options = options | {"market": market, "seed": seed % 2**31, "steps": args.steps}
+        options |= {"seconds": args.seconds, "given": json.dumps(given), "out": folder}
+        ran = trained(args.peers, program, options)
+        files = [pathlib.Path(folder) / look["file"] for look in ran["looks"]]
+        played_on, rows, curve = secrets.randbits(63), [], []
+        for look, (earned, entry) in zip(
+            ran["looks"], judged(files, market, args.peers, played_on), strict=False
+        ):
+            # Without seconds it counts as trained elsewhere: its first point is not untrained.
+            last = Point(math.nan, look["steps"], earned)
+            rows.append(Score(market=market, seed=seed, curve=[last], entry=entry).row())
+            curve.append([look["steps"], look["seconds"], earned.fraction, earned.error])
+            if args.seconds and len(curve) > 1 and arrival(curve):
+                break
+    own = {"curve": curve, "seconds": curve[-1][1], "evaluated_on": played_on}
+    return rows[-1] | own | {"seconds_before": ran["before"], "given": given}
 
 
-def run_one(name, market, seed, args, given, last=False):
-    """The row of one seed; of another library, with `last`, only the trained agent is played."""
-    if name in OURS:
-        return ours(name, market, seed, args, given)
-    return theirs(name, market, seed, args, given, last)
-
-
-def best_of(name, market, args):
-    """The best hyper-parameters of the trials of an agent on a market; the missing ones are run."""
-    import optuna
-
-    args = argparse.Namespace(**vars(args) | {"steps": args.steps // TRIAL_PART})
-    asked = ", ".join([name, *args.set, market, f"{args.steps} steps"])
-    study = study_of(pathlib.Path(args.file).with_suffix(".trials"), asked)
-    while len(done := [t for t in study.trials if "seed" in t.user_attrs]) < args.trials:
-        study.sampler = optuna.samplers.TPESampler(seed=len(done))
-        trial = study.ask()
-        overrides_of(trial, parse_space(SPACES[name]))
-        seed, reached = SEEDS + secrets.randbelow(SEEDS), math.nan
-        try:
-            row = run_one(name, market, seed, args, trial.params, last=True)
-            reached = row["fraction"]
-        except (NcaTraderError, RuntimeError) as error:
-            print(f"{name} on {market}, {trial.params}: {error}", file=sys.stderr, flush=True)
-        trial.set_user_attr("seed", seed)
-        study.tell(trial, reached)  # a trial without a number fails
-        print(f"{market:<20}{name:<28} trial {len(done):>2}{reached:8.1%}", flush=True)
-    return study.best_params
+def judged(files, market, python, seed):
+    """Yields what each agent of these files earns on the paths of a seed, and its entry."""
+    each = [[str(p) for p in (file, file.with_suffix(".pkl")) if p.exists()] for file in files]
+    kind = "rejax" if files[0].suffix == ".pkl" else "sb3"
+    each = [files[:1] if kind == "rejax" else files for files in each]
+    paths = draw_paths(*known_market(market), seed)
+    spec = paths.dynamics.spec
+    size = spec.num_assets * spec.num_features + account_size(spec)
+    os.environ["LOOKS"] = json.dumps(
+        {"kind": kind, "each": each, "assets": spec.num_assets, "observation": size}
+    )
+    entries = [entry_of(",".join(names), allow_code=True) for names in each]
+    player = entry_of(f"{PLAYER}:act", python=python)
+    assert player is not None
+    with Playing(player, market, spec.num_assets, size, spec.num_actions) as playing:
+        for entry in filter(None, entries):
+            begins = itertools.chain([True], itertools.repeat(False))
+            ordered = play(paths, lambda seen, begins=begins: playing.act(seen, next(begins)))
+            yield judge(paths, ordered), entry.record()
 
 
 def run(args):
@@ -193,39 +179,30 @@ def run(args):
     if len(seeds) < args.seeds:
         seeds += [secrets.randbelow(SEEDS) for _ in range(args.seeds - len(seeds))]
         drawn.write_text(json.dumps(seeds) + "\n")
-    seeds = seeds[: args.seeds]
     lines = file.read_text().splitlines() if file.is_file() else []
-    before = [json.loads(line) for line in lines]
+    before, now = [json.loads(line) for line in lines], commit()
+    if "dirty" in now or now == "unknown" or not {row["commit"] for row in before} <= {now}:
+        raise SystemExit(f"{file}: rows are of one commit, without changes; this is {now}.")
     done = {(row["market"], row["name"], row["seed"]) for row in before}
-    others = {(row["market"], row["name"]): row.get("given", {}) for row in before}
-    tuned = {}
-    markets = list(BARS) if args.markets == ["all"] else args.markets
-    for seed in seeds:
+    for seed in seeds[: args.seeds]:
         for name in args.names:
-            for market in markets:
-                label = ", ".join([name, *args.set, *["tuned"] * bool(args.trials)])
-                can = name in OURS or learner(name, market)
-                if args.trials and can and (name, market) not in tuned:
-                    tuned[name, market] = best_of(name, market, args)
-                given = tuned.get((name, market), {})
-                if others.get((market, label), given) != given:
-                    raise SystemExit(f"{file}: {label} on {market} has rows of fewer trials.")
+            for market in list(BARS) if args.markets == ["all"] else args.markets:
+                label = ", ".join([name, *args.set])
                 if (market, label, seed) in done:
                     continue
                 try:
-                    row = run_one(name, market, seed, args, given)
+                    row = (theirs if name in LEARNERS else ours)(name, market, seed, args)
                 except (NcaTraderError, RuntimeError) as error:
                     print(f"{name} on {market}: {error}", file=sys.stderr, flush=True)
                     continue  # the same command tries it again
-                row = row | {"name": label, "commit": commit()} | about()
+                row = row | {"name": label, "commit": now} | about()
                 if name in PACKAGES:
                     row["versions"] = versions(args.peers, PACKAGES[name])
-                if given:
-                    row["given"] = given
                 with file.open("a") as out:
                     out.write(json.dumps(row, allow_nan=False) + "\n")
                 reached = math.nan if row["fraction"] is None else row["fraction"]
-                print(f"{market:<20}{row['name']:<28}{seed:>8}{reached:8.1%}", flush=True)
+                when = (arrival(row["curve"]) or [0, math.nan])[1]
+                print(f"{market:<20}{label:<28}{seed:>8}{reached:8.1%}{when:8.1f}", flush=True)
 
 
 def versions(python, package):
@@ -243,16 +220,25 @@ def main(words=None):
     parser = argparse.ArgumentParser(description="Fill the board.")
     parser.add_argument("file")
     parser.add_argument("--peers", default=sys.executable, help="the Python of the other libraries")
-    parser.add_argument("--markets", nargs="+", default=MARKETS)
-    parser.add_argument("--names", nargs="+", default=[*OURS, *PEERS])
+    parser.add_argument("--markets", nargs="+", help="all: each with a known optimum")
+    parser.add_argument("--names", nargs="+", choices=[*RACERS, *LEARNERS], metavar="NAME")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seconds", type=float, default=0.0)
+    parser.add_argument("--seconds", type=float, default=0.0, help="of a race")
     parser.add_argument("--set", nargs="+", default=[], help="TABLE.KEY=VALUE of agents of ours")
-    parser.add_argument("--trials", type=int, default=0, help="of Optuna, before tuned agents")
     args = parser.parse_args(words)
+    if args.seconds and cores() > 1:
+        parser.error("a race is on one core: taskset -c 0 python -m benchmarks.board ...")
+    if args.seconds and args.set:
+        parser.error("a race is of agents as they are shipped: no --set.")
+    args.markets = args.markets or (RACED if args.seconds else MARKETS)
+    # DQN explores by a part of its steps, which a race does not know.
+    others = [name for name in LEARNERS if not args.seconds or name != "SB3 DQN"]
+    args.names = args.names or [*(RACERS if args.seconds else OURS), *others]
     if not args.steps and {*args.names} - {*OURS}:
         parser.error("--steps 0 is of agents of ours alone; give --names of them, or steps.")
+    if unknown := {*args.names} - {*(RACERS if args.seconds else OURS), *others}:
+        parser.error(f"not run here: {', '.join(sorted(unknown))}.")
     run(args)
 
 

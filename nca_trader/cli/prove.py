@@ -64,7 +64,7 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
     """
     from nca_trader.agents import load_agent
     from nca_trader.optimum.outside.entry import entry_of
-    from nca_trader.optimum.prove import NEEDS, prove
+    from nca_trader.optimum.prove import prove
     from nca_trader.optimum.rows import add_rows, rows_of
 
     outside = entry_of(args.agent, args.allow_code, args.python) is not None
@@ -105,9 +105,6 @@ def run_prove(args: argparse.Namespace) -> dict[str, Any]:
         # One name per market, in the order of the runs.
         markets = dict.fromkeys(proof.market for proof in missed)
         what = f"{len(missed)} of {len(played)} runs missed their bar: {', '.join(markets)}."
-        hints = [f"{market} --set {NEEDS[market]}" for market in markets if market in NEEDS]
-        if hints and args.agent == "nano" and not args.set:
-            what += f" nano reaches: {', '.join(hints)}."
         # After the curves are written, which show how far the run was from the bar.
         fail_check(args, result, what)
     print(f"all {len(played)} runs reached their bars")

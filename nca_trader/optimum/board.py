@@ -41,10 +41,10 @@ from nca_trader.evaluate.report.render import render, write
 from nca_trader.evaluate.wording import decimal, percent, whole
 from nca_trader.optimum.rows import Row
 
-REACHED = 0.95  # of the optimum: the steps and seconds to this part are on the board
+REACHED = 0.95  # of the optimum: the steps and seconds to this part are on the board, see `arrival`
 RESAMPLES = 2_000
 HEADERS = ("fraction", "95% interval", "seeds", "steps", "steps to 95%", "seconds to 95%",
-           "passed")  # fmt: skip
+           "seconds before", "passed")  # fmt: skip
 PICTURES = ("png", "svg")
 LARGEST = 1e9  # of numbers of a row, in size
 MOST_ROWS, MOST_BYTES = 10_000, 1 << 22  # of files: what is computed of more takes the machine
@@ -72,13 +72,17 @@ class _Stored:
     date: str | None = None
     machine: str | None = None
     versions: dict[str, str] | None = None
+    seconds_before: float | None = None
+    commit: str | None = None
 
     def __post_init__(self):
-        kinds = {"name": str | None, "digest": str | None, "steps": int | None}
+        kinds = dict.fromkeys(("name", "digest", "chosen"), str | None)
+        kinds |= dict.fromkeys(("steps", "transitions"), int | None)
         if wrong := [k for k, kind in kinds.items() if not isinstance(self.entry.get(k), kind)]:
             raise ValueError(f"has an 'entry' whose {wrong[0]!r} is of another type")
         numbers = [self.fraction, self.error, self.turnover, *itertools.chain(*self.curve)]
-        numbers += [self.steps, self.entry.get("steps")]
+        counts = [self.steps, self.entry.get("steps"), self.entry.get("transitions")]
+        numbers += [*counts, self.seconds_before]
         # NaN compares with nothing.
         if not all(x is None or abs(x) <= LARGEST for x in numbers):
             raise ValueError(f"has a number that is not within {LARGEST:g}")
@@ -88,8 +92,8 @@ class _Stored:
             places = [x for point in self.curve if (x := point[column]) is not None]
             if places != sorted(places) or min(places, default=0) < 0:
                 raise ValueError("has a 'curve' whose steps or seconds do not ascend from 0 on")
-        if min(self.error or 0, self.steps or 0, self.entry.get("steps") or 0) < 0:
-            raise ValueError("has an 'error' or 'steps' below 0")
+        if min(self.error or 0, self.seconds_before or 0, *(count or 0 for count in counts)) < 0:
+            raise ValueError("has an 'error', 'steps' or another count below 0")
         if self.fraction is not None and (self.seed is None or not self.curve):
             raise ValueError("has a 'fraction' without 'seed' or 'curve'")
         if self.curve and self.curve[-1][2] != self.fraction:
@@ -133,13 +137,8 @@ class Standing(NamedTuple):
 
     def reached(self, axis: int) -> list[float]:
         """Return the steps (axis 0) or seconds (1) of each seed to 95%; inf where it did not."""
-        return [
-            next(
-                (float(p[axis]) for p in known_points(row["curve"], axis) if p[2] >= REACHED),
-                math.inf,
-            )
-            for row in self.rows
-        ]
+        found = [arrival(row["curve"]) for row in self.rows]
+        return [math.inf if p is None or p[axis] is None else float(p[axis]) for p in found]
 
     def summary(self) -> dict[str, Any]:
         """Return the entry of the JSON board; numbers that do not exist are None."""
@@ -149,21 +148,25 @@ class Standing(NamedTuple):
         middle, low, high = interquartile(self.fractions)
         # A seed that did not arrive is infinite there, and so is the median of too few.
         steps, seconds = (finite(float(np.median(self.reached(axis)))) for axis in (0, 1))
+        most = max(row["steps"] or 0 for row in self.rows)
+        before = [row["seconds_before"] for row in self.rows if row.get("seconds_before")]
         return about | {
             "fraction": middle,
             "interval": [low, high],
             "fractions": self.fractions.tolist(),
-            "steps": max(row["steps"] or 0 for row in self.rows),
+            "steps": most,
+            "evaluated": most * max(row["entry"].get("transitions") or 1 for row in self.rows),
             "steps_to_95": steps,
             "seconds_to_95": seconds,
-            "reached_95": sum(
-                any((p[2] or 0.0) >= REACHED for p in row["curve"]) for row in self.rows
-            ),
+            "all_seconds_to_95": [finite(each) for each in sorted(self.reached(1))],
+            "seconds_before": float(np.median(before)) if before else None,
+            "reached_95": sum(arrival(row["curve"]) is not None for row in self.rows),
             "seed": [row["seed"] for row in self.rows],
             "machines": _all(self.rows, "machine"),
             "versions": _all(self.rows, "versions"),
             "digests": _all(self.rows, "digest"),
             "dates": _all(self.rows, "date"),
+            "commits": _all(self.rows, "commit"),
         }
 
 
@@ -251,17 +254,31 @@ def cells(entry: Standing) -> list[str]:
     found = entry.summary()
     if not found["seeds"]:
         return ["n/a", entry.why_not, *[""] * (len(HEADERS) - 2)]
-    steps, seconds = found["steps_to_95"], found["seconds_to_95"]
+    steps, before = found["steps_to_95"], found["seconds_before"]
+    done = whole(found["steps"]) if found["steps"] else ""  # it was trained elsewhere
+    if found["evaluated"] > found["steps"]:
+        done += f" ({whole(found['evaluated'])} transitions)"
     return [
         percent(found["fraction"]),
         # One seed says nothing of how seeds differ.
         " to ".join(map(percent, found["interval"])) if found["seeds"] > 1 else "",
         str(found["seeds"]),
-        whole(found["steps"]) if found["steps"] else "",  # it was trained elsewhere
+        done,
         "" if steps is None else whole(steps),
-        "" if seconds is None else decimal(seconds, 1),
+        seconds_of(found),
+        "" if before is None else decimal(before, 1),
         entry.passed,
     ]
+
+
+def seconds_of(found: dict[str, Any]) -> str:
+    """Return the median of a summary's seconds to 95%, and their range where it has seeds."""
+    each = ["never" if x is None else decimal(x, 1) for x in found["all_seconds_to_95"]]
+    if found["reached_95"] == 0:
+        return ""
+    middle = found["seconds_to_95"]
+    middle = "never" if middle is None else decimal(middle, 1)
+    return middle if len(each) == 1 else f"{middle} ({each[0]} to {each[-1]})"
 
 
 def sources(entries: Sequence[Standing]) -> list[str]:
@@ -273,8 +290,9 @@ def sources(entries: Sequence[Standing]) -> list[str]:
         lines.append(f"{market}: digest {', '.join(str(digest)[:16] for digest in of_it)}")
     for name in dict.fromkeys(entry.name for entry in entries):
         versions = _all([row for row in rows if row["name"] == name], "versions")
-        reported = ("; ".join(f"{k} {v}" for k, v in each.items()) for each in versions)
-        lines.append(f"{name}: {' / '.join(reported)}")
+        reported = ["; ".join(f"{k} {v}" for k, v in each.items()) for each in versions]
+        chosen = dict.fromkeys(row["entry"].get("chosen") for row in rows if row["name"] == name)
+        lines.append(f"{name}: {' / '.join([*reported, *(str(each) for each in chosen if each)])}")
     lines += [f"Machine: {machine}" for machine in _all(rows, "machine")]
     return [printable(line) for line in lines]
 
@@ -415,6 +433,18 @@ def draw_market(
     if narrow and isinstance(figure, Figure):  # there the legend has many rows
         figure.set_figheight(NARROW_AXES + LEGEND_ROW * -(-len(entries) // columns))
     figure.legend(loc="outside upper left", ncols=columns, frameon=False)
+
+
+def arrival(curve: Sequence[Sequence[Any]]) -> Sequence[Any] | None:
+    """Return the first of two points of a curve in a row at 95%; None where there is none.
+
+    An agent that was trained elsewhere has one point, which counts alone.
+    """
+    known = [point for point in curve if point[2] is not None]
+    there = [point[2] >= REACHED for point in known]
+    after = there[1:] if len(known) > 1 else there
+    both = (now and later for now, later in zip(there, after, strict=False))
+    return next((point for point, here in zip(known, both, strict=False) if here), None)
 
 
 def known_points(curve: Sequence[Sequence[Any]], column: int) -> list[Sequence[float]]:

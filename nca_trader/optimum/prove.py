@@ -63,11 +63,12 @@ SPED = {"pathwise": (2, 4.0), "coupled": (16, 40.0)}
 # one seed, on `ring_hop3` from 78% to 99%, on `hidden` from 91% to 97%, on `ou_expensive` from 88%
 # to 94%; 32 times was too much, and so was 8 times for `mlp`, whose rate does not fall.
 MOST_RATE = 8.0
+CHOSEN = (
+    "{:.3g} times the preset's rate, a factor chosen at 100,000 steps with one seed of ring_hop3, "
+    "hidden and ou_expensive"
+)
 CONTROL_PART = 4  # a control runs 1 / 4 of the agent's steps: two controls take half of its time
 UNSAMPLED = {"exact": check_finite, "pathwise": check_smooth}  # no actions are drawn, no critic
-# A setting with which the preset reaches the bar: the asset next to another in the table says
-# nothing of it.
-NEEDS = {"lead_lag": "policy.neighbours=nearest"}
 NUM_SEEDS = 3
 # Fields of an environment that do not change what a position is paid.
 FREE = ("features", "market", "market_state", "market_bars", "episode_bars", "random_start",
@@ -85,12 +86,16 @@ class Trial:
       config: of the environment.
       agent: the one to prove.
       controls: agents that lack something, by what they lack, see `nca_trader.optimum.rows`.
+      transitions: pairs of state and action that a step evaluates for an asset.
+      chosen: where and how a setting of the agent was chosen on markets of `prove`; "" for none.
     """
 
     market: str
     config: EnvConfig
     agent: AgentConfig
     controls: dict[str, AgentConfig]
+    transitions: int = 1
+    chosen: str = ""
 
 
 def prepare(
@@ -121,16 +126,23 @@ def prepare(
     learner, rate = suited(agent.learner, kind)
     usual = min(learner.steps, -(-2 * learner.steps // num_assets))
     steps = steps or usual
-    agent = dataclasses.replace(
-        alone(agent),
-        learner=batched(learner, steps),
-        optimizer=paced(agent.optimizer, learner.advantages, rate, usual / steps),
-    )
+    optimizer = paced(agent.optimizer, learner.advantages, rate, usual / steps)
+    factor = optimizer.learning_rate / agent.optimizer.learning_rate
+    chosen = CHOSEN.format(factor) if factor > rate else ""
+    agent = dataclasses.replace(alone(agent), learner=batched(learner, steps), optimizer=optimizer)
     # Fewer bars than steps would be seen again.
     cells = min(TRAINING_CELLS, max(CELLS, 2 ** math.ceil(math.log2(steps))))
     config = dataclasses.replace(config, market_bars=cells // num_assets)
     controls = controls_of(agent, num_assets) if market.optimum else {}
-    return Trial(market=name, config=config, agent=agent, controls=controls)
+    exact = learner.advantages == "exact"
+    return Trial(
+        market=name,
+        config=config,
+        agent=agent,
+        controls=controls,
+        transitions=kind.spec.num_actions**2 if exact else 1,  # as many positions as actions
+        chosen=chosen,
+    )
 
 
 def known_market(
@@ -351,7 +363,7 @@ def prove_markets(
                 if name:
                     curves[name] = curve
                     continue
-                market, entry = trial.market, described(trial.agent)
+                market, entry = trial.market, described(trial)
                 yield Score(market=market, seed=seed, curve=curve, controls=curves, entry=entry)
 
     def gather(number: int, curve: list[Point]) -> None:
@@ -367,8 +379,9 @@ def prove_markets(
     return proofs
 
 
-def described(agent: AgentConfig) -> dict[str, Any]:
+def described(trial: Trial) -> dict[str, Any]:
     """Return what a row says of an agent that is trained here."""
+    agent = trial.agent
     digest = hashlib.sha256(to_toml(agent).encode()).hexdigest()
     return {
         "kind": "agent",
@@ -377,6 +390,8 @@ def described(agent: AgentConfig) -> dict[str, Any]:
         "version": __version__,
         "digest": digest,
         "steps": agent.learner.steps,  # asked: the digest is of these, a last update may pass them
+        "transitions": trial.transitions,
+        "chosen": trial.chosen,
     }
 
 
@@ -386,7 +401,23 @@ def train_and_evaluate(
     """Train on one draw of the market, and evaluate on another before, during and after training.
 
     `shared` is what `run_jobs` gives all jobs, here nothing.
+    """
+    return list(training(config, agent, seed))
+
+
+def training(
+    config: EnvConfig, agent: AgentConfig, seed: int, due: Callable[[float], bool] | None = None
+) -> Iterator[Point]:
+    """Yield the points of a run: before training, on its way and at its end.
+
     The seconds of the points contain neither compilation nor evaluations.
+
+    Args:
+      config: of the environment.
+      agent: to train.
+      seed: of the market's draws and of the agent.
+      due: whether to evaluate after so many seconds, on the whole path; None evaluates `LOOKS`
+        times, on the whole path at the end alone.
     """
     # Independent seeds for the path to train on, the path to evaluate on, and the agent.
     trained_on, evaluated_on, key = np.random.SeedSequence(seed).generate_state(3)
@@ -399,14 +430,17 @@ def train_and_evaluate(
     updates = -(-agent.learner.steps // learner.steps_per_update)
     every = -(-updates // LOOKS)
     state = learner.init(jax.random.key(int(key) >> 1))
-    seconds, curve = 0.0, [Point(0.0, 0, reached_by(fresh, policy, state.params))]
+    yield Point(0.0, 0, reached_by(fresh, policy, state.params))
+    seconds = 0.0
     for update in track(range(1, updates + 1), "train", "updates"):
         began = time.perf_counter()
         state = jax.block_until_ready(learner.step(state)[0])
         seconds += time.perf_counter() - began
-        if update % every == 0 or update == updates:
-            steps = update * learner.steps_per_update
+        if update == updates or (due(seconds) if due else update % every == 0):
             # The first and the last are compared with a bar, so they are of the whole path.
-            most = GROUP if update < updates else None
-            curve.append(Point(seconds, steps, reached_by(fresh, policy, state.params, most)))
-    return curve
+            most = GROUP if update < updates and not due else None
+            yield Point(
+                seconds,
+                update * learner.steps_per_update,
+                reached_by(fresh, policy, state.params, most),
+            )

@@ -18,7 +18,7 @@ from nca_trader.machine import cores, make_directory
 from nca_trader.optimum.measure import Earnings
 from nca_trader.runs.folder import Lines, now
 
-# The fraction of the optimum to reach. The nano preset does with every seed, but see `prove.NEEDS`.
+# The fraction of the optimum to reach. The nano preset does with every seed.
 DEFAULT_BAR = 0.95
 BARS = dict.fromkeys(FROZEN, DEFAULT_BAR) | {
     "ou_log": 0.98,

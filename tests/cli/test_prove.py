@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import re
 import secrets
 
 import jax
@@ -265,14 +264,6 @@ def test_a_missed_bar_is_exit_1_and_says_which(command, trained, tmp_path):
     assert said.json["results"][0]["passed"] is False  # the last line of stdout all the same
 
 
-def test_a_missed_bar_names_the_setting_that_reaches_it(command, trained, monkeypatch):
-    monkeypatch.setitem(prove_runs.BARS, "lead_lag", 0.995)
-    said = command("prove", "lead_lag", "--seed=3", "--alone")
-    (hint,) = re.findall(r"nano reaches: (.*)\.$", said.err.strip())
-    assert said.code == 1 and hint == "lead_lag --set policy.neighbours=nearest"
-    assert "nano reaches" not in command("prove", *hint.split(), "--seed=3", "--alone").err
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["html", "png", "svg", "md"])
 def test_curves_are_written(command, trained, tmp_path, kind):
@@ -341,7 +332,6 @@ def test_nano_learns_a_market_in_seconds(command, monkeypatch):
 def test_every_claim_holds_for_a_seed_drawn_now(command, market, tmp_path):
     seed = secrets.randbelow(1_000_000)
     words = ["prove", market, f"--seed={seed}", "--json", f"--out={tmp_path / 'claim.html'}"]
-    words += [f"--set={text}" for text in [prove_runs.NEEDS.get(market)] if text]
     said = command(*words)
     assert said.code == 0, said.out
     (row,) = said.json["results"]
