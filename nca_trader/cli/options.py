@@ -79,6 +79,8 @@ READ: dict[str, dict[str, Any]] = {
 READING = tuple(READ)
 # The options of an account, the same for every command that trades.
 ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
+# Those of backtests alone.
+BEYOND = ("delay", "stop_loss", "take_profit", "trailing_stop")
 SHARED: dict[str, dict[str, Any]] = {
     **READ,
     "env": {"help": "an environment: preset name or TOML file"},
@@ -130,6 +132,9 @@ SHARED: dict[str, dict[str, Any]] = {
         "max_drawdown=0.2",
     },
     "delay": {"type": int, "metavar": "BARS", "help": "every order is late by so many"},
+    "stop_loss": {"type": float, "metavar": "F", "help": "leave at a loss of F of the entry price"},
+    "take_profit": {"type": float, "metavar": "F", "help": "leave at a gain of F of it"},
+    "trailing_stop": {"type": float, "metavar": "F", "help": "leave F below the best price so far"},
     "strategy": {
         "metavar": "NAME|FILE.py:NAME",
         "help": "your own strategy or function of bars in a file, which is run, or a rule: "
@@ -205,7 +210,7 @@ def account_of(args: argparse.Namespace, env: Any = None, usual: Any = None) -> 
     from nca_trader.config.account import AccountConfig, Costs, Limits
 
     # Only what was given replaces the environment's. 0 is a cost, too.
-    names = (*ACCOUNT, "delay")
+    names = (*ACCOUNT, *BEYOND)
     given = {name: x for name in names if (x := getattr(args, name, None)) is not None}
     costs = {name: given.pop(name) for name in ("commission", "slippage") if name in given}
     # An option is repeated for each limit; the account takes one `Limits`.

@@ -8,6 +8,7 @@ from typing import Any
 
 from nca_trader.cli.options import (
     ACCOUNT,
+    BEYOND,
     COUNT,
     READING,
     account_of,
@@ -35,7 +36,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """Add the rule, its grid, its bars, the account and the page."""
     parser.epilog = NOTE
     required = {"required": True}
-    add_options(parser, "data", *READING, *ACCOUNT, "delay", "workers", "out")
+    add_options(parser, "data", *READING, *ACCOUNT, *BEYOND, "workers", "out")
     add_options(parser, strategy=required, grid=required, seed={"help": "of --sample, from 0"})
     parser.add_argument("--sample", type=COUNT, metavar="N", help="draw N combinations")
     parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))
@@ -50,12 +51,12 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 def run_sweep(args: argparse.Namespace) -> dict[str, Any]:
     """Run the sweep; return its rows and the verdict."""
     from nca_trader.config.spans import parse_grid
-    from nca_trader.evaluate.combinations import combinations_of, member_of
+    from nca_trader.evaluate.combinations import combinations_of, member_of, with_levels_of
     from nca_trader.evaluate.sweep.sweep import sweep
 
     grid, method, seed = parse_grid(args.grid, args.sample is not None), args.method, args.seed or 0
     # The function and not a strategy: the sweep calls it with traced parameters.
-    rule = member_of(args.strategy)
+    rule = with_levels_of(member_of(args.strategy), grid)
     # Refused before the bars are read.
     combinations_of(rule, grid, args.sample, method or "sobol", seed)
     account = account_of(args)

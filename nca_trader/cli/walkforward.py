@@ -11,6 +11,7 @@ from typing import Any
 
 from nca_trader.cli.options import (
     ACCOUNT,
+    BEYOND,
     READING,
     account_of,
     add_options,
@@ -33,13 +34,12 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = NOTE
     what = parser.add_mutually_exclusive_group(required=True)
     add_options(what, "strategy", "agent")
-    shared = (
-        "data param delay grid metric seeds steps workers folder trials track until out".split()
-    )
+    shared = "data param grid metric seeds steps workers folder trials track until out".split()
     add_options(
         parser,
         *READING,
         *ACCOUNT,
+        *BEYOND,
         *shared,
         env={"help": "with --agent: the environment; with --strategy: its costs and limits"},
         set={"help": "with --agent: change a field of it, or env.KEY; repeatable"},

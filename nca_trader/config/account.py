@@ -215,7 +215,12 @@ OFF = {
     "capital": 0.0,
     "max_participation": math.inf,
     "delist_after": math.inf,
+    "stop_loss": math.inf,
+    "take_profit": math.inf,
+    "trailing_stop": math.inf,
 }
+EXITS = ("stop_loss", "take_profit", "trailing_stop")
+BEYOND = ("risk", "delay", *EXITS)  # what no environment has
 
 
 def usually(value: Any) -> Any:
@@ -293,9 +298,14 @@ class AccountConfig:
       shrinkage: of the correlations towards 0, from 0 to 1 (which is "volatility"); 0.8 by default.
       dead_band: a target is ordered only if it differs by more than this from the last one ordered,
         or with "rebalance" from the weight held; 0 by default. A target of 0 always closes.
-      risk: `nca.Limits` on what is ordered, and losses that halt; none by default. Neither it nor
-        `delay` is part of an environment.
+      risk: `nca.Limits` on what is ordered, and losses that halt; none by default.
       delay: bars by which every order is late, 0 by default. A run decides as if it were not.
+      stop_loss, take_profit: fraction of its entry price by which a position falls or gains until
+        it is closed inside the bar; infinity (default) is never. The asset then stays flat until
+        its target changes. A level that an order has of its own comes first.
+      trailing_stop: likewise, a fall from the best price of earlier bars.
+
+    `risk`, `delay` and the three levels are not part of an environment.
 
     Raises:
       ConfigError: a field is unknown, of another type or out of its range.
@@ -336,6 +346,9 @@ class AccountConfig:
     dead_band: float = usually(0.0)
     risk: Limits = usually(None)
     delay: int = usually(0)
+    stop_loss: float = usually(math.inf)
+    take_profit: float = usually(math.inf)
+    trailing_stop: float = usually(math.inf)
 
     def __post_init__(self):
         expect("costs", self.costs, Costs | None, "nca.Costs, e.g. nca.Costs(commission=5e-4)")
@@ -344,6 +357,8 @@ class AccountConfig:
         refuse(
             between(self, "(0, 1)", "floor"),
             between(self, "[0, 1]", "shrinkage"),
+            between(self, "(0, 1)", "stop_loss", "trailing_stop"),
+            between(self, "(0, 10)", "take_profit"),
             limit_problems(self),
         )
         if self.delay is not None:
@@ -378,6 +393,11 @@ class AccountConfig:
         return bool(self.lot or self.min_notional or self.max_participation < math.inf)
 
     @property
+    def has_exits(self) -> bool:
+        """Whether a position may be closed inside a bar by a level of the account."""
+        return any(getattr(self, name) < math.inf for name in EXITS)
+
+    @property
     def plain(self) -> bool:
         """Whether no limit, size or floor differs from the defaults; costs, fill and order may."""
         free = ("costs", "fill", "order")
@@ -389,6 +409,11 @@ class AccountConfig:
         return dataclasses.replace(self, sizing="fixed", **dict.fromkeys((*SIZES, *CORRELATIONS)))
 
     @property
+    def in_training(self) -> AccountConfig:
+        """What is given of the fields that an environment has."""
+        return dataclasses.replace(self, **dict.fromkeys(BEYOND))
+
+    @property
     def given(self) -> dict[str, Any]:
         """The fields that are not None, by name."""
         every = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -398,9 +423,11 @@ class AccountConfig:
     def stored(self) -> dict[str, Any]:
         """The fields that are not None, but for costs, as files have them: None where one is off.
 
-        A delay of 0 is left out, and what is of sizes by covariance: older files have none.
+        A delay of 0 is left out, and so are what is of sizes by covariance and levels without
+        effect: older files have none.
         """
         later = {"costs"} if self.delay else {"costs", "delay"}
+        later |= {name for name in EXITS if getattr(self, name) == OFF[name]}
         later |= set() if self.sizing == "covariance" else {*CORRELATIONS}
         kept = {name: x for name, x in self.given.items() if name not in later}
         return {name: None if OFF.get(name) == x else x for name, x in kept.items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from nca_trader.config.account import (
+    BEYOND,
     DEFAULTS,
     OFF,
     AccountConfig,
@@ -240,20 +241,20 @@ class EnvConfig:
         # None sets no limit here, and is "not given" there.
         given: dict[str, Any] = {n: getattr(self, n) for n in names}
         given = {n: OFF.get(n) if x is None else x for n, x in given.items()}
-        given["delay"] = DEFAULTS["delay"]
+        given |= {name: DEFAULTS[name] for name in BEYOND}
         return AccountConfig(floor=self.ruin_floor, **given)
 
     def with_account(self, given: AccountConfig) -> EnvConfig:
         """Return this environment with what an account is given in the place of its own.
 
         Raises:
-          ConfigError: a delay or limits of risk, which environments do not have; another field that
-            does not fit the environment.
+          ConfigError: a delay, limits of risk or levels, which environments do not have; another
+            field that does not fit the environment.
         """
         values = {name: None if OFF.get(name) == x else x for name, x in given.given.items()}
         refuse(
             f"{name} is of backtests and paper trading, and no environment has it; leave it out."
-            for name in ("delay", "risk")
+            for name in BEYOND
             if values.pop(name, None) not in (None, DEFAULTS[name])
         )
         if "floor" in values:

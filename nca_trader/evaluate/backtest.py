@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +15,9 @@ from nca_trader.config import AccountConfig
 from nca_trader.config.account import complete_account, gather_account
 from nca_trader.config.ranges import expect
 from nca_trader.data.time_frames import refuse_other_length
+from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.risk import shrunk_bars
-from nca_trader.errors import BarError, argument, in_a_command, logger
+from nca_trader.errors import BarError, ConfigError, argument, in_a_command, logger
 from nca_trader.evaluate import metrics, trades
 from nca_trader.evaluate.lookahead.outputs import function_targets
 from nca_trader.evaluate.result import Result, columns_of
@@ -35,11 +38,12 @@ from nca_trader.strategies.blend import parts_of
 from nca_trader.strategies.strategy import (
     Strategy,
     covariance_once,
+    orders_by_covariance,
     sized_once,
-    weights_by_covariance,
     weights_until_sized,
 )
 from nca_trader.strategies.targets import (
+    as_orders,
     as_targets,
     cut_of,
     in_force,
@@ -127,6 +131,11 @@ def backtest(
     accepted = "Bars, e.g. of nca.read_bars, or a synthetic Task"
     expect("bars", bars, Bars | Task, accepted, targets=targets)
     expect("name", name, str | None, "a text")
+    if isinstance(stop, Real):
+        raise ConfigError(
+            f"stop={stop!r}: is the date before which it trades; a level at which a position is "
+            f"closed is stop_loss={stop!r}."
+        )
     given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
     keep_freed_memory()
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
@@ -276,10 +285,7 @@ def _of_run(
         # sized then, as those of a rule.
         decided = np.full(bars.close.shape, np.nan)
         decided[first:last] = targets
-        asked = late(decided, rules.delay)
-        if rules.covariance:
-            asked = weights_by_covariance(bars, asked, rules.covariance)
-        trace = simulate_targets(bars, asked, rules, first, last)
+        trace = _by_orders(bars, bars, Order(decided), rules, first, last)
     return _Simulated(trace, run.name, bars, run, logits)
 
 
@@ -333,13 +339,35 @@ def _of_targets(
         # The function gets no bars after the span, because it may use all bars that it gets.
         known, name, unchecked = bars[:last], getattr(targets, "__name__", name), not check
         targets = function_targets(known, targets, check)
-    again = weights_until_sized(as_targets(targets, known, most), known.present, rules.scale)
-    asked = late(again, rules.delay)
+    if isinstance(targets, Order):
+        orders = as_orders(targets, known, most)
+    else:
+        orders = Order(as_targets(targets, known, most))
+    again = weights_until_sized(np.asarray(orders.target), known.present, rules.scale)
+    orders = orders._replace(target=again)
+    trace = _by_orders(bars, known, orders, rules, first, last)
+    own = orders if orders.has_exits else again
+    return _Simulated(trace, name, known, own, unchecked=unchecked)
+
+
+def _by_orders(
+    bars: Bars, known: Bars, orders: Order, rules: AccountConfig, first: int, last: int
+) -> Any:
+    """Simulate known orders, whose target is `[N, A]`, with their delay and sizes by covariance.
+
+    `known` are the bars on which they were decided.
+    """
+
+    def of_each(function: Callable, orders: Order, *more: int) -> Order:
+        return Order._make(function(x, *more) if isinstance(x, np.ndarray) else x for x in orders)
+
+    orders = of_each(late, orders, rules.delay)
     if rules.covariance:
-        asked = weights_by_covariance(known, asked, rules.covariance)
-    asked = in_force(asked, first)
-    trace = simulate_targets(bars, asked, rules, first, last)
-    return _Simulated(trace, name, known, again, unchecked=unchecked)
+        orders = orders_by_covariance(known, orders, rules.covariance)
+    orders = of_each(in_force, orders, first)
+    levels = rules.has_exits or orders.has_exits
+    asked = orders if levels else orders.target * orders.size
+    return simulate_targets(bars, asked, rules, first, last)
 
 
 def count_trial(

@@ -22,6 +22,7 @@ from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.spans import LARGEST_GRID
 from nca_trader.data.features import Feature, refuse_unknown
 from nca_trader.envs.account.costs import SIZES, Trade, own_rates
+from nca_trader.envs.account.exits import Order
 from nca_trader.envs.account.state import legs_of
 from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.numerics import float64_on_cpu
@@ -39,6 +40,52 @@ def takes_bars(rule: Callable[..., Any], given: Container[str]) -> bool:
     Else it is a rule that returns a `Strategy`: parameters with a value are its options.
     """
     return arguments_needed(rule, given) == 1
+
+
+class RuleWithLevels:
+    """A rule or a function of bars whose parameters may be levels of the account as well."""
+
+    def __init__(self, rule: Callable[..., Any], levels: tuple[str, ...]):
+        """Take the rule, and the levels that are parameters."""
+        functools.update_wrapper(self, rule)
+        self.rule, self.levels = rule, levels
+        known = inspect.signature(rule).parameters
+        own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+               for name in levels]  # fmt: skip
+        last = [p for p in known.values() if p.kind is p.VAR_KEYWORD]
+        before = [p for p in known.values() if p.kind is not p.VAR_KEYWORD]
+        self.__signature__ = inspect.Signature([*before, *own, *last])
+
+    def __call__(self, *args: Any, **params: Any) -> Any:
+        """Return the rule's strategy, or the function's weights, with the levels that are given."""
+        given = {name: x for name in self.levels if (x := params.pop(name, None)) is not None}
+        found = self.rule(*args, **params)
+        if not isinstance(found, Strategy):
+            return Order(found, **given)
+        for name, fraction in given.items():
+            found = LEVELS[name](found, fraction)
+        return found
+
+
+LEVELS = {
+    "stop_loss": Strategy.with_stop,
+    "take_profit": Strategy.with_take_profit,
+    "trailing_stop": Strategy.with_trailing_stop,
+}
+# One object for equal ones, by which what is compiled for it is found again.
+_with_levels = functools.lru_cache(maxsize=64)(RuleWithLevels)
+
+
+def with_levels_of(rule: Any, grid: Iterable[str]) -> Any:
+    """Return a rule that takes the account's levels in a grid as parameters, too."""
+    if not callable(rule) or isinstance(rule, Strategy):
+        return rule
+    try:
+        known = inspect.signature(rule).parameters
+    except (TypeError, ValueError):  # some built-ins have no signature
+        return rule
+    levels = tuple(name for name in grid if name in LEVELS and name not in known)
+    return _with_levels(rule, levels) if levels else rule
 
 
 def check_parameters(name: str, rule: Callable[..., Any], given: Iterable[str]) -> None:

@@ -149,6 +149,45 @@ def _row(
     )
 
 
+def exit_step(
+    carry: tuple[Account, Book],
+    legs: BarReturns,
+    bar: Bar,
+    decide: Callable,
+    rules: AccountConfig,
+) -> tuple[tuple[Account, Book], Trace, Any]:
+    """Run one bar of a backtest as `step_of`, of an account that is left inside bars at levels.
+
+    Args:
+      carry: the account at the close of the bar before, and its book.
+      legs: of the bar.
+      bar: `[A]` fields.
+      decide: `(account, book) -> (account, order, seen)` at the close.
+      rules: of the account.
+    """
+    account, book, effects = exits.on_bar(*carry, bar, legs, rules)
+    moved, order, seen = decide(account, book)
+    order = exits.with_levels(order, rules)
+    account, book, fill, weights = exits.place_order(moved, book, order, bar, legs, rules)
+    row = _row(account, weights, effects.closed(moved, account, fill), legs, rules)
+    return (account, book), row, seen
+
+
+@jax.jit
+def _scan_orders(legs: BarReturns, bars: Bar, orders: Order, rules: AccountConfig) -> Trace:
+    """Scan an account that gives orders `[N, A]` over bars, with levels of its own or theirs."""
+
+    def step(carry, xs):
+        legs_t, bar, order = xs
+        carry, row, _ = exit_step(carry, legs_t, bar, lambda a, _: (a, order, ()), rules)
+        return carry, row.kept
+
+    num_assets = orders.target.shape[1]
+    account = open_account(jnp.zeros(num_assets, orders.target.dtype), rules)
+    book = exits.open_book(num_assets, bars.close.dtype)
+    return jax.lax.scan(step, (account, book), (legs, bars, orders))[1]
+
+
 @jax.jit
 def scan_targets(legs: BarReturns, targets: Array, rules: AccountConfig) -> Trace:
     """Scan an account over bars of the parts `legs`, which orders `targets` `[N, A]`."""
@@ -183,13 +222,23 @@ def _is_tested(legs: BarReturns, rules: AccountConfig) -> bool:
 
 
 def simulate_targets(
-    bars: Bars, targets: np.ndarray, rules: AccountConfig, first: int, last: int
+    bars: Bars, targets: Tensor | Order, rules: AccountConfig, first: int, last: int
 ) -> Trace:
-    """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`."""
+    """Run an account over rows first .. last - 1 that orders `targets` `[N, A]`.
+
+    Those of an `Order` have levels or sizes of their own, `[N, A]` each; its size is not None.
+    """
+    # The targets are late already; another delay would compile another program.
+    prompt, during = dataclasses.replace(rules, delay=0), slice(first, last)
     with float64_on_cpu():
         legs = legs_between(bars, rules, first, last)
-        # The targets are late already; another delay would compile another program.
-        trace = scan_targets(legs, targets[first:last], dataclasses.replace(rules, delay=0))
+        if isinstance(targets, Order) or rules.has_exits:
+            orders = targets if isinstance(targets, Order) else Order(targets)
+            orders = orders._replace(size=np.broadcast_to(orders.size, orders.target.shape))
+            now, orders = jax.tree.map(lambda x: x[during], (bars.as_bar(), orders))
+            trace = _scan_orders(legs, now, orders, prompt)
+        else:
+            trace = scan_targets(legs, targets[during], prompt)
         return jax.tree.map(_kept, trace)
 
 
@@ -217,15 +266,18 @@ def strategy_step(
       The next carry, and the bar's entry.
     """
     account, book, state = carry
-    moved, book, effects = exits.on_bar(account, book, bar, legs, rules)
-    if order is None:
-        state, order = strategy.decide(state, bar, exits.portfolio(moved, book))
-    if held_over is not None:
-        target = jnp.where(jnp.isnan(order.target), held_over, order.target)
-        order = order._replace(target=target)
-    account, book, fill, weights = exits.place_order(moved, book, order, bar, legs, rules)
-    row = _row(account, weights, effects.closed(moved, account, fill), legs, rules)
-    return (account, book, state), row
+
+    def at_close(account: Account, book: Book) -> tuple[Account, Order, Any]:
+        after, asked = state, order
+        if asked is None:
+            after, asked = strategy.decide(state, bar, exits.portfolio(account, book))
+        if held_over is not None:
+            target = jnp.where(jnp.isnan(asked.target), held_over, asked.target)
+            asked = asked._replace(target=target)
+        return account, asked, after
+
+    now, row, state = exit_step((account, book), legs, bar, at_close, rules)
+    return (*now, state), row
 
 
 @functools.partial(jax.jit, static_argnums=3)
@@ -327,9 +379,11 @@ def simulate_agent(
     policy, legs, cells = _shown(source, run, params, rules, first, last)
     # Before its features and receptive field are full the agent holds what it has.
     ready = np.arange(first, last) >= policy.first_decision
+    bars = source.bars if isinstance(source, Task) else source
     with float64_on_cpu():
         prompt = dataclasses.replace(rules, delay=0)
-        found = _scan_agent(params, legs, cells, ready, policy, prompt)
+        during = bars[first:last].as_bar() if rules.has_exits else None
+        found = _scan_agent(params, legs, cells, ready, policy, prompt, bars=during)
         return jax.tree.map(_kept, found)
 
 
@@ -420,17 +474,19 @@ def _scan_agent(
     policy: Policy,
     rules: AccountConfig,
     held: tuple[Array, Array] | None = None,
+    bars: Bar | None = None,
 ) -> tuple[Trace, tuple[Array, ...], Array]:
     """Decide greedily at every `ready` `[N]` bar, from `cells` `[N, A, C]` and the account.
 
-    The account begins flat, or with what is `held` and what was last ordered, `[A]` each.
+    The account begins flat, or with what is `held` and what was last ordered, `[A]` each. `bars`
+    are those of an account that has levels.
     """
     from nca_trader.agents.policy import decide  # imports Flax, 0.3 s
 
     spec = policy.spec
 
-    def step(account: Account, xs):
-        legs_t, cells_t, ready_t, first_t = xs
+    def step(carry: tuple[Account, Any], xs):
+        legs_t, cells_t, ready_t, first_t, bar = xs
 
         def at_close(account: Account) -> tuple[Account, Array, Any]:
             account = remember(spec, account, first_t)
@@ -440,14 +496,25 @@ def _scan_agent(
             seen = tuple(jnp.where(ready_t, x, jnp.nan) for x in logits)
             return account, target, (seen, target)
 
-        account, row, (logits, target) = step_of(account, legs_t, at_close, rules)
-        return account, (row.kept, logits, target)
+        def ordered_at_close(account: Account, book: Book) -> tuple[Account, Order, Any]:
+            account, target, seen = at_close(account)
+            return account, Order(target), seen
+
+        account, book = carry
+        if bars is None:
+            account, row, (logits, target) = step_of(account, legs_t, at_close, rules)
+        else:
+            (account, book), row, (logits, target) = exit_step(
+                (account, book), legs_t, bar, ordered_at_close, rules
+            )
+        return (account, book), (row.kept, logits, target)
 
     flat = jnp.zeros(spec.num_assets, jnp.float64)
     weight, ordered = (flat, flat) if held is None else held
     account = begin_account(spec, open_account(weight, rules)._replace(ordered=ordered))
-    xs = (legs, cells, ready, up_to_first(ready))
-    return jax.lax.scan(step, account, xs)[1]
+    book = None if bars is None else exits.open_book(spec.num_assets, bars.close.dtype)
+    xs = (legs, cells, ready, up_to_first(ready), bars)
+    return jax.lax.scan(step, (account, book), xs)[1]
 
 
 class Agreement(NamedTuple):

@@ -20,7 +20,7 @@ import pandas as pd
 
 from nca_trader.agents import load_agent
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
-from nca_trader.config.account import complete_account, gather_account
+from nca_trader.config.account import BEYOND, complete_account, gather_account
 from nca_trader.config.agent import alone
 from nca_trader.config.ranges import expect, take_settings
 from nca_trader.config.records import finite, plain
@@ -159,8 +159,7 @@ def tune(
         raise ConfigError(f"{argument('selection', selection)}: give a share between 0 and 1.")
     if not space:
         raise ConfigError(f"{argument('space')}: no hyper-parameter to search; give one.")
-    own = dataclasses.replace(given, delay=None, risk=None)  # which no environment has
-    config = load_env(how.env).with_account(own)
+    config = load_env(how.env).with_account(given.in_training)
     complete_account(given, config)  # refused before the first trial
     # A job trains one seed, so that workers share the seeds of a trial.
     loaded = alone(load_agent(agent))
@@ -191,8 +190,8 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
-    if given.delay or given.risk:
-        decisive["account"] = {"delay": given.delay, "risk": plain(given.risk)}
+    if beyond := {name: x for name in BEYOND if (x := getattr(given, name)) is not None}:
+        decisive["account"] = {"delay": None, "risk": None} | plain(beyond)
     tracker = tracker_of(how.track)
     WorkFolder(path, SETTINGS, "search", decisive).begin()
     study = study_of(path / JOURNAL)

@@ -21,7 +21,7 @@ import numpy as np
 from jax import Array
 
 from nca_trader.config import AccountConfig
-from nca_trader.config.account import complete_account, gather_account
+from nca_trader.config.account import DEFAULTS, EXITS, complete_account, gather_account
 from nca_trader.config.ranges import describe, expect
 from nca_trader.envs.account import exits
 from nca_trader.envs.account.exits import Book, Order
@@ -104,8 +104,9 @@ def blend(
     """
     expect("parts", parts, Mapping, "a dict of (strategy or run, share) by name")
     given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
-    if given.delay:
-        raise ConfigError("blend: delay is of the whole; give it to nca.backtest.")
+    for name in ("delay", *EXITS):
+        if getattr(given, name) not in (None, DEFAULTS[name]):
+            raise ConfigError(f"blend: {name} is of the whole; give it to nca.backtest.")
     if not parts:
         raise ConfigError("blend: there are no parts; give (strategy or run, share) by name.")
     # Checked also where no part has an account that uses it. Each part has its own order.

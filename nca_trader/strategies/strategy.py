@@ -36,7 +36,7 @@ from nca_trader.envs.account.risk import (
 )
 from nca_trader.errors import ConfigError
 from nca_trader.numerics import float64_on_cpu
-from nca_trader.types import Bar, Bars
+from nca_trader.types import Bar, Bars, Tensor
 
 
 class BlendPart(NamedTuple):
@@ -325,7 +325,7 @@ def weights_until_sized(
 
 
 def _size_by_covariance(
-    state: Any, bar: Bar, target: Array, size: Array | float, sizing: CovarianceSizing
+    state: Any, bar: Bar, target: Tensor, size: Tensor | float, sizing: CovarianceSizing
 ) -> Any:
     """Return the state after a close, and targets `[A]` ordered there with their sizes."""
     seen, last = state
@@ -373,19 +373,28 @@ def sized_by_covariance(strategy: Strategy, sizing: CovarianceSizing | None) -> 
 
 def weights_by_covariance(bars: Bars, targets: np.ndarray, sizing: CovarianceSizing) -> np.ndarray:
     """Apply `sized_by_covariance` to known targets; return `[N, A]` weights, NaN for no order."""
+    orders = orders_by_covariance(bars, Order(targets), sizing)
+    return np.asarray(orders.target * orders.size)
+
+
+def orders_by_covariance(bars: Bars, orders: Order, sizing: CovarianceSizing) -> Order:
+    """Return known orders, whose target is `[N, A]`, as `sized_by_covariance` gives them."""
+    size = np.broadcast_to(orders.size, orders.target.shape)
     with float64_on_cpu():
         begun = jax.tree.map(jnp.asarray, _before_sizes(bars.num_assets))
-        found = _scan_by_covariance(begun, bars.as_bar(), jnp.asarray(targets), sizing)
-        return np.asarray(found)
+        found = _scan_by_covariance(begun, bars.as_bar(), (orders.target, size), sizing)
+        target, sizes = (np.asarray(x) for x in found)
+        return orders._replace(target=target, size=sizes)
 
 
 @functools.partial(jax.jit, static_argnums=3)
-def _scan_by_covariance(begun: Any, bars: Bar, targets: Array, sizing: CovarianceSizing) -> Any:
-    def step(state: Any, xs: tuple[Bar, Array]) -> tuple[Any, Any]:
-        state, target, sizes = _size_by_covariance(state, *xs, 1.0, sizing)
-        return state, target * sizes
+def _scan_by_covariance(begun: Any, bars: Bar, orders: Any, sizing: CovarianceSizing) -> Any:
+    def step(state: Any, xs: tuple[Bar, Any]) -> tuple[Any, Any]:
+        bar, (target, size) = xs
+        state, *sized = _size_by_covariance(state, bar, target, size, sizing)
+        return state, sized
 
-    return jax.lax.scan(step, begun, (bars, targets))[1]
+    return jax.lax.scan(step, begun, (bars, orders))[1]
 
 
 # One object of each, so that what is compiled for it is found again.

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from jax import Array
 
 from nca_trader.config import AccountConfig
 from nca_trader.config.ranges import describe
-from nca_trader.envs.account.exits import open_book, portfolio
+from nca_trader.envs.account.exits import Order, open_book, portfolio
 from nca_trader.envs.account.state import open_account
 from nca_trader.errors import BarError, ConfigError, argument, out_of_memory, user_line
 from nca_trader.numerics import (
@@ -30,7 +29,7 @@ from nca_trader.numerics import (
 )
 from nca_trader.strategies import rules
 from nca_trader.strategies.strategy import Strategy, arguments_needed
-from nca_trader.types import Bar, Bars
+from nca_trader.types import Bar, Bars, Tensor
 
 LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
 ROUNDING = 1e-6  # of weights whose float32 sum is at the limit
@@ -55,7 +54,7 @@ def refuse_no_targets(targets: Any) -> None:
     """
     array = isinstance(targets, list | tuple) or hasattr(targets, "__array__")
     array = array and not hasattr(targets, "_fields")  # a NamedTuple, e.g. a Policy, is not a list
-    if isinstance(targets, Strategy) or (array and not isinstance(targets, Bars)):
+    if isinstance(targets, Strategy | Order) or (array and not isinstance(targets, Bars)):
         return
     hint = ""
     if inspect.isfunction(targets) or isinstance(targets, functools.partial):
@@ -131,7 +130,7 @@ def strategy_targets(bars: Bars, strategy: Strategy) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Array]:
+def scan_decisions(bar: Bar, strategy: Strategy) -> tuple[Any, Tensor]:
     """Scan a strategy that does not see its account; return its last state and targets `[N, A]`."""
 
     def step(state, bar_t):
@@ -221,6 +220,11 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
       BarError: rows, columns or a shape that are not those of the bars; no order; a weight that is
         infinite, not a number, or too large.
     """
+    if isinstance(targets, Order):
+        raise BarError(
+            "targets are an Order, which a backtest alone takes; return its target, and give its "
+            "levels to the account, e.g. stop_loss=0.05."
+        )
     # Columns that are numbered have no names to compare.
     if isinstance(targets, pd.DataFrame) and not isinstance(targets.columns, pd.RangeIndex):
         if tuple(targets.columns) != bars.symbols:
@@ -261,6 +265,39 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
             "least that where so much leverage is meant."
         )
     return array
+
+
+def as_orders(orders: Order, bars: Bars, largest: float = LARGEST) -> Order:
+    """Convert weights with levels to `[N, A]` float64 each, and refuse what does not fit the bars.
+
+    Args:
+      orders: whose target is `[N]` or `[N, A]` weights, and whose levels are so too or one number.
+      bars: of N rows and A assets.
+      largest: as of `as_targets`.
+
+    Raises:
+      BarError: as `as_targets`; a level of another shape, or not above 0.
+    """
+    target = as_targets(orders.target, bars, largest)
+
+    def level(name: str, given: Any) -> np.ndarray | None:
+        if given is None:
+            return None
+        try:
+            x = np.asarray(given, np.float64)
+            x = x[:, None] if x.ndim == 1 and bars.num_assets == 1 else x
+            x = np.broadcast_to(x, target.shape)
+        except (TypeError, ValueError):
+            raise BarError(
+                f"{name} of the Order has shape {np.shape(given)}; give one number, or "
+                f"{list(target.shape)} of them as its target, NaN for no level."
+            ) from None
+        if (x <= 0.0).any():
+            raise BarError(f"{name} of the Order is {x[x <= 0.0][0]:g}; give numbers above 0.")
+        return x
+
+    levels = {name: level(name, getattr(orders, name)) for name in Order._fields[1:]}
+    return orders._replace(target=target, **levels)
 
 
 def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
@@ -365,9 +402,10 @@ def call_function(bars: Bars, function: Callable[[Bars], Any]) -> Any:
             f"{name}: raises {type(error).__name__} on bars {bars.index[0]} to {bars.index[-1]}, "
             f"{where}: {message.rstrip('.')}; correct the function."
         ) from error
-    if found is None or np.ndim(found) == 0:
+    rows = found.target if isinstance(found, Order) else found
+    if rows is None or np.ndim(rows) == 0:
         raise ConfigError(
-            f"{name}: returns {describe(found)} for {len(bars)} bars; return one row of weights "
+            f"{name}: returns {describe(rows)} for {len(bars)} bars; return one row of weights "
             "per bar, [N] or [N, A], NaN for no order."
         )
     return found

@@ -27,6 +27,7 @@ from untrained import untrained_run
 
 from nca_trader.cli import main
 from nca_trader.cli.command import COMMANDS, build_parser
+from nca_trader.cli.options import BEYOND
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
 from nca_trader.envs import FROZEN
@@ -394,8 +395,9 @@ USUAL = READ | TRADE | {
     "seed": "--seed 5", "steps": "--steps 999", "set": "--set learner.discount=0.9",
     "workers": "--workers 2", "allow_code": "--allow-code", "until": "--until 2020-12-01",
     "track": "--track tensorboard", "delay": "--delay 1", "start": "--start 2020-12-01",
-    "trials": "--trials elsewhere", "param": "--param lookback=7", "reason": "--reason b",
-    "journal": "--journal two.db",
+    "stop_loss": "--stop-loss 0.1", "take_profit": "--take-profit 0.2",
+    "trailing_stop": "--trailing-stop 0.1", "trials": "--trials elsewhere",
+    "param": "--param lookback=7", "reason": "--reason b", "journal": "--journal two.db",
 }  # fmt: skip
 
 
@@ -485,7 +487,7 @@ OPTIONS = {
         "out": Row("--out new.md"),
     }),
     "backtest": (RUN + FILE, FILES | OF_RUN | {
-        **usual("data start delay"),
+        **usual("data start", *BEYOND),
         "track": Row("--track tensorboard", after=True),
         "steps": Row("--steps 3"),
         "stop": Row("--stop 2021-01-01"),
@@ -494,7 +496,7 @@ OPTIONS = {
         "out": Row("--out new.csv", after=True),
     }),
     "sweep": (RULE + " --grid lookback=5,10" + FILE, FILES | {
-        **usual("data workers trials delay", *TRADE),
+        **usual("data workers trials", *BEYOND, *TRADE),
         "strategy": Row("--strategy time_series_momentum"),
         "grid": Row("--grid lookback=5,20", instead="--grid lookback=5,10"),
         "seed": Row("--seed 5", "--sample 2"),
@@ -512,7 +514,7 @@ OPTIONS = {
         "yes": Row("--yes", "rm runs/run", instead="list runs", needed="give --yes"),
     }),
     "walkforward": (WALK, FILES | {
-        **usual("data param env workers trials track until delay", *TRADE),
+        **usual("data param env workers trials track until", *BEYOND, *TRADE),
         "strategy": Row("--strategy sma_cross"),
         "agent": Row("--agent agent2.toml", WALKED),
         "set": Row("--set learner.discount=0.9", WALKED),

@@ -223,11 +223,15 @@ SETTINGS = pytest.mark.parametrize(
 @SETTINGS
 def test_a_backtest_is_the_judges_account(number):
     setting, outcomes, strategy = judged(number)
-    for (bars, targets, _), outcome in zip(setting.accounts, outcomes, strict=True):
+    for (bars, targets, levels), outcome in zip(setting.accounts, outcomes, strict=True):
+        given = setting.rules | setting.limits | {"costs": nca.Costs(**setting.costs)}
+        given = {name: given[name] for name in ("costs", "fill", "order", *setting.limits)}
         result = nca.backtest(
-            bars, strategy if setting.has_levels else targets, nca.Costs(**setting.costs),
-            setting.rules["fill"], setting.rules["order"], look=False, **setting.limits,
-        )  # fmt: skip
+            bars, strategy if setting.has_levels else targets, look=False, **given
+        )
+        if setting.has_levels:  # as a strategy gives them, or known beforehand
+            known = nca.backtest(bars, nca.Order(targets, **levels), look=False, **given)
+            assert known.equity.equals(result.equity)
         np.testing.assert_allclose(result.equity, outcome.equity, rtol=1e-9)
         np.testing.assert_allclose(result.weights, outcome.weights, atol=1e-8)
         for item, amounts in outcome.went.items():

@@ -12,7 +12,7 @@ import pytest
 from drawn import random_bars
 
 import nca_trader as nca
-from nca_trader.config.account import DEFAULTS, complete_account
+from nca_trader.config.account import BEYOND, DEFAULTS, EXITS, complete_account
 from nca_trader.envs.account.risk import sizes
 from nca_trader.errors import ConfigError, HaltError
 from nca_trader.evaluate import tune as tuning
@@ -53,6 +53,9 @@ VALUES = {
     "dead_band": {"dead_band": 0.45},
     "risk": {"risk": nca.Limits(max_position=0.2, max_order=0.15)},
     "delay": {"delay": 3},
+    "stop_loss": {"stop_loss": 0.06},
+    "take_profit": {"take_profit": 0.08},
+    "trailing_stop": {"trailing_stop": 0.07},
 }
 NEEDS = {
     "maintenance_margin": LEVERED,
@@ -64,9 +67,9 @@ NEEDS = {
 }
 # Who refuses which field, in one line that names it.
 REFUSED = {
-    "paper": {"delay": "a venue is as late as it is"},
-    "gymnasium": dict.fromkeys(("delay", "risk"), "no environment has it"),
-    "blend": {"delay": "give it to nca.backtest"},
+    "paper": {"delay": "a venue is as late as it is"} | dict.fromkeys(EXITS, "no broker"),
+    "gymnasium": dict.fromkeys(BEYOND, "no environment has it"),
+    "blend": dict.fromkeys(("delay", *EXITS), "give it to nca.backtest"),
 }
 RNG = np.random.default_rng(11)
 TABLE = RNG.choice([-0.8, 0.0, 0.5, 0.9, 1.3], (NUM_BARS, NUM_ASSETS))
@@ -180,7 +183,9 @@ def test_a_backtest_is_what_the_judge_says(field):
     targets = np.vstack([np.full((rules.delay, NUM_ASSETS), np.nan), targets])[:NUM_BARS]
     known = {name: x for name, x in rules.stored.items() if name in ledger.RULES}
     costs = {name: getattr(rules.costs, name) for name in ledger.COSTS}
-    judged = ledger.run(BARS, targets, costs, known)
+    known = {name: x for name, x in known.items() if name not in EXITS}
+    levels = {name: np.full(TABLE.shape, VALUES[field][name]) for name in EXITS if name == field}
+    judged = ledger.run(BARS, targets, costs, known, levels)
     np.testing.assert_allclose(found.equity, judged.equity, rtol=1e-9)
 
 
@@ -313,7 +318,7 @@ def test_a_search_trains_and_scores_with_it(field, tmp_path, monkeypatch):
     nca.tune(BARS, "nano", space, tmp_path / "found", env=env, trials=1, workers=1, **VALUES[field])
     account = of(field)
     assert seen["scored"] == account
-    own = dataclasses.replace(account, delay=None, risk=None)
+    own = dataclasses.replace(account, **dict.fromkeys(BEYOND))
     assert seen["trained"] == complete_account(own, env)
 
 

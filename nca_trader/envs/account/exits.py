@@ -16,6 +16,7 @@ from jax import Array
 from jax.typing import ArrayLike, DTypeLike
 
 from nca_trader.config import AccountConfig
+from nca_trader.config.account import EXITS
 from nca_trader.envs.account.effects import (
     LIQUIDATED,
     NONE,
@@ -59,13 +60,13 @@ class Order(NamedTuple):
       True
     """
 
-    target: Array
-    size: Array | float = 1.0
-    stop_price: Array | float | None = None
-    limit_price: Array | float | None = None
-    stop_loss: Array | float | None = None
-    take_profit: Array | float | None = None
-    trailing_stop: Array | float | None = None
+    target: Tensor
+    size: Tensor | float = 1.0
+    stop_price: Tensor | float | None = None
+    limit_price: Tensor | float | None = None
+    stop_loss: Tensor | float | None = None
+    take_profit: Tensor | float | None = None
+    trailing_stop: Tensor | float | None = None
 
     @property
     def has_exits(self) -> bool:
@@ -201,6 +202,15 @@ def place_order(
     if fill is not None:
         book = book_fill(book, account.held, fill, bar.close)
     return account, book, fill, weights
+
+
+def with_levels(order: Order, rules: AccountConfig) -> Order:
+    """Return an order with the account's levels where it has none of its own."""
+    own = {name: x for name in EXITS if (x := getattr(rules, name)) < jnp.inf}
+    for name, x in own.items():
+        if (level := getattr(order, name)) is not None:
+            own[name] = jnp.where(jnp.isnan(level), x, level)
+    return order._replace(**own)
 
 
 def book_fill(book: Book, held: Array, fill: AccountFill | None, price: Tensor) -> Book:

@@ -18,6 +18,7 @@ import pandas as pd
 from nca_trader.config.extensions import split_frame
 from nca_trader.data.features import BUILT_IN, FEATURES
 from nca_trader.data.indicators import Windows
+from nca_trader.envs.account.exits import Order
 from nca_trader.errors import ConfigError, user_line
 from nca_trader.evaluate.lookahead.futures import equal
 from nca_trader.markets.market import SOURCE
@@ -122,6 +123,11 @@ def rows_of(output: Any, bars: Bars, before: np.ndarray | None = None) -> np.nda
       NotRows: it is not one row per bar.
     """
     # Rows of other times would be compared with the wrong bars.
+    if isinstance(output, Order):  # its target, then its levels
+        rows = rows_of(output.target, bars)
+        given = [np.asarray(x, np.float64) for x in output[1:] if x is not None]
+        given = [x if x.ndim in (0, rows.ndim) else x[:, None] for x in given]
+        output = np.stack(np.broadcast_arrays(rows, *given), axis=-1)
     index = getattr(output, "index", None)
     if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
         # An index without a zone is taken as UTC, as that of bars is.

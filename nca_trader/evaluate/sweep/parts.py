@@ -221,6 +221,7 @@ def _given(
 ) -> Given:
     # A stop of None has no exits, and another value has.
     sees = needs_account(grid.bars, grid.rule(**grid.combinations[rows[0]]))
+    sees = sees or grid.rules.has_exits
     return Given(
         grid.rule,
         tuple(traced),

@@ -26,6 +26,7 @@ from nca_trader.evaluate.combinations import (
     refuse_seen,
     takes_bars,
     valid,
+    with_levels_of,
 )
 from nca_trader.evaluate.evidence.inference import block_returns
 from nca_trader.evaluate.evidence.verdict import sweep_verdict
@@ -133,6 +134,7 @@ def sweep(
     given = gather_account(account, settings)
     if precision not in PRECISIONS:
         raise ConfigError(f"precision {precision!r}: there are 'f32' and 'f64'.")
+    rule = with_levels_of(rule, grid if isinstance(grid, Mapping) else ())
     combinations = combinations_of(rule, grid, sample, method, seed)
     if isinstance(chosen := parse_workers(workers), int) and workers is not None:
         workers = chosen

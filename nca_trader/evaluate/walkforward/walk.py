@@ -35,6 +35,7 @@ from nca_trader.evaluate.combinations import (
     refuse_seen,
     takes_bars,
     valid,
+    with_levels_of,
 )
 from nca_trader.evaluate.evidence.deploy import judge, mean_exposure, refuse_other
 from nca_trader.evaluate.evidence.inference import mean_difference_interval
@@ -46,6 +47,7 @@ from nca_trader.evaluate.walkforward.outcome import (
     CONSTANT,
     WalkForward,
     best_constant,
+    closed_sentence,
     join_folds,
     matched_hold,
     table_of,
@@ -156,9 +158,10 @@ def walk_forward(
     agent = is_agent(subject)
     config = _env_of(how, task) if agent else None
     if config is not None:  # trained as it is tested, but for what no environment has
-        config = config.with_account(dataclasses.replace(given, delay=None, risk=None))
+        config = config.with_account(given.in_training)
     # Tuples, because a generator would be used up by the first fold.
     grid = {key: tuple(values) for key, values in (grid or {}).items()}
+    subject = subject if agent else with_levels_of(subject, grid)
     _refuse_subject(subject, grid, how)
     name = how.name or _name_of(subject)
     if agent:
@@ -406,6 +409,7 @@ class _Walk:
         log = self._log and self._log.name
         verdict = walk_verdict(where, result, known, found, difference, interval, log)
         table = table_of(refit, fitted, result)
+        verdict = " ".join(filter(None, [verdict, closed_sentence(table)]))
         # Which a page shows above the folds.
         table.attrs["verdict"] = f"{verdict} {found.evidence}"
         return WalkForward(

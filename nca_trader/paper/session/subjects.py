@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from nca_trader.cloud import CloudPath
 from nca_trader.config import AccountConfig
-from nca_trader.config.account import CORRELATIONS, DEFAULTS, SIZES, complete_account
+from nca_trader.config.account import CORRELATIONS, DEFAULTS, EXITS, OFF, SIZES, complete_account
 from nca_trader.config.ranges import expect
 from nca_trader.config.records import plain
 from nca_trader.envs.account.risk import warn_shrunk
@@ -54,6 +54,12 @@ def agent_of(
             f"{argument('delay', given.delay)}: is of a backtest; a venue is as late as it is, so "
             "leave it out."
         )
+    for name in EXITS:
+        if (level := getattr(given, name)) not in (None, OFF[name]):
+            raise ConfigError(
+                f"{argument(name, level)}: is of a backtest; no broker of this version can rest "
+                "it, so leave it out."
+            )
     if opened_run is None:
         refuse_no_targets(run)
     rules = complete_account(given, run if opened_run is None else opened_run, capital)
