@@ -303,7 +303,7 @@ class AccountConfig:
       stop_loss, take_profit: fraction of its entry price by which a position falls or gains until
         it is closed inside the bar; infinity (default) is never. The asset then stays flat until
         its target changes. A level that an order has of its own comes first.
-      trailing_stop: likewise, a fall from the best price of earlier bars.
+      trailing_stop: likewise, a fall from the best price of earlier bars. Baselines have no level.
 
     `risk`, `delay` and the three levels are not part of an environment.
 
@@ -396,6 +396,11 @@ class AccountConfig:
     def has_exits(self) -> bool:
         """Whether a position may be closed inside a bar by a level of the account."""
         return any(getattr(self, name) < math.inf for name in EXITS)
+
+    @property
+    def without_levels(self) -> AccountConfig:
+        """The account of a baseline: the levels belong to what is compared with it."""
+        return dataclasses.replace(self, **{name: OFF[name] for name in EXITS})
 
     @property
     def plain(self) -> bool:

@@ -169,14 +169,14 @@ def backtest(
     own, own_bars = done.again, done.known
 
     def again(baseline: Strategy | None = None, **changes: Any) -> Result:
-        known, subject, length = task if run else own_bars, own, len(own_bars)
+        known, subject, length, same = task if run else own_bars, own, len(own_bars), rules
         if baseline is not None:
-            known, subject, length = bars, baseline, len(bars)
+            known, subject, length, same = bars, baseline, len(bars), rules.without_levels
         return backtest(
             known,
             subject,
             # Complete, so that a rerun of a strategy's targets trades as the strategy does.
-            account=dataclasses.replace(rules, **changes),
+            account=dataclasses.replace(same, **changes),
             start=start,
             stop=stop if last < length else None,
             name=name if baseline is None else None,

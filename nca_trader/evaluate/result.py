@@ -32,6 +32,7 @@ from nca_trader.types import Bars, Costs
 
 # Of a liquid market, shown next to a result without any cost.
 PLAUSIBLE = Costs(commission=5e-4, slippage=2e-4)
+WAITING = 20  # bars that an asset stays flat after an exit, at least, to be named
 CAPITALS = (0.1, 1.0, 10.0, 100.0)  # of a stress, times the capacity at 1% of volume
 
 if TYPE_CHECKING:
@@ -165,7 +166,30 @@ class Result:
                 f"SHRUNK: on {self.shrunk:,} bars the correlations had no inverse, and were "
                 f"shrunk further than shrinkage={self.rules.shrinkage:g}."
             )
+        if out := self.closed_until(self.equity.index[-1], WAITING):
+            found.append(
+                f"CLOSED: a level closed {', '.join(out)}, flat since then because the target has "
+                "not changed."
+            )
         return (*found, *self._limited)
+
+    def closed_until(self, time: pd.Timestamp, least: int = 0) -> list[str]:
+        """Return symbols that a level closed, and whose target has not changed until `time`.
+
+        Args:
+          time: of a bar.
+          least: bars from the exit to it, at least.
+        """
+        found = []
+        if self.trace.left is None:  # without levels, trades need not be made
+            return found
+        for symbol, own in self.trades.groupby("symbol", sort=False):
+            before = own[own["entry"] <= time].sort_values("entry")
+            if len(before) and before["reason"].iloc[-1] in trades.LEVELS:
+                asked = self.targets[symbol].loc[before["exit"].iloc[-1] : time]
+                if len(asked) > max(least, 1) and asked.isna().all():
+                    found.append(str(symbol))
+        return found
 
     @property
     def _why(self) -> str:
@@ -255,7 +279,7 @@ class Result:
 
     @functools.cached_property
     def hold(self) -> Result:
-        """`nca.rules.buy_and_hold()` in the same account: its costs, income, fills and rules."""
+        """`nca.rules.buy_and_hold()` in the same account, but for its levels."""
         return self.again(benchmark.HOLD)
 
     @property

@@ -47,6 +47,7 @@ def test_a_level_of_the_account_is_that_of_the_order(more):
     assert found.equity.equals(run(with_own(rule), **more).equity)
     assert not found.equity.equals(run(rule, **more).equity)
     assert found.again().equity.equals(found.equity)
+    assert found.hold.equity.equals(run(rule, **more).hold.equity)
     # Weights that are known beforehand, by a function of bars, in an order of their own.
     plain = {"order": "on_change"} | more
     known = run(trend(BARS), **LEVELS, **plain)
@@ -103,6 +104,12 @@ def test_levels_are_axes_of_a_grid():
     for row in looped.to_dict("records"):
         equity = run(trend, trailing_stop=row["trailing_stop"]).equity.iloc[-1]
         assert row["equity"] == pytest.approx(equity, rel=1e-12)
+    one = {"fast": [3, 4], "slow": [9]}
+    same = nca.sweep(BARS, nca.rules.sma_cross, one, COSTS, stop_loss=0.03, **given)
+    own = nca.sweep(BARS, nca.rules.sma_cross, one | {"stop_loss": [0.03]}, COSTS, **given)
+    assert same["equity"].to_list() == pytest.approx(own["equity"].to_list(), rel=1e-12)
+    for name in ("sharpe", "benchmark_sharpe", "deflated_sharpe", "spa_cash", "spa_hold", "pbo"):
+        assert same.attrs["search"][name] == pytest.approx(own.attrs["search"][name])
     rule = with_levels_of(nca.rules.sma_cross, grid)
     assert rule is with_levels_of(nca.rules.sma_cross, grid) is with_levels_of(rule, grid)
 
@@ -133,7 +140,13 @@ def test_a_walk_forward_has_them_and_says_where_one_keeps_an_asset_flat():
     empty = [number for number, row in still.folds.iterrows() if row["total_return"] == 0.0]
     assert empty and all(still.folds.loc[empty, "closed_before"] == "S0, S1")
     assert f"fold {empty[0]} (S0, S1)" in still.verdict
+    assert any(text.startswith("CLOSED: a level closed S0, S1") for text in still.result.cautions)
+    assert not any("CLOSED" in text for text in found.result.cautions)
     assert "closed_before" not in own.folds or "A level closed" in own.verdict
+    # What it is compared with has none of its levels.
+    assert found.baselines.keys() == own.baselines.keys()
+    for name, baseline in own.baselines.items():
+        assert found.baselines[name].equity.equals(baseline.equity)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_every_rerun_passes_it_on_whole(field):
     plausible = backtest(account=dataclasses.replace(account, costs=PLAUSIBLE)).account_metrics
     if field != "costs":
         assert f"total return {plausible['total_return']:.1%}, " in result.uncharged
-    hold = nca.rules.buy_and_hold()
+    hold, account = nca.rules.buy_and_hold(), account.without_levels
     same = backtest(hold, account=dataclasses.replace(account, order=result.order))
     assert result.again(hold).equity.equals(same.equity)
     held = backtest(hold, account=account) if field != "order" else same
@@ -237,7 +237,7 @@ def test_a_walk_forward_is_the_backtest(field):
     else:
         want = backtest(start=start, **VALUES[field])
     np.testing.assert_allclose(walk.result.equity, want.equity, rtol=1e-12)
-    hold = backtest(nca.rules.buy_and_hold(), start=start, **VALUES[field])
+    hold = backtest(nca.rules.buy_and_hold(), start=start, account=of(field).without_levels)
     assert walk.baselines["buy and hold"].equity.equals(hold.equity)
 
 

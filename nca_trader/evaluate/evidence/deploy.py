@@ -64,7 +64,7 @@ def deployable(result: Result, bars: Bars, start: str, stop: str | None = None) 
     base = None if result.run is None else result.run.base
     known = baseline_rules(year, result.rules.sizing != "fixed", base)
     known[MATCHED] = constant_exposure(mean_exposure(result))
-    common: dict[str, Any] = {"start": start, "stop": stop, "account": result.rules}
+    common: dict[str, Any] = {"start": start, "stop": stop, "account": result.rules.without_levels}
     return {name: backtest(bars, rule, **common) for name, rule in known.items()}
 
 

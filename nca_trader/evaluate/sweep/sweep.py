@@ -146,7 +146,7 @@ def sweep(
     if swept.refused:
         log.warning("%s", swept.refused)
     # Buy and hold in the same account, which the best has to beat.
-    same = dataclasses.replace(grid_run.rules, order="on_change")
+    same = dataclasses.replace(grid_run.rules.without_levels, order="on_change")
     hold = backtest(bars, HOLD, account=same, look=False)
     held = block_returns(hold.excess_returns, grid_run.most_blocks)
     ratios = table["sharpe"].to_numpy(np.float64) * math.sqrt(len(bars) / bars.bars_per_year)

@@ -12,14 +12,12 @@ import pandas as pd
 from jax import Array
 
 from nca_trader.config import AgentConfig, EnvConfig
-from nca_trader.envs.account.effects import STOP_LOSS, TRAILING_STOP
 from nca_trader.envs.account.exits import Order
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.evidence.deploy import deploy, refuse_other
 from nca_trader.evaluate.evidence.gate import GateResult
 from nca_trader.evaluate.evidence.inference import ConfidenceInterval
 from nca_trader.evaluate.result import Result
-from nca_trader.evaluate.trades import REASONS
 from nca_trader.evaluate.walkforward.refit import Fitted, Refit, candidate
 from nca_trader.runs.manifest import Deployment, Run
 from nca_trader.strategies.strategy import Strategy
@@ -133,35 +131,22 @@ def table_of(refit: Refit, fitted: list[Fitted], result: Result) -> pd.DataFrame
             }
         )
     table = pd.DataFrame(rows, index=pd.RangeIndex(len(rows), name="fold"))
-    waiting = []
-    for first, last in (fold.test for fold in refit.folds):
-        waiting.append(", ".join(closed_before(result, index[first], index[last - 1])))
+    begins = (index[fold.test[0]] for fold in refit.folds)
+    waiting = [", ".join(result.closed_until(begin)) for begin in begins]
     # A column of what most walks cannot have would be empty.
     return table.assign(closed_before=waiting) if any(waiting) else table
 
 
-def closed_before(result: Result, first: pd.Timestamp, last: pd.Timestamp) -> list[str]:
-    """Return the symbols that hold nothing from `first` to `last`, since a level closed them."""
-    found = []
-    for symbol, own in result.trades.groupby("symbol", sort=False):
-        if ((own["entry"] <= last) & ~(own["exit"] < first)).any():  # one that is open has no exit
-            continue
-        before = own[own["exit"] < first].sort_values("exit")
-        if len(before) and before["reason"].iloc[-1] in REASONS[STOP_LOSS : TRAILING_STOP + 1]:
-            found.append(str(symbol))
-    return found
-
-
 def closed_sentence(table: pd.DataFrame) -> str:
-    """Return which folds hold nothing in an asset, since a level closed it before; "" for none."""
+    """Return which folds begin without an asset that a level closed before; "" for none."""
     if "closed_before" not in table:
         return ""
     folds = table["closed_before"][table["closed_before"] != ""]
     shown = [f"fold {number} ({symbols})" for number, symbols in folds[:SHOWN].items()]
     more = [f"{len(folds) - SHOWN} more"] * (len(folds) > SHOWN)
     return (
-        "A level closed assets before a fold, which stay flat in it because their targets do not "
-        f"change: {', '.join(shown + more)}."
+        "A level closed assets before a fold, which begins without them because their targets had "
+        f"not changed: {', '.join(shown + more)}."
     )
 
 

@@ -447,7 +447,8 @@ class _Walk:
         self, result: Result, year: int, common: dict[str, Any]
     ) -> tuple[dict[str, Result], dict[str, Result]]:
         """Backtest the baselines, and the controls, which are known in hindsight only."""
-        bars, account = self.refit.bars, common["account"]
+        bars, account = self.refit.bars, common["account"].without_levels
+        common = common | {"account": account}
         rules = baseline_rules(year, account.sizing not in (None, "fixed"), self._base)
         known = {name: backtest(bars, rule, **common) for name, rule in rules.items()}
         # These weights include their sizes, so they are not sized again.
