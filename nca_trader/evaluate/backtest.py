@@ -39,6 +39,7 @@ from nca_trader.strategies.strategy import (
     Strategy,
     covariance_once,
     orders_by_covariance,
+    run_in,
     sized_once,
     weights_until_sized,
 )
@@ -80,8 +81,8 @@ def backtest(
       bars: N bars of A assets; or a synthetic task, whose state a run may have observed.
       targets: `[N]` (one asset) or `[N, A]` target weights, NaN for no order; a `Strategy`; a
         function of bars that returns such weights, row t decided with bars up to t; or a `Run`,
-        whose agents take their most probable actions; the mean of their orders is traded, or the
-        baseline that its deployment.json names.
+        or what `nca.load` opened, whose agents take their most probable actions: the mean of their
+        orders is traded, or the baseline that its deployment.json names.
       costs: None is what the run trained with, or those of a blend's runs, or no costs.
       fill: "next_open" fills at the open after the decision, so the last target never fills;
         "close" fills at the close that the decision saw, which is idealised. None is the run's,
@@ -138,6 +139,7 @@ def backtest(
         )
     given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
     keep_freed_memory()
+    targets = run_in(targets)
     task, bars = bars, bars.bars if isinstance(bars, Task) else bars
     run = targets if isinstance(targets, Run) else None
     runs = (run,) if run else targets.runs if isinstance(targets, Strategy) else ()

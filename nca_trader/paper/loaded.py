@@ -22,7 +22,7 @@ from nca_trader.paper.session.core import Core, Observed, View
 from nca_trader.paper.session.subjects import agent_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
-from nca_trader.strategies.strategy import sized_once, weights_by_covariance
+from nca_trader.strategies.strategy import Opened, sized_once, weights_by_covariance
 from nca_trader.strategies.targets import strategy_targets
 from nca_trader.types import PRICES, Bar, Bars, fields_of, split_columns
 
@@ -61,7 +61,7 @@ def load(
     return LoadedAgent(read_run(path, seed=seed, force_agent=force_agent, allow_code=allow_code))
 
 
-class LoadedAgent:
+class LoadedAgent(Opened):
     """An agent, or the baseline that was deployed in its place; `nca.load` opens it.
 
     Attributes:

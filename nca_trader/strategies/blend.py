@@ -39,6 +39,7 @@ from nca_trader.strategies.strategy import (
     Strategy,
     covariance_once,
     longest_memory,
+    run_in,
     sized_once,
 )
 from nca_trader.strategies.targets import strategy_faults
@@ -163,7 +164,7 @@ def _part(name: Any, part: Any, given: AccountConfig) -> BlendPart:
         raise ConfigError(f"{where}: a name is of a-z, 0-9, . _ and -; give another.")
     if not (isinstance(part, tuple | list) and len(part) == 2):
         raise ConfigError(f"{where} is {describe(part)}; give (strategy or run, share).")
-    subject, share = part
+    subject, share = run_in(part[0]), part[1]
     number = isinstance(share, Real) and not isinstance(share, bool) and np.isfinite(float(share))
     # In a sweep a share is traced and has no value yet.
     if not (number or isinstance(share, Array)):

@@ -272,6 +272,21 @@ class Strategy:
         return Strategy(init, taken, *own, memory=memory)
 
 
+class Opened:
+    """What opens a run for a use of its own; whoever takes a run takes this too.
+
+    Attributes:
+      run: that it opened.
+    """
+
+    run: Any
+
+
+def run_in(subject: Any) -> Any:
+    """Return the run of what opened one; else the subject as it is."""
+    return subject.run if isinstance(subject, Opened) else subject
+
+
 def longest_memory(memories: Iterable[int | None]) -> int | None:
     """Return the longest of several memories; None if one has no known end."""
     given = tuple(memories)

@@ -15,6 +15,7 @@ from untrained import untrained_run
 
 import nca_trader as nca
 from nca_trader.config import EnvConfig
+from nca_trader.errors import ConfigError
 from nca_trader.runs.exported import Coding, compact, write_exported
 
 FEATURES = ("return_1", "rsi")
@@ -74,6 +75,24 @@ def before(result, row):
         grown = earlier * (close[row] / close[row - 1])
         held = grown / (1.0 + (grown - earlier).sum())
     return held, result.targets.ffill().to_numpy()[row - 1]
+
+
+def test_what_is_loaded_is_taken_where_a_run_is(backtested, tmp_path):
+    bars, run, result = backtested({}, {})
+    agent = nca.load(run.path)
+    assert nca.backtest(bars, agent).equity.equals(result.equity)
+    mixes = [
+        nca.blend({"a": (x, 0.5), "b": (nca.rules.sma_cross(3, 9), 0.5)}) for x in (agent, run)
+    ]
+    mixed, same = (nca.backtest(bars, mix, look=False).equity for mix in mixes)
+    assert mixed.equals(same)
+    nca.write_bars(bars, tmp_path / "bars.parquet")
+    given = agent, f"replay:{tmp_path}/bars.parquet", tmp_path / "paper.db"
+    done = nca.paper_trade(*given)
+    assert done["equity"] == pytest.approx(result.equity.iloc[-1], rel=1e-9)
+    for name, value in (("seed", 0), ("force_agent", True), ("allow_code", True)):
+        with pytest.raises(ConfigError, match=f"{name}.*: the run is open; give it to nca.load"):
+            nca.paper_trade(*given, **{name: value})
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -24,7 +24,7 @@ from nca_trader.paper.session.core import Agent
 from nca_trader.runs.consent import codes_of
 from nca_trader.runs.exported import read_run
 from nca_trader.runs.manifest import Run
-from nca_trader.strategies.strategy import Strategy, covariance_once, sized_once
+from nca_trader.strategies.strategy import Opened, Strategy, covariance_once, sized_once
 from nca_trader.strategies.targets import refuse_no_targets
 from nca_trader.types import Bars
 
@@ -36,8 +36,8 @@ def is_own(run: Any) -> bool:
 
 def refuse_subject(run: Any) -> None:
     """Raise ConfigError where `run` is nothing that can trade."""
-    if not is_own(run):
-        accepted = "a path, a Strategy or a function of bars"
+    if not (is_own(run) or isinstance(run, Opened)):
+        accepted = "a path, what nca.load opened, a Strategy or a function of bars"
         expect("run", run, str | os.PathLike | CloudPath, accepted)
 
 
@@ -116,7 +116,12 @@ def subject_on(
       ConfigError: an account that is not valid; a strategy that cannot trade.
     """
     one = None
-    if not is_own(run):
+    if isinstance(run, Opened):
+        for name, x in (("seed", seed), ("force_agent", force_agent), ("allow_code", allow_code)):
+            if x is not None and x is not False:
+                raise ConfigError(f"{argument(name, x)}: the run is open; give it to nca.load.")
+        one = run.run
+    elif not is_own(run):
         one = read_run(run, seed=seed, force_agent=force_agent, allow_code=allow_code)
     # As a backtest of the same file: every symbol of it, where the policy can trade others.
     source = feed_of(None if one is None or one.tie is None else one.spec.symbols)
