@@ -128,9 +128,28 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.epilog)
         return f"{usage}{' [OPTION ...]' if short else ''}\n\n{formatter.format_help()}"
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the words, and keep those that are names for the message of a fault."""
+        words = sys.argv[1:] if args is None else list(args)
+        self._given = [word.partition("=")[0] for word in words]
+        found, unknown = super().parse_known_args(words, namespace)
+        if unknown and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
-        """Print the line and exit."""
-        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`.\n")
+        """Print the line, with the names that were meant, and exit."""
+        from nca_trader.config.ranges import nearest
+
+        known, dashes = [_name(action) for action in self._actions], "--"
+        own = [word[2:] for word in self._given if word.startswith(dashes)]
+        if self._subparsers is not None:
+            known, dashes = list(COMMANDS), ""
+            own = [word for word in self._given if word[:1] != "-"][:1]
+        slips = [word for word in own if not any(name.startswith(word) for name in known)]
+        close = (nearest(word, known).strip() for word in slips)
+        meant = "".join(" " + hint.replace("'", f"'{dashes}", 1) for hint in close if hint)
+        self.exit(2, f"{self.prog}: {message};{meant} see `{self.prog} --help`.\n")
 
 
 def _name(action: argparse.Action) -> str:

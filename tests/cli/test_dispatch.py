@@ -68,6 +68,15 @@ def test_the_version_is_the_packages(command):
         (["backtest", "--run=r", "--fill=vwap"], "--fill: invalid choice: 'vwap'"),
         (["paper", "--run=r"], "required: --feed, --journal"),
         (["journal"], "arguments are required"),
+        (["backtests", "--run=r"], "did you mean 'backtest'? see `nca-trader --help`"),
+        (
+            ["backtest", "--strategy=momentum", "--stoploss", "0.1"],
+            "backtest: unrecognized arguments: --stoploss 0.1; did you mean '--stop-loss'? see "
+            "`nca-trader backtest --help`",
+        ),
+        (["train", "--agnet=nano"], "--run; did you mean '--agent'? see `nca-trader train --help`"),
+        (["backtest", "--strategy=momentum", "more"], "arguments: more; see `nca-trader backtest"),
+        (["train", "--qqq"], "--run; see `nca-trader train --help`"),
     ],
 )
 def test_what_the_command_line_does_not_know_is_one_line_and_exit_2(command, args, says):
