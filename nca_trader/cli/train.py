@@ -139,7 +139,8 @@ def _train(args: argparse.Namespace) -> dict[str, Any]:
         shards = args.data and folder_of_shards(args.data) is not None
         data = "FILE" if shards else args.data
         again = write_command("backtest", run_dir=args.run_dir, data=data, **reading_options(args))
-        print(f"trained {done:,} steps; see `{again}`")
+        said = "trained" if watch.trained else "nothing was left to do: it had been trained for"
+        print(f"{said} {done:,} steps; see `{again}`")
         print(f"its policy trades {run.tradable}")
     # A run that stopped before its first update has no row.
     last = (run.metrics() or [{}])[-1]
@@ -257,6 +258,11 @@ class Watch:
                 print(f"{number} x {what}  {where}")
         if self._profiler is not None:
             self._profiler(row)
+
+    @property
+    def trained(self) -> bool:
+        """Whether this process made an update."""
+        return bool(self._rates)
 
     @property
     def figures(self) -> dict[str, float]:

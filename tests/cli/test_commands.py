@@ -45,6 +45,8 @@ def test_train_makes_a_run_and_says_what_to_do_next(command, mine):
     # The command that it names works as it stands.
     (named,) = re.findall(r"`nca-trader (.*)`", said.out)
     assert command(*shlex.split(named)).code == 0
+    again = command(*mine.train_command(mine.runs / "new", steps=200), *bounded)
+    assert "nothing was left to do: it had been trained for 256 steps; see" in again.out
 
 
 def test_backtest_of_a_rule_pays_the_costs_that_are_given(command, mine, tmp_path):

@@ -186,8 +186,8 @@ class GateResult:
         limits = "its bound is undefined"
         if not math.isnan(self.bound):
             limits = (
-                f"one-sided 95% bound {self.bound:+.2f}; {self.years:.1f} years show a difference "
-                f"of {self.detectable:.2f} in 4 of 5 cases"
+                f"one-sided 95% bound {self.bound:+.2f}; {self.years:.1f} years would show a "
+                f"difference of {self.detectable:.2f} in 4 of 5 cases"
             )
             if self.years < LEAST_YEARS and not self.passed and self.harm is None:
                 limits += ", so this gate could hardly have said yes"
