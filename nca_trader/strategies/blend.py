@@ -105,9 +105,9 @@ def blend(
     """
     expect("parts", parts, Mapping, "a dict of (strategy or run, share) by name")
     given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
-    for name in ("delay", *EXITS):
-        if getattr(given, name) not in (None, DEFAULTS[name]):
-            raise ConfigError(f"blend: {name} is of the whole; give it to nca.backtest.")
+    for field in ("delay", *EXITS):
+        if getattr(given, field) not in (None, DEFAULTS[field]):
+            raise ConfigError(f"blend: {field} is of the whole; give it to nca.backtest.")
     if not parts:
         raise ConfigError("blend: there are no parts; give (strategy or run, share) by name.")
     # Checked also where no part has an account that uses it. Each part has its own order.
