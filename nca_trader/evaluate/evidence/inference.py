@@ -219,7 +219,10 @@ def resampled(samples: ArrayLike, repetitions: int = 2000, seed: int = 0) -> Res
     drawn = draw(len(columns), block, repetitions, seed)
     found = np.concatenate([counts @ powers for counts in drawn])
     mean, squares = np.hsplit(found, 2)
-    variance = np.maximum(squares - mean**2, 0.0) * len(columns) / (len(columns) - 1)
+    # Of a resample that never moves the difference is rounding, which is the processor's own.
+    rounding = len(columns) * np.finfo(np.float64).eps * squares
+    variance = np.where(squares - mean**2 > rounding, squares - mean**2, 0.0)
+    variance *= len(columns) / (len(columns) - 1)
     return Resampled(centre + mean, np.sqrt(variance))
 
 
