@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -51,6 +50,7 @@ from nca_trader.strategies.targets import (
     largest_weight,
     late,
     needs_account,
+    orders_in_force,
     refuse_no_targets,
     strategy_targets,
 )
@@ -134,8 +134,8 @@ def backtest(
     expect("name", name, str | None, "a text")
     if isinstance(stop, Real):
         raise ConfigError(
-            f"stop={stop!r}: is the date before which it trades; a level at which a position is "
-            f"closed is stop_loss={stop!r}."
+            f"stop={float(stop):g}: is the date before which it trades; a level at which a "
+            f"position is closed is stop_loss={float(stop):g}."
         )
     given = gather_account(account, {"costs": costs, "fill": fill, "order": order} | settings)
     keep_freed_memory()
@@ -348,7 +348,7 @@ def _of_targets(
     again = weights_until_sized(np.asarray(orders.target), known.present, rules.scale)
     orders = orders._replace(target=again)
     trace = _by_orders(bars, known, orders, rules, first, last)
-    own = orders if orders.has_exits else again
+    own = orders if orders.has_exits or isinstance(orders.size, np.ndarray) else again
     return _Simulated(trace, name, known, own, unchecked=unchecked)
 
 
@@ -359,14 +359,10 @@ def _by_orders(
 
     `known` are the bars on which they were decided.
     """
-
-    def of_each(function: Callable, orders: Order, *more: int) -> Order:
-        return Order._make(function(x, *more) if isinstance(x, np.ndarray) else x for x in orders)
-
-    orders = of_each(late, orders, rules.delay)
+    orders = Order._make(late(x, rules.delay) if isinstance(x, np.ndarray) else x for x in orders)
     if rules.covariance:
         orders = orders_by_covariance(known, orders, rules.covariance)
-    orders = of_each(in_force, orders, first)
+    orders = orders_in_force(orders, first)
     levels = rules.has_exits or orders.has_exits
     asked = orders if levels else orders.target * orders.size
     return simulate_targets(bars, asked, rules, first, last)

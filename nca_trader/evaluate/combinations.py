@@ -27,7 +27,7 @@ from nca_trader.envs.account.state import legs_of
 from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import seen_rows
-from nca_trader.strategies.strategy import Strategy, arguments_needed
+from nca_trader.strategies.strategy import LEVELS, Strategy, arguments_needed
 from nca_trader.types import Bars, Costs
 
 SAMPLES = ("sobol", "halton", "latin", "random")
@@ -43,35 +43,35 @@ def takes_bars(rule: Callable[..., Any], given: Container[str]) -> bool:
 
 
 class RuleWithLevels:
-    """A rule or a function of bars whose parameters may be levels of the account as well."""
+    """A rule or a function of bars whose parameters may be levels of the account as well.
+
+    An order's own level comes first, as before that of an account.
+    """
 
     def __init__(self, rule: Callable[..., Any], levels: tuple[str, ...]):
         """Take the rule, and the levels that are parameters."""
         functools.update_wrapper(self, rule)
         self.rule, self.levels = rule, levels
-        known = inspect.signature(rule).parameters
-        own = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
-               for name in levels]  # fmt: skip
-        last = [p for p in known.values() if p.kind is p.VAR_KEYWORD]
-        before = [p for p in known.values() if p.kind is not p.VAR_KEYWORD]
-        self.__signature__ = inspect.Signature([*before, *own, *last])
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The rule's parameters, and the levels."""
+        kind = inspect.Parameter.KEYWORD_ONLY
+        own = [inspect.Parameter(name, kind, default=None) for name in self.levels]
+        return inspect.Signature([*inspect.signature(self.rule).parameters.values(), *own])
 
     def __call__(self, *args: Any, **params: Any) -> Any:
-        """Return the rule's strategy, or the function's weights, with the levels that are given."""
+        """Return the rule's strategy, or the function's orders, with the levels that are given."""
         given = {name: x for name in self.levels if (x := params.pop(name, None)) is not None}
         found = self.rule(*args, **params)
-        if not isinstance(found, Strategy):
-            return Order(found, **given)
-        for name, fraction in given.items():
-            found = LEVELS[name](found, fraction)
-        return found
+        if isinstance(found, Strategy):
+            for name, fraction in given.items():
+                found = found.with_level(name, fraction)
+            return found
+        orders = found if isinstance(found, Order) else Order(found)
+        return orders._replace(**{n: x for n, x in given.items() if getattr(orders, n) is None})
 
 
-LEVELS = {
-    "stop_loss": Strategy.with_stop,
-    "take_profit": Strategy.with_take_profit,
-    "trailing_stop": Strategy.with_trailing_stop,
-}
 # One object for equal ones, by which what is compiled for it is found again.
 _with_levels = functools.lru_cache(maxsize=64)(RuleWithLevels)
 
@@ -84,8 +84,15 @@ def with_levels_of(rule: Any, grid: Iterable[str]) -> Any:
         known = inspect.signature(rule).parameters
     except (TypeError, ValueError):  # some built-ins have no signature
         return rule
+    # What a rule takes itself, e.g. as **options, is its own.
+    any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
     levels = tuple(name for name in grid if name in LEVELS and name not in known)
-    return _with_levels(rule, levels) if levels else rule
+    if any_name or not levels:
+        return rule
+    try:
+        return _with_levels(rule, levels)
+    except TypeError:  # it cannot be hashed
+        return RuleWithLevels(rule, levels)
 
 
 def check_parameters(name: str, rule: Callable[..., Any], given: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from jax import Array
 from nca_trader.agents.base import base_of
 from nca_trader.config import AccountConfig
 from nca_trader.envs.account import exits
-from nca_trader.envs.account.effects import Effects, Flows
+from nca_trader.envs.account.effects import LIQUIDATED, NONE, Effects, Flows
 from nca_trader.envs.account.exits import Book, Order
 from nca_trader.envs.account.risk import apply_size, sizes
 from nca_trader.envs.account.state import Account, BarReturns, legs_of, open_account
@@ -28,7 +28,14 @@ from nca_trader.envs.market import features_of, observed_states
 from nca_trader.envs.rewards import begin_account, remember, up_to_first
 from nca_trader.errors import BarError
 from nca_trader.markets import Task
-from nca_trader.numerics import LEAST_BARS, MOST_ASSETS, as_one_kernel, float64_on_cpu, row_sums
+from nca_trader.numerics import (
+    LEAST_BARS,
+    MOST_ASSETS,
+    arrays,
+    as_one_kernel,
+    float64_on_cpu,
+    row_sums,
+)
 from nca_trader.progress import track
 from nca_trader.runs.manifest import Run
 from nca_trader.strategies.strategy import Strategy
@@ -91,8 +98,19 @@ class Trace(NamedTuple):
 
     @property
     def left(self) -> Tensor | None:
-        """`[N, A]` why a position was closed inside the bar, see `AccountFill.reason`."""
-        return None if self.effects.inside is None else self.effects.inside.reason
+        """`[N, A]` uint32, why a position was closed inside the bar, and at which level; 0: not.
+
+        None where no position can be.
+        """
+        inside = self.effects.inside
+        if inside is None:
+            return None
+        xp = arrays(inside.reason)
+        by_level = (inside.reason != NONE) & (inside.reason != LIQUIDATED)
+        # In float32, in which a sweep may have its account.
+        price = xp.where(by_level, inside.price, 0.0).astype(np.float32)
+        bits = price.view(np.uint32)
+        return bits + inside.reason.astype(np.uint32)
 
 
 def _kept(x: Array) -> np.ndarray:
@@ -167,7 +185,6 @@ def exit_step(
     """
     account, book, effects = exits.on_bar(*carry, bar, legs, rules)
     moved, order, seen = decide(account, book)
-    order = exits.with_levels(order, rules)
     account, book, fill, weights = exits.place_order(moved, book, order, bar, legs, rules)
     row = _row(account, weights, effects.closed(moved, account, fill), legs, rules)
     return (account, book), row, seen

@@ -317,8 +317,8 @@ def digest_of_targets(targets: np.ndarray, first: int = 0, left: Any = None) -> 
     Args:
       targets: `[N, A]` the weights ordered; NaN for no order.
       first: row of the first among all bars.
-      left: `[N, A]` why stops and targets closed a position inside a bar, 0 for none; None of a
-        rule without any.
+      left: `[N, A]` why and at which level a position was closed inside a bar, 0 for none; None of
+        a rule without levels.
 
     Example:
       >>> ordered = np.array([[np.nan], [1.0], [0.0]])

@@ -174,6 +174,15 @@ class Strategy:
         """Leave a position that has gained `fraction` of its entry price."""
         return self._with("take profit", "take_profit", fraction)
 
+    def with_level(self, name: str, fraction: Any) -> Strategy:
+        """Add a level to orders that have none of their own.
+
+        Args:
+          name: "stop_loss", "take_profit" or "trailing_stop", see `nca.Order`.
+          fraction: of a price.
+        """
+        return self._with(LEVELS[name], name, fraction, over=False)
+
     def with_volatility(self, annual: Any, span: float = 60.0, cap: float = 1.0) -> Strategy:
         """Scale each target to a volatility: `size = min(cap, annual / volatility)`.
 
@@ -240,13 +249,15 @@ class Strategy:
         delayed = self._around(init, act, f", delay {bars}", int(bars))
         return dataclasses.replace(delayed, lag=self.lag + bars)
 
-    def _with(self, word: str, field: str, fraction: Any) -> Strategy:
-        """Return this strategy with one level in each of its orders."""
-        _refuse_fraction(f"with_{word.replace(' ', '_')}", fraction)
+    def _with(self, word: str, field: str, fraction: Any, over: bool = True) -> Strategy:
+        """Return this strategy with one level in each of its orders, or where they have none."""
+        most = 10.0 if field == "take_profit" else 1.0
+        _refuse_fraction(f"with_{word.replace(' ', '_')}", fraction, most)
 
         def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
             state, order = self.decide(state, bar, portfolio)
-            return state, order._replace(**{field: fraction})
+            own = not over and getattr(order, field) is not None
+            return state, order if own else order._replace(**{field: fraction})
 
         return self._around(self.init, act, f", {word} {_text(fraction)}")
 
@@ -270,6 +281,14 @@ class Strategy:
         # Not of this class: a `decide` of its own is inside `act`, and would run once more.
         own = (self.name + what, self.order, self.parts, self.lag, self.indicators)
         return Strategy(init, taken, *own, memory=memory)
+
+
+# The words of levels, in names.
+LEVELS = {
+    "stop_loss": "stop",
+    "trailing_stop": "trailing stop",
+    "take_profit": "take profit",
+}
 
 
 class Opened:
@@ -452,12 +471,13 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, Real | np.generic) else "..."
 
 
-def _refuse_fraction(name: str, value: Any) -> None:
-    """Refuse a level that is not a fraction above 0; a traced one cannot be checked."""
+def _refuse_fraction(name: str, value: Any, most: float = 10.0) -> None:
+    """Refuse a level that is no fraction above 0 and below `most`; a traced one is not checked."""
     if isinstance(value, Array):
         return
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not (number and 0.0 < float(value) < 10.0):
+    if not (number and 0.0 < float(value) < most):
         raise ConfigError(
-            f"{name}({value!r}): give a fraction above 0, e.g. 0.05 for five percent."
+            f"{name}({value!r}): give a fraction above 0 and below {most:g}, e.g. 0.05 for five "
+            "percent."
         )

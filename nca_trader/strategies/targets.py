@@ -31,6 +31,7 @@ from nca_trader.strategies import rules
 from nca_trader.strategies.strategy import Strategy, arguments_needed
 from nca_trader.types import Bar, Bars, Tensor
 
+LEVELS_BELOW = {"stop_loss": 1.0, "take_profit": 10.0, "trailing_stop": 1.0}
 LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
 ROUNDING = 1e-6  # of weights whose float32 sum is at the limit
 ACCEPTED = (
@@ -225,15 +226,8 @@ def as_targets(targets: Any, bars: Bars, largest: float = LARGEST) -> np.ndarray
             "targets are an Order, which a backtest alone takes; return its target, and give its "
             "levels to the account, e.g. stop_loss=0.05."
         )
-    # Columns that are numbered have no names to compare.
-    if isinstance(targets, pd.DataFrame) and not isinstance(targets.columns, pd.RangeIndex):
-        if tuple(targets.columns) != bars.symbols:
-            raise BarError(
-                f"targets have the columns {', '.join(map(str, targets.columns))}, but the bars "
-                f"are {', '.join(bars.symbols)}; give the columns in this order."
-            )
-    if isinstance(targets, pd.DataFrame | pd.Series) and len(targets) == len(bars):
-        _refuse_other_rows(targets.index, bars)
+    if isinstance(targets, pd.DataFrame | pd.Series):
+        refuse_other_axes(targets, bars)
     try:
         array = np.asarray(targets)
         if np.iscomplexobj(array):  # numpy would drop the imaginary part
@@ -279,25 +273,58 @@ def as_orders(orders: Order, bars: Bars, largest: float = LARGEST) -> Order:
       BarError: as `as_targets`; a level of another shape, or not above 0.
     """
     target = as_targets(orders.target, bars, largest)
-
-    def level(name: str, given: Any) -> np.ndarray | None:
-        if given is None:
-            return None
-        try:
-            x = np.asarray(given, np.float64)
-            x = x[:, None] if x.ndim == 1 and bars.num_assets == 1 else x
-            x = np.broadcast_to(x, target.shape)
-        except (TypeError, ValueError):
-            raise BarError(
-                f"{name} of the Order has shape {np.shape(given)}; give one number, or "
-                f"{list(target.shape)} of them as its target, NaN for no level."
-            ) from None
-        if (x <= 0.0).any():
-            raise BarError(f"{name} of the Order is {x[x <= 0.0][0]:g}; give numbers above 0.")
-        return x
-
-    levels = {name: level(name, getattr(orders, name)) for name in Order._fields[1:]}
+    given = orders._asdict().items()
+    levels = {name: _level(name, x, target, bars) for name, x in given if name != "target"}
+    if (size := levels["size"]) is None:
+        raise BarError("size of the Order is None; give a number, or one for each target.")
+    if (np.isnan(size) & ~np.isnan(target)).any():
+        raise BarError("size of the Order is NaN where its target is not; give a number there.")
+    as_targets(target * size, bars, largest)
     return orders._replace(target=target, **levels)
+
+
+def _level(name: str, given: Any, target: np.ndarray, bars: Bars) -> np.ndarray | None:
+    """Return a field of an order as `[N, A]` float64; None where it is not given."""
+    if given is None or (name == "size" and np.ndim(given) == 0 and given == 1.0):
+        return given
+    if isinstance(given, pd.DataFrame | pd.Series):
+        refuse_other_axes(given, bars, name)
+    try:
+        x = np.asarray(given, np.float64)
+    except (TypeError, ValueError):
+        x = np.empty((0, 0))
+    if x.ndim == 1:  # a number for each bar of one asset, or for each of several assets
+        x = x[:, None] if bars.num_assets == 1 else x[None]
+    fits = x.ndim == 2 and all(n in (1, m) for n, m in zip(x.shape, target.shape, strict=True))
+    if x.ndim and not fits:
+        shape = f" of shape {list(np.shape(given))}" if hasattr(given, "__array__") else ""
+        raise BarError(
+            f"{name} of the Order is {describe(given)}{shape}; give one number, one for each "
+            f"asset, or {list(target.shape)} of them as its target, NaN for no level."
+        )
+    most, least = LEVELS_BELOW.get(name, math.inf), name == "size"
+    wrong = ~np.isnan(x) & ~((x >= 0.0 if least else x > 0.0) & (x < most))
+    if wrong.any():
+        between = f"above 0 and below {most:g}" if name in LEVELS_BELOW else "above 0"
+        raise BarError(f"{name} of the Order is {x[wrong][0]:g}; give numbers {between}.")
+    return np.broadcast_to(x, target.shape).copy()
+
+
+def refuse_other_axes(table: pd.DataFrame | pd.Series, bars: Bars, what: str = "targets") -> None:
+    """Refuse a table whose columns or rows are not those of the bars.
+
+    Raises:
+      BarError: other symbols, or rows of other times.
+    """
+    # Columns that are numbered have no names to compare.
+    if isinstance(table, pd.DataFrame) and not isinstance(table.columns, pd.RangeIndex):
+        if tuple(table.columns) != bars.symbols:
+            raise BarError(
+                f"{what} have the columns {', '.join(map(str, table.columns))}, but the bars "
+                f"are {', '.join(bars.symbols)}; give the columns in this order."
+            )
+    if len(table) == len(bars):
+        _refuse_other_rows(table.index, bars)
 
 
 def _refuse_other_rows(index: pd.Index, bars: Bars) -> None:
@@ -374,6 +401,32 @@ def in_force(targets: np.ndarray, first: int) -> np.ndarray:
         return targets
     held = pd.DataFrame(targets[: first + 1]).ffill().to_numpy()[-1]
     return np.vstack([targets[:first], held[None], targets[first + 1 :]])
+
+
+def orders_in_force(orders: Order, first: int) -> Order:
+    """Return orders `[N, A]` whose row `first` repeats the last order before it, see `in_force`."""
+    if first == 0:
+        return orders
+    rows = np.arange(first + 1)[:, None]
+    target = np.asarray(orders.target)[: first + 1]
+    # The last row that orders, and the last at which the target became another one.
+    ordered = np.maximum.accumulate(np.where(np.isnan(target), -1, rows), axis=0)
+    before = np.vstack([np.full_like(ordered[:1], -1), ordered[:-1]])
+    last = np.take_along_axis(target, np.maximum(before, 0), axis=0)
+    changed = (ordered == rows) & ((before < 0) | (target != last))
+    since = np.where(changed, rows, 0).max(axis=0)
+
+    def repeated(name: str, x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        if name in ("target", "size"):
+            now = np.take_along_axis(x, np.maximum(ordered[-1:], 0), axis=0)[0]
+            now = np.where(ordered[-1] < 0, np.nan, now)
+        else:  # a level ends with its target, and may move while that stays
+            now = in_force(np.where(rows < since, np.nan, x[: first + 1]), first)[-1]
+        return np.vstack([x[:first], now[None], x[first + 1 :]])
+
+    return Order._make(repeated(name, x) for name, x in zip(orders._fields, orders, strict=True))
 
 
 def late(targets: np.ndarray, delay: int) -> np.ndarray:

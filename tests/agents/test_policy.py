@@ -51,7 +51,8 @@ def test_size_and_first_decision_follow_from_the_environment():
 def test_each_preset_says_its_own_size(name, root):
     text = (root / "agents" / f"{name}.toml").read_text()
     said = re.search(r"^# parameters: ([\d,]+) \((\w+), two assets\)$", text, re.M)
-    policy = make_policy(load_agent(name), spec_of(load_env(said[2]), ("SP500", "NASDAQ")))
+    spec = spec_of(load_env(said[2]), ("SP500", "NASDAQ"))
+    policy = make_policy(load_agent(name), dataclasses.replace(spec, nearest=((1,), (0,))))
     assert int(said[1].replace(",", "")) == num_parameters(policy)
     drawn = jax.eval_shape(policy.init, jax.random.key(0))
     assert num_parameters(policy) == sum(leaf.size for leaf in jax.tree.leaves(drawn))
@@ -65,6 +66,7 @@ def test_parameters_of_nano_counted_by_hand():
     rule = 13 * 16 + (3 + 1) * 16 * 64 + 16 * 64 + 64 + 64 * 16 + 16
     head = 16 * 32 + 3 * 32 + 32 + 32 * 2 + 32 + 1
     spec = spec_of(load_env("index_daily"), ("SP500", "NASDAQ"))
+    spec = dataclasses.replace(spec, nearest=((1,), (0,)))
     assert num_parameters(make_policy(load_agent("nano"), spec)) == rule + head
 
 

@@ -62,15 +62,45 @@ def test_a_level_of_the_account_is_that_of_the_order(more):
 
 
 def test_a_level_of_an_order_comes_before_that_of_the_account():
-    rule = nca.rules.sma_cross(3, 9)
+    rule, charged = nca.rules.sma_cross(3, 9), {"commission": 1e-3, "slippage": 5e-4}
     own = run(rule.with_stop(0.02)).equity
     assert run(rule.with_stop(0.02), stop_loss=0.3).equity.equals(own)
-    stops = np.where(np.arange(260)[:, None] < 130, 0.02, np.nan) + np.zeros((260, 2))
-    mixed = run(nca.Order(trend(BARS), stop_loss=stops), stop_loss=0.05)
-    levels = {"stop_loss": np.where(np.isnan(stops), 0.05, stops)}
-    charged = {"commission": 1e-3, "slippage": 5e-4}
-    judged = ledger.run(BARS, trend(BARS), charged, {"order": "rebalance"}, levels)
-    np.testing.assert_allclose(mixed.equity, judged.equity, rtol=1e-9)
+    # A level stays in force with its target; a new target without one has the account's.
+    targets = trend(BARS)
+    changed = np.diff(targets, axis=0, prepend=np.nan) != 0.0
+    given = np.where(changed & (np.arange(260)[:, None] < 130), 0.02, np.nan)
+    for usual in (0.05, 0.005):
+        mixed = run(nca.Order(targets, stop_loss=given), stop_loss=usual)
+        levels = {"stop_loss": np.where(changed & np.isnan(given), usual, given)}
+        judged = ledger.run(BARS, targets, charged, {"order": "rebalance"}, levels)
+        np.testing.assert_allclose(mixed.equity, judged.equity, rtol=1e-9)
+
+
+def test_a_span_begins_with_the_order_in_force_and_its_own_levels_and_size():
+    none = np.full((260, 2), np.nan)
+    targets, stops, sizes = none.copy(), none.copy(), np.full((260, 2), 0.2)
+    targets[0], targets[50], stops[0], stops[60, 1], sizes[50] = 0.5, 0.4, 0.01, 0.02, 0.7
+    start = {"start": str(BARS.index[100])}
+    # The order of row 50 has no stop, and that of an asset got one later.
+    held, late = none.copy(), none.copy()
+    held[100], late[100, 1] = 0.4 * 0.7, 0.02
+    found = run(nca.Order(targets, size=sizes, stop_loss=stops), **start)
+    assert found.equity.equals(run(nca.Order(held, stop_loss=late), **start).equity)
+    assert not found.equity.equals(run(nca.Order(held), **start).equity)
+    assert found.again().equity.equals(found.equity)
+    sized = run(nca.Order(trend(BARS), size=0.5))
+    assert sized.equity.equals(run(0.5 * trend(BARS)).equity)
+    assert sized.again().equity.equals(sized.equity)
+
+
+def test_another_level_is_another_trial(tmp_path):
+    hold = nca.rules.buy_and_hold()
+    levels = (None, 0.02, 0.0201, 0.021)
+    tried = [run(hold, stop_loss=x, trials=tmp_path).tried for x in levels]
+    assert tried == [1, 2, 3, 4]
+    given = {"precision": "f64", "trials": tmp_path}
+    table = nca.sweep(BARS, nca.rules.buy_and_hold, {"stop_loss": [0.02, 0.021]}, COSTS, **given)
+    assert table.attrs["search"]["trials"] == 4  # both are there already
 
 
 def test_a_runs_agent_is_left_inside_the_bar_as_the_judge_says(tiny):
@@ -113,10 +143,34 @@ def test_levels_are_axes_of_a_grid():
     rule = with_levels_of(nca.rules.sma_cross, grid)
     assert rule is with_levels_of(nca.rules.sma_cross, grid) is with_levels_of(rule, grid)
 
-    def own(stop_loss):
+
+def trend_of(bars, window):  # without a default
+    return trend(bars, window)
+
+
+def test_what_a_rule_has_of_its_own_comes_before_an_axis():
+    def doubled(stop_loss):
         return nca.rules.sma_cross(3, 9).with_stop(2 * stop_loss)
 
-    assert with_levels_of(own, {"stop_loss": [0.1]}) is own  # a parameter of its own is the rule's
+    def options(fast, **options):
+        return nca.rules.sma_cross(fast, 9).with_stop(2 * options["stop_loss"])
+
+    def fixed(fast):
+        return nca.rules.sma_cross(fast, 9).with_stop(0.02)
+
+    def ordered(bars, window):
+        return nca.Order(trend(bars, window), stop_loss=0.02)
+
+    given = {"precision": "f64", "trials": None}
+    for rule, grid, same in (
+        (doubled, {}, nca.rules.sma_cross(3, 9).with_stop(0.08)),
+        (options, {"fast": [3]}, nca.rules.sma_cross(3, 9).with_stop(0.08)),
+        (fixed, {"fast": [3]}, nca.rules.sma_cross(3, 9).with_stop(0.02)),
+        (ordered, {"window": [8]}, nca.Order(trend(BARS), stop_loss=0.02)),
+        (trend_of, {"window": [8]}, nca.Order(trend(BARS), stop_loss=0.04)),
+    ):
+        table = nca.sweep(BARS, rule, grid | {"stop_loss": [0.04]}, COSTS, **given)
+        assert table["equity"].iloc[0] == pytest.approx(run(same).equity.iloc[-1], rel=1e-12)
 
 
 def test_a_walk_forward_has_them_and_says_where_one_keeps_an_asset_flat():
@@ -133,6 +187,12 @@ def test_a_walk_forward_has_them_and_says_where_one_keeps_an_asset_flat():
         account=COSTS, **spans,
     )  # fmt: skip
     assert set(fitted.folds["stop_loss"]) <= {0.02, 0.2}
+    # Folds may choose to have none.
+    grid = {"fast": [3, 4], "slow": [9], "stop_loss": [0.01, None]}
+    either = nca.walk_forward(BARS, nca.rules.sma_cross, grid=grid, account=COSTS, **spans)
+    assert len({str(x) for x in either.folds["stop_loss"]}) == 2
+    with pytest.raises(ConfigError, match="stop_loss of a function of bars is no parameter"):
+        nca.walk_forward(BARS, trend, grid={"window": [8], "stop_loss": [0.02]}, **spans)
     # Held from its first bar, left by its stop, and not ordered again.
     still = nca.walk_forward(
         BARS, nca.rules.buy_and_hold(), account=nca.AccountConfig(stop_loss=0.03), **spans
@@ -166,14 +226,27 @@ def test_a_slip_of_a_level_is_refused_by_name(given, said):
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        ({"stop_loss": np.ones((3, 2))}, r"stop_loss of the Order has shape \(3, 2\)"),
+        ({"stop_loss": np.ones((3, 2))}, r"stop_loss of the Order is .* of shape \[3, 2\]; give"),
         ({"take_profit": "5%"}, "take_profit of the Order"),
         ({"trailing_stop": -0.1}, "trailing_stop of the Order is -0.1; give numbers above 0"),
+        ({"stop_loss": 5.0}, "stop_loss of the Order is 5; give numbers above 0 and below 1"),
+        ({"size": None}, "size of the Order is None"),
+        ({"size": np.nan}, "size of the Order is NaN where its target is not"),
+        ({"size": 30.0}, r"targets row \d+ is 15 of S"),
+        ({"stop_loss": {"S0": 0.1}}, "stop_loss of the Order is a dict"),
+        (
+            {"stop_loss": pd.DataFrame(np.full((260, 2), 0.1), columns=["S1", "S0"])},
+            "stop_loss have the columns S1, S0, but the bars are S0, S1",
+        ),
     ],
 )
 def test_levels_of_an_order_that_do_not_fit_are_refused(levels, said):
-    with pytest.raises(BarError, match=said):
-        run(nca.Order(trend(BARS), **levels))
+    for subject in (
+        nca.Order(trend(BARS), **levels),
+        lambda bars: nca.Order(trend(bars), **levels),
+    ):
+        with pytest.raises(BarError, match=said):
+            run(subject)
 
 
 def test_a_level_that_looks_ahead_is_found():

@@ -166,7 +166,7 @@ def on_bar(
     """
     now, effects = to_open(account, legs, rules)
     book = book_fill(book, now.held, effects.at_open, bar.open)
-    level, reason = _reached(book, now, bar)
+    level, reason = _reached(_with_levels(book, rules), now, bar)
     # Of prices: a quotient of equal ones may be off by its last bit, see `intrabar.of_each`.
     reached = Reached(level / bar.open - 1.0, level, reason, (reason != NONE) & (level == bar.open))
     account, effects = from_open(now, effects, legs, rules, reached)
@@ -204,15 +204,6 @@ def place_order(
     return account, book, fill, weights
 
 
-def with_levels(order: Order, rules: AccountConfig) -> Order:
-    """Return an order with the account's levels where it has none of its own."""
-    own = {name: x for name in EXITS if (x := getattr(rules, name)) < jnp.inf}
-    for name, x in own.items():
-        if (level := getattr(order, name)) is not None:
-            own[name] = jnp.where(jnp.isnan(level), x, level)
-    return order._replace(**own)
-
-
 def book_fill(book: Book, held: Array, fill: AccountFill | None, price: Tensor) -> Book:
     """Return the book after a fill.
 
@@ -239,6 +230,15 @@ def book_fill(book: Book, held: Array, fill: AccountFill | None, price: Tensor) 
         best=jnp.where(flat, jnp.nan, jnp.where(new, price, book.best)),
         held=jnp.where(flat | new, 0, book.held),
     )
+
+
+def _with_levels(book: Book, rules: AccountConfig) -> Book:
+    """Return a book with the account's levels where the order in force has none of its own."""
+    for field, name in zip(("loss", "gain", "trail"), EXITS, strict=True):
+        if (usual := getattr(rules, name)) < jnp.inf:
+            own = getattr(book, field)
+            book = book._replace(**{field: jnp.where(jnp.isnan(own), usual, own)})
+    return book
 
 
 def _reached(book: Book, now: Intrabar, bar: Bar) -> tuple[Array, Array]:

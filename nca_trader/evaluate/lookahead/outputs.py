@@ -7,6 +7,7 @@ values themselves come from later bars.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -19,10 +20,10 @@ from nca_trader.config.extensions import split_frame
 from nca_trader.data.features import BUILT_IN, FEATURES
 from nca_trader.data.indicators import Windows
 from nca_trader.envs.account.exits import Order
-from nca_trader.errors import ConfigError, user_line
+from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.evaluate.lookahead.futures import equal
 from nca_trader.markets.market import SOURCE
-from nca_trader.strategies.targets import call_function
+from nca_trader.strategies.targets import as_orders, call_function
 from nca_trader.types import COLUMN, Bars
 
 ROUNDING = 1e-9  # of weights that a backtest compares, as sums of other lengths may differ
@@ -124,10 +125,13 @@ def rows_of(output: Any, bars: Bars, before: np.ndarray | None = None) -> np.nda
     """
     # Rows of other times would be compared with the wrong bars.
     if isinstance(output, Order):  # its target, then its levels
-        rows = rows_of(output.target, bars)
-        given = [np.asarray(x, np.float64) for x in output[1:] if x is not None]
-        given = [x if x.ndim in (0, rows.ndim) else x[:, None] for x in given]
-        output = np.stack(np.broadcast_arrays(rows, *given), axis=-1)
+        rows_of(output.target, bars)
+        try:
+            orders = as_orders(output, bars, math.inf)
+        except BarError as error:
+            raise NotRows(f"it gives an Order that does not fit: {error}") from None
+        fields = [x for x in orders if isinstance(x, np.ndarray)]
+        return np.stack(np.broadcast_arrays(*fields), axis=-1)
     index = getattr(output, "index", None)
     if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
         # An index without a zone is taken as UTC, as that of bars is.

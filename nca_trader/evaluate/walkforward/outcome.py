@@ -176,7 +176,7 @@ def switching(parts: list[tuple[int, Strategy]]) -> Strategy:
     repeated there. The account, its entries and its stops pass from part to part.
 
     Args:
-      parts: first row and strategy, by row; of one rule, so that their orders have the same fields.
+      parts: first row and strategy, by row; of one rule.
     """
     firsts = jnp.array([first for first, _ in parts])
     strategies = [strategy for _, strategy in parts]
@@ -194,7 +194,13 @@ def switching(parts: list[tuple[int, Strategy]]) -> Strategy:
             # One strategy may order a stop for all assets, and another one for each.
             return jnp.stack([jnp.broadcast_to(leaf, shape) for leaf in leaves])
 
-        orders = jax.tree.map(stacked, *[order for _, order in decided])
+        # A level that one part orders and another does not is NaN there.
+        each = zip(*(order for _, order in decided), strict=True)
+        every = [
+            None if all(x is None for x in one) else [jnp.nan if x is None else x for x in one]
+            for one in each
+        ]
+        orders = Order._make(None if one is None else stacked(*one) for one in every)
         # NaN orders nothing, so each part remembers what it ordered last.
         lasts = jnp.where(jnp.isnan(orders.target), lasts, orders.target)
         turn = jnp.maximum(jnp.searchsorted(firsts, row, side="right") - 1, 0)

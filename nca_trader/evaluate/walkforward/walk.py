@@ -30,6 +30,7 @@ from nca_trader.errors import CheckFailed, ConfigError, argument
 from nca_trader.evaluate import metrics
 from nca_trader.evaluate.backtest import backtest, count_trial
 from nca_trader.evaluate.combinations import (
+    RuleWithLevels,
     combinations_of,
     make_subject,
     refuse_seen,
@@ -233,7 +234,12 @@ def _refuse_subject(subject: Any, grid: Grid, training: Training) -> None:
         fields = (field.name for field in dataclasses.fields(training) if field.name not in both)
         training.refuse("is of an agent, not of a strategy", *fields)
     if grid and callable(subject):
-        combinations_of(subject, grid)  # refuses what is not a grid of it
+        one = combinations_of(subject, grid)[0]  # refuses what is not a grid of it
+        if isinstance(subject, RuleWithLevels) and takes_bars(subject, one):
+            raise ConfigError(
+                f"{argument('grid')}: {subject.levels[0]} of a function of bars is no parameter of "
+                "a fold; give it to the account, or walk a rule."
+            )
 
 
 def _name_of(subject: Any) -> str:
