@@ -1,6 +1,7 @@
 """The board's script: it resumes, and refuses rows that would not compare."""
 
 import json
+import statistics
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,34 @@ def test_an_agent_arrives_at_the_first_of_two_evaluations_in_a_row():
     assert arrival([[7, None, 0.96, 0.0]])[0] == 7
     found = {"all_seconds_to_95": [0.3, 0.5, None], "seconds_to_95": 0.5, "reached_95": 2}
     assert seconds_of(found) == "0.5 (0.3 to never)"
+
+
+def table_of(page, heading):
+    """The rows of the first table below a heading."""
+    rest = page[page.index(heading) :]
+    rest = rest[rest.index("\n|-|") :]
+    return rest[: rest.index("\n\n")].splitlines()[2:]
+
+
+def test_the_race_of_the_page_is_that_of_the_rows(root):
+    """Of one commit: medians and ranges, and what passes before training in a column of its own."""
+    lines = (root / "benchmarks/results/race.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len({row["commit"] for row in rows}) == 1
+    expected = []
+    for name in [*board.RACERS, *(name for name in board.LEARNERS if name != "SB3 DQN")]:
+        of_it, cells = [row for row in rows if row["name"] == name], []
+        for market in board.RACED:
+            own = [row for row in of_it if row["market"] == market]
+            if own[0]["fraction"] is None:
+                cells.append("n/a")
+                continue
+            cells.append(seconds_of(entries_of(own)[0].summary()) or "never")
+        begun = [row["seconds_before"] for row in of_it if "seconds_before" in row]
+        cells.append(f"{statistics.median(begun):.0f}")
+        expected.append(f"| {name} | {len({row['seed'] for row in of_it})} | {' | '.join(cells)} |")
+    page = (root / "docs/board.md").read_text()
+    assert table_of(page, "## Seconds to 95%") == expected
 
 
 def test_the_table_of_the_page_is_that_of_the_rows(root):
