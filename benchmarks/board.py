@@ -63,7 +63,7 @@ STEPS = 100_000  # of each run
 SEEDS = 1_000_000  # of the rows below it
 OURS = {"nca_trader nano": "nano", "nca_trader mlp": "mlp"}
 # The rate of `nano` falls to 0 over its steps, 24 M and fewer where a step teaches more; the second
-# is told to end after a million.
+# ends after a million.
 RACERS = {
     "nca_trader nano": {"agent": "nano"},
     "nca_trader nano, 1 M steps": {"agent": "nano", "steps": 1_000_000},

@@ -29,10 +29,10 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # and walk-forwards that began with it go on. A file that is edited again counts as another one.
 # Only cross-sectional momentum has changed since, where an asset is delisted.
 NOW = (
-    "713238a1eebe12a7383c25b82f22d31087c94afcda9572388c4c24df501c4e88",  # blend.py
+    "616da801b416cbe08d44d936b94549865cee29bf82b00ca1652df0c10b1bfc87",  # blend.py
     "1f49e6173133ca1ece33316fce96b50e2593e943a063606d698148ea229c74f8",  # rolling.py
     "b1573ddd476151a9a2047aa259785dfbecc76f578ccdda9decde969a8e26d9db",  # rules.py
-    "1d9ef3f3c68e49032c9e180d3ed967a168ca11635d8f5a6109564ab6a9b3a5f2",  # strategy.py
+    "781bd9d4a60003349695662209ad4236a0a2ffb9a9802f9cafe3025e60b1b081",  # strategy.py
 )
 THEN = (
     "1b2a8e45216a837143a11287dfe3a6c157f2db928736f0c2ca0c4ce2d831dbac",

@@ -292,7 +292,7 @@ LEVELS = {
 
 
 class Opened:
-    """What opens a run for a use of its own; whoever takes a run takes this too.
+    """What opens a run for a use of its own; what takes a run takes this too.
 
     Attributes:
       run: that it opened.
@@ -472,7 +472,7 @@ def _text(value: Any) -> str:
 
 
 def _refuse_fraction(name: str, value: Any, most: float = 10.0) -> None:
-    """Refuse a level that is no fraction above 0 and below `most`; a traced one is not checked."""
+    """Refuse a level that is not above 0 and below `most`; a traced one is not checked."""
     if isinstance(value, Array):
         return
     number = isinstance(value, Real) and not isinstance(value, bool)

@@ -191,7 +191,7 @@ def test_a_walk_forward_has_them_and_says_where_one_keeps_an_asset_flat():
     grid = {"fast": [3, 4], "slow": [9], "stop_loss": [0.01, None]}
     either = nca.walk_forward(BARS, nca.rules.sma_cross, grid=grid, account=COSTS, **spans)
     assert len({str(x) for x in either.folds["stop_loss"]}) == 2
-    with pytest.raises(ConfigError, match="stop_loss of a function of bars is no parameter"):
+    with pytest.raises(ConfigError, match="stop_loss of a function of bars cannot differ"):
         nca.walk_forward(BARS, trend, grid={"window": [8], "stop_loss": [0.02]}, **spans)
     # Held from its first bar, left by its stop, and not ordered again.
     still = nca.walk_forward(

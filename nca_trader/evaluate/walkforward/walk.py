@@ -237,8 +237,8 @@ def _refuse_subject(subject: Any, grid: Grid, training: Training) -> None:
         one = combinations_of(subject, grid)[0]  # refuses what is not a grid of it
         if isinstance(subject, RuleWithLevels) and takes_bars(subject, one):
             raise ConfigError(
-                f"{argument('grid')}: {subject.levels[0]} of a function of bars is no parameter of "
-                "a fold; give it to the account, or walk a rule."
+                f"{argument('grid')}: {subject.levels[0]} of a function of bars cannot differ from "
+                "fold to fold; give it to the account, or walk a rule."
             )
 
 

@@ -161,7 +161,10 @@ def test_a_function_that_lacks_bars_says_so_and_trades_from_a_later_start(file, 
     ("subject", "match"),
     [
         (nca.rules.sma_cross, r"is a function \(sma_cross\); a function of bars takes one"),
-        (3.0, "run is the number 3.0; give a path, a Strategy or a function of bars"),
+        (
+            3.0,
+            "run is the number 3.0; give a path, what nca.load opened, a Strategy or a",
+        ),
         (lambda bars: np.full((3, 2), 0.1), r"shape \(3, 2\)"),
     ],
 )
