@@ -9,8 +9,8 @@ from typing import Any
 from nca_trader.cli.checks import add_subject
 from nca_trader.cli.options import (
     ACCOUNT,
-    BEYOND,
     COUNT,
+    OF_BACKTESTS,
     READING,
     account_of,
     add_options,
@@ -57,7 +57,7 @@ def add_backtest_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run it again at 2 and 3 times the costs, with late orders, and with more capital",
     )
-    add_options(parser, *ACCOUNT, *BEYOND, "trials", "out")
+    add_options(parser, *ACCOUNT, *OF_BACKTESTS, "trials", "out")
 
 
 def run_backtest(args: argparse.Namespace) -> dict[str, Any]:

@@ -80,7 +80,7 @@ READING = tuple(READ)
 # The options of an account, the same for every command that trades.
 ACCOUNT = ("commission", "slippage", "fill", "order", "limit")
 # Those of backtests alone.
-BEYOND = ("delay", "stop_loss", "take_profit", "trailing_stop")
+OF_BACKTESTS = ("delay", "stop_loss", "take_profit", "trailing_stop")
 SHARED: dict[str, dict[str, Any]] = {
     **READ,
     "env": {"help": "an environment: preset name or TOML file"},
@@ -210,7 +210,7 @@ def account_of(args: argparse.Namespace, env: Any = None, usual: Any = None) -> 
     from nca_trader.config.account import AccountConfig, Costs, Limits
 
     # Only what was given replaces the environment's. 0 is a cost, too.
-    names = (*ACCOUNT, *BEYOND)
+    names = (*ACCOUNT, *OF_BACKTESTS)
     given = {name: x for name in names if (x := getattr(args, name, None)) is not None}
     costs = {name: given.pop(name) for name in ("commission", "slippage") if name in given}
     # An option is repeated for each limit; the account takes one `Limits`.

@@ -8,8 +8,8 @@ from typing import Any
 
 from nca_trader.cli.options import (
     ACCOUNT,
-    BEYOND,
     COUNT,
+    OF_BACKTESTS,
     READING,
     account_of,
     add_options,
@@ -36,7 +36,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """Add the rule, its grid, its bars, the account and the page."""
     parser.epilog = NOTE
     required = {"required": True}
-    add_options(parser, "data", *READING, *ACCOUNT, *BEYOND, "workers", "out")
+    add_options(parser, "data", *READING, *ACCOUNT, *OF_BACKTESTS, "workers", "out")
     add_options(parser, strategy=required, grid=required, seed={"help": "of --sample, from 0"})
     parser.add_argument("--sample", type=COUNT, metavar="N", help="draw N combinations")
     parser.add_argument("--method", choices=("sobol", "halton", "latin", "random"))

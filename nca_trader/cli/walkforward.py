@@ -11,7 +11,7 @@ from typing import Any
 
 from nca_trader.cli.options import (
     ACCOUNT,
-    BEYOND,
+    OF_BACKTESTS,
     READING,
     account_of,
     add_options,
@@ -39,7 +39,7 @@ def add_walkforward_options(parser: argparse.ArgumentParser) -> None:
         parser,
         *READING,
         *ACCOUNT,
-        *BEYOND,
+        *OF_BACKTESTS,
         *shared,
         env={"help": "with --agent: the environment; with --strategy: its costs and limits"},
         set={"help": "with --agent: change a field of it, or env.KEY; repeatable"},

@@ -219,7 +219,8 @@ OFF = {
     "take_profit": math.inf,
     "trailing_stop": math.inf,
 }
-EXITS = ("stop_loss", "take_profit", "trailing_stop")
+# The levels at which a position is closed, and the fraction of a price that each is below.
+EXITS = {"stop_loss": 1.0, "take_profit": 10.0, "trailing_stop": 1.0}
 BEYOND = ("risk", "delay", *EXITS)  # what no environment has
 
 
@@ -357,8 +358,7 @@ class AccountConfig:
         refuse(
             between(self, "(0, 1)", "floor"),
             between(self, "[0, 1]", "shrinkage"),
-            between(self, "(0, 1)", "stop_loss", "trailing_stop"),
-            between(self, "(0, 10)", "take_profit"),
+            *(between(self, f"(0, {below:g})", name) for name, below in EXITS.items()),
             limit_problems(self),
         )
         if self.delay is not None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nca_trader.agents.base import RULES
-from nca_trader.config.account import PLAIN
+from nca_trader.config.account import EXITS, PLAIN
 from nca_trader.config.extensions import load, module_of, origin_of
 from nca_trader.config.ranges import describe, nearest
 from nca_trader.config.spans import LARGEST_GRID
@@ -27,7 +27,7 @@ from nca_trader.envs.account.state import legs_of
 from nca_trader.errors import BarError, ConfigError, user_line
 from nca_trader.numerics import float64_on_cpu
 from nca_trader.runs.manifest import seen_rows
-from nca_trader.strategies.strategy import LEVELS, Strategy, arguments_needed
+from nca_trader.strategies.strategy import Strategy, arguments_needed
 from nca_trader.types import Bars, Costs
 
 SAMPLES = ("sobol", "halton", "latin", "random")
@@ -86,7 +86,7 @@ def with_levels_of(rule: Any, grid: Iterable[str]) -> Any:
         return rule
     # What a rule takes itself, e.g. as **options, is its own.
     any_name = any(p.kind is p.VAR_KEYWORD for p in known.values())
-    levels = tuple(name for name in grid if name in LEVELS and name not in known)
+    levels = tuple(name for name in grid if name in EXITS and name not in known)
     if any_name or not levels:
         return rule
     try:

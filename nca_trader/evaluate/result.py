@@ -185,7 +185,7 @@ class Result:
             return found
         for symbol, own in self.trades.groupby("symbol", sort=False):
             before = own[own["entry"] <= time].sort_values("entry")
-            if len(before) and before["reason"].iloc[-1] in trades.LEVELS:
+            if len(before) and before["reason"].iloc[-1] in trades.BY_LEVEL:
                 asked = self.targets[symbol].loc[before["exit"].iloc[-1] : time]
                 if len(asked) > max(least, 1) and asked.isna().all():
                     found.append(str(symbol))

@@ -37,7 +37,7 @@ REASONS = (
     "delisted",
     "bankrupt",
 )
-LEVELS = REASONS[1:4]
+BY_LEVEL = REASONS[1:4]
 LIQUIDATED, DELISTED, BANKRUPT = (REASONS.index(x) for x in ("liquidated", "delisted", "bankrupt"))
 OPEN = "open"  # the reason of a trade that has not ended
 # Of a bar, in order. A margin call comes before the orders of its moment.

@@ -20,7 +20,7 @@ import pandas as pd
 
 from nca_trader.agents import load_agent
 from nca_trader.config import AccountConfig, AgentConfig, EnvConfig
-from nca_trader.config.account import BEYOND, complete_account, gather_account
+from nca_trader.config.account import EXITS, OFF, complete_account, gather_account
 from nca_trader.config.agent import alone
 from nca_trader.config.ranges import expect, take_settings
 from nca_trader.config.records import finite, plain
@@ -190,8 +190,9 @@ def tune(
         "metric": metric,
         "batch": batch,
     }
-    if beyond := {name: x for name in BEYOND if (x := getattr(given, name)) is not None}:
-        decisive["account"] = {"delay": None, "risk": None} | plain(beyond)
+    levels = {name: x for name in EXITS if (x := getattr(given, name)) not in (None, OFF[name])}
+    if given.delay or given.risk or levels:
+        decisive["account"] = {"delay": given.delay, "risk": plain(given.risk), **levels}
     tracker = tracker_of(how.track)
     WorkFolder(path, SETTINGS, "search", decisive).begin()
     study = study_of(path / JOURNAL)

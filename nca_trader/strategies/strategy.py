@@ -22,7 +22,7 @@ from jax import Array
 from numpy.typing import ArrayLike
 
 from nca_trader.config import AccountConfig
-from nca_trader.config.account import CovarianceSizing, Sizing, refuse_delay
+from nca_trader.config.account import EXITS, CovarianceSizing, Sizing, refuse_delay
 from nca_trader.config.ranges import describe, refuse, whole
 from nca_trader.data.features import bars_to_forget
 from nca_trader.envs.account.exits import Order
@@ -181,7 +181,7 @@ class Strategy:
           name: "stop_loss", "take_profit" or "trailing_stop", see `nca.Order`.
           fraction: of a price.
         """
-        return self._with(LEVELS[name], name, fraction, over=False)
+        return self._with(WORDS[name], name, fraction, over=False)
 
     def with_volatility(self, annual: Any, span: float = 60.0, cap: float = 1.0) -> Strategy:
         """Scale each target to a volatility: `size = min(cap, annual / volatility)`.
@@ -251,8 +251,7 @@ class Strategy:
 
     def _with(self, word: str, field: str, fraction: Any, over: bool = True) -> Strategy:
         """Return this strategy with one level in each of its orders, or where they have none."""
-        most = 10.0 if field == "take_profit" else 1.0
-        _refuse_fraction(f"with_{word.replace(' ', '_')}", fraction, most)
+        _refuse_fraction(f"with_{word.replace(' ', '_')}", fraction, EXITS[field])
 
         def act(state: Any, bar: Bar, portfolio: Any) -> tuple[Any, Order]:
             state, order = self.decide(state, bar, portfolio)
@@ -283,8 +282,8 @@ class Strategy:
         return Strategy(init, taken, *own, memory=memory)
 
 
-# The words of levels, in names.
-LEVELS = {
+# Of levels, in names.
+WORDS = {
     "stop_loss": "stop",
     "trailing_stop": "trailing stop",
     "take_profit": "take profit",

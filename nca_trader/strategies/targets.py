@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from nca_trader.config import AccountConfig
+from nca_trader.config.account import EXITS
 from nca_trader.config.ranges import describe
 from nca_trader.envs.account.exits import Order, open_book, portfolio
 from nca_trader.envs.account.state import open_account
@@ -31,7 +32,6 @@ from nca_trader.strategies import rules
 from nca_trader.strategies.strategy import Strategy, arguments_needed
 from nca_trader.types import Bar, Bars, Tensor
 
-LEVELS_BELOW = {"stop_loss": 1.0, "take_profit": 10.0, "trailing_stop": 1.0}
 LARGEST = 10.0  # a weight; a larger one is percent or units, and not a fraction of equity
 ROUNDING = 1e-6  # of weights whose float32 sum is at the limit
 ACCEPTED = (
@@ -302,10 +302,10 @@ def _level(name: str, given: Any, target: np.ndarray, bars: Bars) -> np.ndarray 
             f"{name} of the Order is {describe(given)}{shape}; give one number, one for each "
             f"asset, or {list(target.shape)} of them as its target, NaN for no level."
         )
-    most, least = LEVELS_BELOW.get(name, math.inf), name == "size"
+    most, least = EXITS.get(name, math.inf), name == "size"
     wrong = ~np.isnan(x) & ~((x >= 0.0 if least else x > 0.0) & (x < most))
     if wrong.any():
-        between = f"above 0 and below {most:g}" if name in LEVELS_BELOW else "above 0"
+        between = f"above 0 and below {most:g}" if name in EXITS else "above 0"
         raise BarError(f"{name} of the Order is {x[wrong][0]:g}; give numbers {between}.")
     return np.broadcast_to(x, target.shape).copy()
 
@@ -407,6 +407,8 @@ def orders_in_force(orders: Order, first: int) -> Order:
     """Return orders `[N, A]` whose row `first` repeats the last order before it, see `in_force`."""
     if first == 0:
         return orders
+    if not any(isinstance(x, np.ndarray) for x in orders[1:]):
+        return orders._replace(target=in_force(np.asarray(orders.target), first))
     rows = np.arange(first + 1)[:, None]
     target = np.asarray(orders.target)[: first + 1]
     # The last row that orders, and the last at which the target became another one.

@@ -27,7 +27,7 @@ from untrained import untrained_run
 
 from nca_trader.cli import main
 from nca_trader.cli.command import COMMANDS, build_parser
-from nca_trader.cli.options import BEYOND
+from nca_trader.cli.options import OF_BACKTESTS
 from nca_trader.config.toml import to_toml
 from nca_trader.data.bars import write_bars
 from nca_trader.envs import FROZEN
@@ -487,7 +487,7 @@ OPTIONS = {
         "out": Row("--out new.md"),
     }),
     "backtest": (RUN + FILE, FILES | OF_RUN | {
-        **usual("data start", *BEYOND),
+        **usual("data start", *OF_BACKTESTS),
         "track": Row("--track tensorboard", after=True),
         "steps": Row("--steps 3"),
         "stop": Row("--stop 2021-01-01"),
@@ -496,7 +496,7 @@ OPTIONS = {
         "out": Row("--out new.csv", after=True),
     }),
     "sweep": (RULE + " --grid lookback=5,10" + FILE, FILES | {
-        **usual("data workers trials", *BEYOND, *TRADE),
+        **usual("data workers trials", *OF_BACKTESTS, *TRADE),
         "strategy": Row("--strategy time_series_momentum"),
         "grid": Row("--grid lookback=5,20", instead="--grid lookback=5,10"),
         "seed": Row("--seed 5", "--sample 2"),
@@ -514,7 +514,7 @@ OPTIONS = {
         "yes": Row("--yes", "rm runs/run", instead="list runs", needed="give --yes"),
     }),
     "walkforward": (WALK, FILES | {
-        **usual("data param env workers trials track until", *BEYOND, *TRADE),
+        **usual("data param env workers trials track until", *OF_BACKTESTS, *TRADE),
         "strategy": Row("--strategy sma_cross"),
         "agent": Row("--agent agent2.toml", WALKED),
         "set": Row("--set learner.discount=0.9", WALKED),

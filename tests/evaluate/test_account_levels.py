@@ -109,7 +109,7 @@ def test_a_runs_agent_is_left_inside_the_bar_as_the_judge_says(tiny):
     found = nca.backtest(bars, one, COSTS, **given, **LEVELS)
     plain = nca.backtest(bars, one, COSTS, **given)
     assert not found.equity.equals(plain.equity)
-    assert {"stop", "target", "trailing stop"} & {*found.trades["reason"]}
+    assert {"stop", "take profit", "trailing stop"} & {*found.trades["reason"]}
     spec = one.policy.spec
     best = np.argmax(np.nan_to_num(found.logits), axis=-1)
     decided = np.asarray(spec.targets)[best] if spec.num_actions else None

@@ -123,7 +123,6 @@ def rows_of(output: Any, bars: Bars, before: np.ndarray | None = None) -> np.nda
     Raises:
       NotRows: it is not one row per bar.
     """
-    # Rows of other times would be compared with the wrong bars.
     if isinstance(output, Order):  # its target, then its levels
         rows_of(output.target, bars)
         try:
@@ -132,6 +131,7 @@ def rows_of(output: Any, bars: Bars, before: np.ndarray | None = None) -> np.nda
             raise NotRows(f"it gives an Order that does not fit: {error}") from None
         fields = [x for x in orders if isinstance(x, np.ndarray)]
         return np.stack(np.broadcast_arrays(*fields), axis=-1)
+    # Rows of other times would be compared with the wrong bars.
     index = getattr(output, "index", None)
     if isinstance(index, pd.DatetimeIndex) and len(index) == len(bars):
         # An index without a zone is taken as UTC, as that of bars is.
